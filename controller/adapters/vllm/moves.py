@@ -1,8 +1,9 @@
 """Live moves of a vLLM engine's requests (EngineMoves): stock vLLM, without a patch.
 
-`SourceMoves` is the source's half: it pins a request's blocks, suspends it, and releases or resumes
-it. `DestinationMoves` is the destination's: blocks and a place in the batch, then the request
-itself. `VllmMoves` is both, and describes the requests from which some are chosen to move.
+`SourceMoves` is the source's half: it pins a request's blocks, suspends the request, and releases
+or resumes it. `DestinationMoves` is the destination's half: it reserves blocks and a place in the
+batch, and then takes the request itself. `VllmMoves` has both halves, and describes the requests
+from which some are chosen to move.
 
 Touch points of vLLM: v1/core/sched/scheduler.py `requests`, `running`, `waiting`,
 `kv_holding_waiting`, `deferred_waiting`, `_enqueue_waiting_request`, `_holds_kv_blocks`,
@@ -14,8 +15,8 @@ Touch points of vLLM: v1/core/sched/scheduler.py `requests`, `running`, `waiting
 v1/core/kv_cache_manager.py `get_blocks`, `get_computed_blocks`, `truncate_computed_blocks`,
 `allocate_slots`, `cache_blocks`, `free`, `take_new_block_ids`, `record_blocks_for_zeroing`;
 v1/structured_output/__init__.py `accept_tokens`; v1/structured_output/request.py `grammar`,
-`_grammar`, `is_grammar_ready`; v1/engine/core.py `list_loras`; v1/core/kv_cache_utils.py `ref_cnt`.
-"""
+`_grammar`, `is_grammar_ready`; v1/engine/core.py `list_loras`; v1/core/kv_cache_utils.py
+`ref_cnt`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -35,7 +36,7 @@ from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal, 
 from controller.ports.engine import Frames, PinnedBlocks, ReservedBlocks, SuspendedRequest
 
 # -- the state that travels ------------------------------------------------------------------------
-# The state of a request that travels beside its original message: msgpack, never pickle.
+# The state of a request that is sent in addition to its original message: msgpack, never pickle.
 #
 # All other state is in the request as its frontend sent it (prompt, sampling parameters, adapter,
 # cache salt, routing), follows from its outputs (penalties, guided decoding, minimum of tokens, bad
@@ -50,7 +51,7 @@ class MovedState(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
     arrival_time: float
     num_preemptions: int
     generator: bytes | None
-    """The state of a seeded request's generator; None if the request is not seeded or has not
+    """The state of the request's random generator; None if the request has no seed or has not
     run."""
 
 
@@ -62,14 +63,15 @@ def encode_state(state: MovedState) -> Frames:
 
 
 def decode_state(frames: Frames) -> MovedState:
-    """Raises ValueError for frames that are not such a state."""
+    """Raises ValueError if the frames are not such a state."""
     if len(frames) != 1:
         raise ValueError(f"a request's state in {len(frames)} frames")
     return _state_decoder.decode(frames[0])
 
 
 class _Moves:
-    """What both halves of a move need of an engine. `order_after_steps`: see `HostBlocks`."""
+    """The parts of an engine that both halves of a move use. `order_after_steps`: see
+    `HostBlocks`."""
 
     def __init__(
         self, parts: EngineParts, slots: BatchSlots, order_after_steps: Callable[[], None]
@@ -90,24 +92,24 @@ class _Moves:
 # The source's half of a move: it pins a request's blocks, suspends the request, and releases or
 # resumes it.
 #
-# A pinned block counts one more reference, as if another request shared it: it keeps its content
-# when its request goes on (full blocks are only read from then on), is evicted or aborted.
+# A pinned block has one more reference, as if another request shared it. So it keeps its content
+# when its request continues (full blocks are only read from then on), is evicted or is aborted.
 #
-# A suspended request is in vLLM's books (`requests`) but in neither its batch nor its queue. So
-# vLLM does not schedule it, cannot evict it, is not kept awake by it, and still frees it on an
-# abort. Its place in the batch is kept.
+# A suspended request is in vLLM's books (`requests`), but neither in its batch nor in its queue. So
+# vLLM does not schedule or evict it, and makes no steps because of it, but frees it if it is
+# aborted. Its place in the batch is kept.
 #
 # With asynchronous scheduling (vLLM's default on a GPU) a step that includes the request may be
 # under way. The request leaves the batch at once, and the tokens computed for it arrive with the
-# next steps. Until then it is leaving, not suspended, and it may finish. UNTESTED beyond a
-# scheduler without a GPU: on CPU vLLM schedules synchronously.
+# next steps. Until then it counts as leaving, not as suspended, and it may finish. UNTESTED beyond
+# a scheduler without a GPU: on CPU vLLM schedules synchronously.
 
 
 @dataclass(frozen=True, slots=True)
 class _Suspended:
     request: Any
     queued: bool
-    """Whether the request waited, and so had no place in the batch."""
+    """Whether the request was waiting, so that it had no place in the batch."""
 
 
 class SourceMoves(_Moves):
@@ -136,7 +138,7 @@ class SourceMoves(_Moves):
         return tuple(self._scheduler.requests[request_id].output_token_ids)
 
     def suspended(self, *, queued: bool) -> list[Any]:
-        """Suspended and leaving requests; those that were queued still count as queued here."""
+        """Suspended and leaving requests: those that were queued, or those that were not."""
         return [s.request for s in self._suspended.values() if s.queued == queued]
 
     def num_pinned(self, request_id: str) -> int:
@@ -195,7 +197,7 @@ class SourceMoves(_Moves):
     def resume(self, request_id: str) -> None:
         suspended = self._suspended.pop(request_id, None)
         if suspended is None:
-            return  # aborted meanwhile
+            return  # it was aborted meanwhile
         request = suspended.request
         if suspended.queued:
             self._scheduler._enqueue_waiting_request(request)
@@ -211,15 +213,15 @@ class SourceMoves(_Moves):
             self._finish(request_id)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """The requests are gone from vLLM's books, or about to be. Their pinned blocks stay
-        pinned."""
+        """Forgets requests that are gone from vLLM's books, or will be at once. Their pinned blocks
+        stay pinned."""
         for request_id in request_ids:
             suspended = self._suspended.pop(request_id, None)
             if suspended is not None and not suspended.queued:
                 self._slots.give_back()
 
     def forget_finished(self) -> None:
-        """Called after a step, which may have finished a leaving request."""
+        """Forgets leaving requests that have finished. Called after each step."""
         known = self._scheduler.requests
         self.forget([request_id for request_id in self._suspended if request_id not in known])
 
@@ -266,7 +268,7 @@ class SourceMoves(_Moves):
 
 
 def cannot_move(request: Any) -> MoveRefusal | None:
-    """Why the request can never move, on either side; None if it can."""
+    """Why the request can never move, whether from here or to here; None if it can."""
     if request.pooling_params is not None:
         return MoveRefusal.POOLING
     if request.mm_features:
@@ -279,18 +281,20 @@ def cannot_move(request: Any) -> MoveRefusal | None:
 
 
 # -- guided decoding -------------------------------------------------------------------------------
-# Guided decoding of a request that arrives with outputs: its grammar accepts them again.
+# Guided decoding of a request that arrives with outputs: its grammar has to accept these outputs
+# again.
 #
-# The grammar compiles in vLLM's own threads from `Engine.prepare` on, and the source does not
-# suspend the request before that is done, so the engine's thread never waits for a compile. Known
-# outputs are fed before the request is suspended, so that few tokens are left at COMMIT (a compiled
-# grammar takes 3 to 9 us for each of the embedded model's). They are fed one by one, as after a
-# step, so that the end of reasoning is found where the source found it.
+# The grammar is compiled in vLLM's own threads from `Engine.prepare` on. The source does not
+# suspend the request before the grammar is compiled, so the engine's thread never waits for a
+# compile. The outputs that are known by then are fed to the grammar before the request is
+# suspended, so that few tokens are left at COMMIT (a compiled grammar takes 3 to 9 us for each of
+# the embedded model's tokens). They are fed one by one, as after a step, so that the end of
+# reasoning is found where the source found it.
 
 
 @dataclass(slots=True)
 class _Decoded:
-    """The request as it was after the tokens that the grammar has accepted."""
+    """The request as it was after the tokens that its grammar has accepted."""
 
     request_id: str
     structured_output_request: Any
@@ -313,7 +317,7 @@ class GrammarReplay:
     def feed(self, output_token_ids: Sequence[int]) -> None:
         """Takes all outputs so far, and feeds the new ones to the grammar if it is compiled.
 
-        Raises ValueError if the grammar does not compile or does not accept them."""
+        Raises ValueError if the grammar does not compile or does not accept the outputs."""
         structured = self._decoded.structured_output_request
         grammar = structured.grammar
         if grammar is None:
@@ -328,7 +332,7 @@ class GrammarReplay:
             self._num_fed += 1
 
     def finish(self, output_token_ids: Sequence[int]) -> None:
-        """Feeds all outputs, and raises ValueError also for a grammar that is not compiled yet."""
+        """Feeds all outputs. Raises ValueError also if the grammar is not compiled yet."""
         if not self._decoded.structured_output_request.is_grammar_ready:
             raise ValueError("its grammar is not compiled here yet")
         self.feed(output_token_ids)
@@ -337,13 +341,13 @@ class GrammarReplay:
 # -- the destination -------------------------------------------------------------------------------
 # The destination's half of a move: blocks and a place in the batch, then the request itself.
 #
-# vLLM's scheduler does not know an arriving request until its commit; only the KV cache manager
-# does, by the blocks that it gave. The blocks enter the prefix cache at the commit, when they have
-# their content.
+# Until its commit, an arriving request is unknown to vLLM's scheduler. Only the KV cache manager
+# knows it, because it has given it blocks. At the commit these blocks enter the prefix cache,
+# because only then they have their content.
 #
-# vLLM's watermark is kept free when a request arrives, as on an admission, but not when it grows.
+# When a request arrives, vLLM's watermark is left free, as on an admission, but not when it grows.
 # The blocks that running prefills still need are left free in both cases: vLLM gives them blocks
-# chunk by chunk, and would evict if an arriving request had taken those blocks.
+# chunk by chunk, and would evict a request if an arriving one had taken those blocks.
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +364,7 @@ class DestinationMoves(_Moves):
         self._arrivals: dict[str, _Arrival] = {}
 
     def arriving(self) -> Sequence[Any]:
-        """Arriving requests with a place in the batch."""
+        """The arriving requests that have a place in the batch."""
         return tuple(a.request for a in self._arrivals.values() if not a.queued)
 
     # -- before the cut --------------------------------------------------------------------
@@ -379,7 +383,7 @@ class DestinationMoves(_Moves):
             refusal = MoveRefusal.NO_SLOT
         if refusal is not None:
             return refusal
-        # The request may have been refused before, with fewer outputs.
+        # The same request may have been refused before, when it had fewer outputs.
         request.append_output_token_ids(list(output_token_ids[request.num_output_tokens :]))
         num_cached = 0 if queued else self._allocate_first(request, num_blocks)
         if num_cached is None:
@@ -400,7 +404,7 @@ class DestinationMoves(_Moves):
 
     def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
         arrival = self._arrivals[request_id]
-        with suppress(ValueError):  # the commit will raise it again
+        with suppress(ValueError):  # the commit will raise the error again
             self._feed_grammar(arrival)
         if num_blocks > len(self._parts.block_ids(request_id)) and (
             arrival.queued or not self._allocate(arrival.request, num_blocks, keep_watermark=False)
@@ -424,7 +428,7 @@ class DestinationMoves(_Moves):
         if arrival.grammar is not None and found.output_token_ids:
             arrival.grammar.finish(found.output_token_ids)
 
-        # From here on nothing fails.
+        # Nothing fails from here on.
         del self._arrivals[request_id]
         request.append_output_token_ids(found.output_token_ids[request.num_output_tokens :])
         request.priority, request.arrival_time = found.priority, found.arrival_time
@@ -469,13 +473,13 @@ class DestinationMoves(_Moves):
         self._scheduler._enqueue_waiting_request(request)
 
     def _register(self, request: Any, generator: torch.Generator | None) -> None:
-        request.prefill_stats = None  # an earlier instance has reported them
+        request.prefill_stats = None  # an earlier instance has reported these figures
         request_id = request.request_id
         worker_side.register_request(
             self._parts.runner, request, self._parts.block_ids(request_id), generator
         )
-        # If the request was here before, the worker must not be told to forget it, nor take it for
-        # a request of its last batch.
+        # The request may have been here before. The worker must not be told to forget it, nor take
+        # it for a request of its last batch.
         self._scheduler.finished_req_ids.discard(request_id)
         self._scheduler.prev_step_scheduled_req_ids.discard(request_id)
         self._scheduler.requests[request_id] = request
@@ -495,16 +499,16 @@ class DestinationMoves(_Moves):
         return None
 
     def _allocate_first(self, request: Any, num_blocks: int) -> int | None:
-        """How many of the request's blocks the prefix cache had; None if not enough blocks are
-        free. `allocate_slots` gives no request more blocks than the model's longest request needs.
-        """
+        """Allocates the first blocks. Returns how many of them came from the prefix cache; None if
+        too few blocks are free. `allocate_slots` gives no request more blocks than the model's
+        longest request needs."""
         kv, block_size = self._parts.kv, self._parts.block_size
         cached, num_cached_tokens, _ = kv.get_computed_blocks(request)
         num_cached = min(num_cached_tokens // block_size, num_blocks)
         cached = kv.truncate_computed_blocks(cached, num_cached * block_size)
         keep_watermark = bool(self._scheduler.running or self._arrivals)
-        # vLLM keeps no watermark for a request that waits for its grammar, because it does not
-        # admit such a request.
+        # vLLM does not admit a request that waits for its grammar, and so would keep no watermark
+        # for it.
         status, request.status = request.status, self._status.WAITING
         allocated = self._allocate(request, num_blocks, num_cached, cached, keep_watermark)
         request.status = status
@@ -528,7 +532,7 @@ class DestinationMoves(_Moves):
             has_scheduled_reqs=keep_watermark,
             reserved_blocks=self._parts.fill_blocks(),
         )
-        kv.take_new_block_ids()  # otherwise the next step might zero blocks that hold copies
+        kv.take_new_block_ids()  # else the next step might zero blocks that hold copies
         return allocated is not None
 
     def _feed_grammar(self, arrival: _Arrival) -> None:
@@ -536,13 +540,15 @@ class DestinationMoves(_Moves):
             arrival.grammar.feed(arrival.request.output_token_ids)
 
     def _reserved(self, arrival: _Arrival) -> ReservedBlocks:
-        """Orders copies after the steps under way: with asynchronous scheduling such a step may
-        still write one of these blocks, for a request that has ended since."""
+        """The reserved blocks. Copies to them are ordered after the steps under way: with
+        asynchronous scheduling such a step may still write one of these blocks, for a request that
+        has ended since."""
         self._order_after_steps()
         return ReservedBlocks(self._parts.block_ids(arrival.request.request_id), arrival.num_cached)
 
     def _check(self, arrival: _Arrival, found: MovedState) -> Any:
-        """The request's generator. Raises ValueError if the state does not fit."""
+        """Returns the request's generator. Raises ValueError if the state does not fit the
+        reservation."""
         request, outputs = arrival.request, found.output_token_ids
         if found.queued != arrival.queued or not (outputs or found.queued):
             raise ValueError("reserved as queued and comes running, or the other way round")
@@ -558,14 +564,15 @@ class DestinationMoves(_Moves):
         return worker_side.generator_from(self._parts.runner, request, found.generator)
 
     def _start_anew(self, request: Any) -> None:
-        """Adds a request without output as if it were new. If it was evicted in mid-prefill, vLLM
-        would leave out its prefill's figures unless they are set."""
+        """Adds a request without outputs as if it were new. If the request was evicted during its
+        prefill, vLLM would not report the figures of its prefill unless they are set here."""
         if request.num_preemptions > 0:
             request.prefill_stats.set(request.num_prompt_tokens, 0, 0)
         self._scheduler.add_request(request)
 
     def _fill_blocks(self, request: Any) -> None:
-        """The copied blocks hold all tokens except the last, which the next step computes."""
+        """Notes that the copied blocks hold all tokens except the last, which the next step
+        computes."""
         kv, block_size = self._parts.kv, self._parts.block_size
         request.num_computed_tokens = request.num_tokens - 1
         kv.cache_blocks(request, request.num_computed_tokens)
@@ -585,16 +592,16 @@ class VllmMoves(SourceMoves, DestinationMoves):
         super().__init__(parts, slots, self.blocks.order_after_steps)
 
     def running(self) -> list[Any]:
-        """The requests of the batch, including suspended ones."""
+        """The requests in the batch, including suspended ones."""
         holding = in_any_order(self._scheduler.kv_holding_waiting)
         return [*self._scheduler.running, *holding, *self.suspended(queued=False)]
 
     def queued(self) -> list[Any]:
-        """The requests of the queue, including suspended ones."""
+        """The requests in the queue, including suspended ones."""
         return [*in_any_order(self._scheduler.waiting), *self.suspended(queued=True)]
 
     def fill_blocks(self) -> int:
-        """The blocks that running prefills still need."""
+        """The number of blocks that running prefills still need."""
         return self._parts.fill_blocks()
 
     def drop(self, request_id: str) -> None:
@@ -602,10 +609,10 @@ class VllmMoves(SourceMoves, DestinationMoves):
         super().drop(request_id)
 
     def candidates(self) -> Sequence[Candidate]:
-        """Describes the requests, so that some of them can be chosen to move.
+        """Describes all requests, so that some of them can be chosen to move.
 
-        Called between two steps, and only on a source of relief. A request's block costs some 20
-        ns, because its references are counted."""
+        Called between two steps, and only on a source of relief. It takes some 20 ns for each block
+        of a request, because the references of the block are read."""
         return [
             *(self._candidate(request, queued=False) for request in self.running()),
             *(self._candidate(request, queued=True) for request in self.queued()),
@@ -617,7 +624,7 @@ class VllmMoves(SourceMoves, DestinationMoves):
         if not queued:
             refs = [block.ref_cnt for block in self._parts.kv.get_blocks(request_id).blocks[0]]
             num_blocks = len(refs)
-            # Pinned blocks, which come first, have one more reference, for the pin.
+            # Pinned blocks come first and have one more reference, because of the pin.
             num_pinned = self.num_pinned(request_id)
             num_freed_blocks = refs[:num_pinned].count(2) + refs[num_pinned:].count(1)
         num_tokens = request.num_tokens

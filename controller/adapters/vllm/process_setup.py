@@ -1,14 +1,14 @@
-"""How a process uses vLLM: the environment in which it imports vLLM, the engine arguments as vLLM's
-classes, what vLLM's process groups leave behind, and metrics that several processes share.
+"""How a process uses vLLM: the environment in which it imports vLLM; the engine arguments as vLLM's
+classes; the end of what vLLM's process groups leave behind; and metrics that several processes
+share.
 
-What the user has set in the environment reaches vLLM, except for the variables listed here. A
-contract test knows each variable that vLLM's server reads, so that a version with a new variable
-fails until that variable has been decided on.
+Variables that the user has set in the environment reach vLLM, except for those listed here. A
+contract test knows each variable that vLLM's server reads. If a new version reads another one, the
+test fails until somebody decides about that variable.
 
 Touch points of vLLM: engine/arg_utils.py `EngineArgs`, `get_type_hints`;
 distributed/parallel_state.py `get_tp_group`, `get_pp_group`, `get_dp_group`, `get_dcp_group`,
-`get_pcp_group`, `get_world_group`, `world_size`, `destroy`, `cpu_group`.
-"""
+`get_pcp_group`, `get_world_group`, `world_size`, `destroy`, `cpu_group`."""
 
 import logging
 import os
@@ -31,11 +31,12 @@ SET = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # A library of vLLM's server sets the root logger to this level, by default ERROR, which would
-    # silence llumctl's own log in a frontend.
+    # A library of vLLM's server sets the level of the root logger to this. Its default is ERROR,
+    # which would silence llumctl's own log in a frontend.
     "SAGEMAKER_CONTAINER_LOG_LEVEL": "INFO",
     # Memory for compiled grammars that no request uses any more; vLLM's default is 512. One grammar
-    # has at most 32 (grammars/trials.py), and 0.1 for a tool's schema and a vocabulary of 128,000.
+    # takes at most 32 (grammars/trials.py), and 0.1 for a tool's schema and a vocabulary of
+    # 128,000.
     "VLLM_XGRAMMAR_CACHE_MB": "64",
 }
 
@@ -51,10 +52,10 @@ REMOVED = {
     "VLLM_API_KEY": "keys stand in endpoint.api_key_file",
     "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": _PROMPTS,
     "VLLM_LOGGING_CONFIG_PATH": _PROMPTS,
-    # Any API key could read the answers of another key.
+    # The holder of any API key could read the answers of the other keys.
     "VLLM_ENABLE_RESPONSES_API_STORE": _ONE_FRONTEND,
     "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": _ONE_FRONTEND,
-    # One client could end or garble another's request by giving its own the same X-Request-Id.
+    # A client could end or garble another client's request by giving its own the same X-Request-Id.
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "requests of two clients might have the same id",
     "VLLM_CPU_KVCACHE_SPACE": "engine.kv_cache_memory_bytes says it, not only in whole GiB",
     "VLLM_DP_RANK": _NO_RANKS,
@@ -68,12 +69,13 @@ REMOVED = {
 """Variables that are removed, with the reason."""
 
 DEFAULTS = {
-    # The second model runner, which vLLM prefers on GPUs, learns a request's tokens at its
-    # admission only; a request that moves is not admitted again (docs/decisions/0009). A user may
-    # set 1, and then no request can move.
+    # vLLM's second model runner, which it prefers on GPUs, learns a request's tokens only at its
+    # admission. A request that moves is not admitted again (docs/decisions/0009). If a user sets 1,
+    # no request can move.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
-    # By default vLLM binds rank n of every engine to the cores of the n-th NUMA node, two instances
-    # to the same ones, and refuses to start on a CPU machine with fewer nodes than ranks.
+    # By default vLLM binds rank n of every engine to the cores of the n-th NUMA node. Two instances
+    # would get the same cores, and on a CPU machine with fewer nodes than ranks vLLM refuses to
+    # start.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
@@ -83,7 +85,7 @@ TALKATIVE_LEVELS = ("DEBUG", "NOTSET")
 
 
 def prepare() -> None:
-    """Must be called before vLLM is imported."""
+    """Sets up the environment. Must be called before vLLM is imported."""
     if os.environ.get("VLLM_LOGGING_LEVEL", "").upper() in TALKATIVE_LEVELS:
         os.environ["VLLM_LOGGING_LEVEL"] = "INFO"
     for key, why in REMOVED.items():
@@ -98,7 +100,8 @@ def prepare() -> None:
 
 
 def typed_arguments(engine_args: dict[str, Any]) -> dict[str, Any]:
-    """Replaces each table by the class that vLLM declares for it. Raises ValueError."""
+    """The arguments, with each table turned into the class that vLLM declares for it. Raises
+    ValueError."""
     from vllm.engine.arg_utils import AsyncEngineArgs, get_type_hints
 
     hints = {field.name: get_type_hints(field.type) for field in fields(AsyncEngineArgs)}
@@ -112,16 +115,17 @@ def typed_arguments(engine_args: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- process groups of one -------------------------------------------------------------------------
-# Ends what vLLM's process groups leave behind in an engine of one process: threads and ports.
+# Ends the threads and ports that vLLM's process groups leave behind in an engine of one process.
 #
-# Such an engine has process groups of one. vLLM makes thirteen, each with a Gloo listener and a
-# thread that wakes a hundred times a second (together a fifth of what an idle instance takes), and
-# communicates through none of them. No engine connects to the listeners, but every user of the
-# machine can: Gloo keeps the descriptor of each connection that does not speak its protocol for
-# ever (118 became 2,220 within a minute), and ends the process when no descriptor is left.
+# In such an engine each process group has one member. vLLM makes thirteen groups, each with a Gloo
+# listener and a thread that wakes a hundred times a second (together a fifth of the CPU time of an
+# idle instance), and communicates through none of them. No engine connects to the listeners, but
+# every user of the machine can. Gloo never closes the descriptor of a connection that does not
+# speak its protocol (118 descriptors became 2,220 within a minute), and ends the process when no
+# descriptor is left.
 #
 # Two groups of the world stay, because vLLM asks them for their backend. Gloo watches their
-# listeners for as long as the process lives, so the descriptors must stay open; they are pointed to
+# listeners for as long as the process lives, so the descriptors must stay open. They are pointed to
 # a socket that never receives anything.
 
 
@@ -139,8 +143,8 @@ def closed_afterwards(*, only_if: bool) -> Iterator[None]:
 
 def destroy_groups_of_one() -> None:
     """Destroys the process groups of the engine in this process, except those of the world. Must be
-    called once the model is loaded. vLLM's operations return their input where a group has one
-    member."""
+    called after the model is loaded. In a group of one member, vLLM's operations return their
+    input."""
     import torch
     from vllm.distributed import parallel_state
 
@@ -160,12 +164,12 @@ def destroy_groups_of_one() -> None:
 
 
 def listeners() -> set[tuple[int, int]]:
-    """Descriptor and inode of each listening TCP socket of this process."""
+    """The descriptor and the inode of each listening TCP socket of this process."""
     return {found for entry in Path("/proc/self/fd").iterdir() if (found := _listener(entry))}
 
 
 def _listener(entry: Path) -> tuple[int, int] | None:
-    with suppress(OSError):  # the descriptor is closed by now, or is no socket
+    with suppress(OSError):  # the descriptor is closed by now, or is not a socket
         if not entry.readlink().name.startswith("socket:"):
             return None
         with socket.socket(fileno=os.dup(int(entry.name))) as found:
@@ -177,25 +181,26 @@ def _listener(entry: Path) -> tuple[int, int] | None:
 
 
 def _close(descriptor: int) -> None:
-    """Replaces the socket in one step, so that no other thread can get its number meanwhile."""
+    """Replaces the socket in one step, so that no other thread can get its descriptor meanwhile."""
     with socket.socket() as silent:
         os.dup2(silent.fileno(), descriptor, inheritable=False)
 
 
 # -- metrics of several processes ------------------------------------------------------------------
-# A scrape of several frontends that listen on one port reaches any one of them, and on a kept
-# connection always the same one, so each must answer for all. prometheus_client's multiprocess mode
-# does that through files in a folder.
+# Several frontends listen on one port. A scrape reaches any one of them, and on a kept connection
+# always the same one, so each must answer for all. prometheus_client's multiprocess mode does this
+# through files in a folder.
 
 
 def share_metrics(folder: Path) -> None:
-    """Counts together with every process that names the same folder.
+    """Makes this process share its metrics with every process that names the same folder.
 
-    The folder must be new for each run of a cluster, because figures found in it are included.
-    Figures of a dead process stay, as they should. Metrics about the process itself (`process_*`)
-    are not served in this mode.
+    The folder must be new for each run of a cluster, because all figures found in it are included.
+    The figures of a dead process stay, as they should. Metrics about the process itself
+    (`process_*`) are not served in this mode.
 
-    Raises RuntimeError if prometheus_client was imported before: its import chooses the mode."""
+    Raises RuntimeError if prometheus_client was imported before, because its import chooses the
+    mode."""
     if "prometheus_client" in sys.modules:
         raise RuntimeError("prometheus_client was imported before metrics could be shared")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

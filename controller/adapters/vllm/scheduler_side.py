@@ -1,15 +1,15 @@
-"""What moves see and change of vLLM's scheduler: the parts of an `EngineCore`, and places in the
+"""What moves read and change in vLLM's scheduler: the parts of an `EngineCore`, and places in the
 batch that are reserved for requests that will enter it.
 
 vLLM admits a request while fewer than `max_num_active_reqs` run. That limit is lowered by one for
-each reserved place, so that the place is free when its request enters: an arriving request, or a
-suspended one that may resume.
+each reserved place, so that the place is free when its request enters. Such a request is an
+arriving one, or a suspended one that may resume.
 
-A request enters as if it were running and had no turn in the last step. vLLM knows such requests,
-because a step whose token budget is used up leaves some out: the request goes first in the next
-step, even beside a long prefill, computes one token and is not counted as evicted. A request with
-an adapter enters differently: vLLM checks only on admission how many adapters a step may have, so
-this request goes through vLLM's queue of waiting requests that hold blocks, ahead of the others
+A request enters as if it had been running without a turn in the last step. vLLM has such requests
+anyway, because a step whose token budget is used up leaves some out. The request goes first in the
+next step, even beside a long prefill, computes one token and does not count as evicted. A request
+with an adapter enters differently: vLLM checks only on admission how many adapters a step may have.
+So this request goes through vLLM's queue of waiting requests that hold blocks, ahead of the others
 there.
 
 Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`, `model_executor`;
@@ -17,8 +17,7 @@ v1/executor/uniproc_executor.py `driver_worker`; v1/core/kv_cache_manager.py `bl
 `coordinator`, `get_block_ids`; v1/core/kv_cache_coordinator.py `single_type_managers`;
 v1/core/sched/scheduler.py `running`, `kv_holding_waiting`, `max_num_active_reqs`,
 `num_waiting_for_streaming_input`, `schedule`; v1/core/sched/request_queue.py `_heap`; v1/request.py
-`is_prefill_chunk`.
-"""
+`is_prefill_chunk`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -38,14 +37,14 @@ class EngineParts:
     """The model runner; None if no request can move."""
     block_size: int
     refusal: MoveRefusal | None
-    """Why no request can move from or to this engine."""
+    """Why no request can move from or to this engine; None if requests can."""
 
     def block_ids(self, request_id: str) -> tuple[int, ...]:
         return tuple(self.kv.get_block_ids(request_id)[0])
 
     def fill_blocks(self) -> int:
-        """The blocks that running prefills still need: vLLM admitted them for their whole prompts,
-        and gives them blocks chunk by chunk."""
+        """The number of blocks that running prefills still need. vLLM admitted these requests for
+        their whole prompts, and gives them blocks chunk by chunk."""
         running = (*self.scheduler.running, *in_any_order(self.scheduler.kv_holding_waiting))
         return sum(
             max(0, blocks_for(r.num_tokens, self.block_size) - len(self.block_ids(r.request_id)))
@@ -88,8 +87,8 @@ def _refusal(core: Any) -> MoveRefusal | None:
 
 
 def in_any_order(request_queue: Any) -> Any:
-    """The queue's requests, unsorted: iterating a PriorityRequestQueue pops from a copy of its
-    heap, which takes n log n."""
+    """The queue's requests, unsorted. Iterating a PriorityRequestQueue itself pops from a copy of
+    its heap, which takes n log n."""
     return getattr(request_queue, "_heap", request_queue)
 
 
@@ -113,8 +112,8 @@ class BatchSlots:
         self._scheduler.max_num_active_reqs += 1
 
     def enter(self, request: Any) -> None:
-        """Lets the request into the place that was kept for it. If it has an adapter, its row must
-        have been removed from the worker's batch."""
+        """Lets the request into the place that was kept for it. If the request has an adapter, its
+        row must have been removed from the worker's batch before."""
         self.give_back()
         if request.lora_request is None:
             request.status = self._running

@@ -1,8 +1,9 @@
-"""What is read and changed in vLLM's workers and their model runner: what the runner remembers of a
-request, seeded generators, a kernel that is compiled beforehand, the KV blocks, and the fingerprint
-by which two engines know that their blocks are alike.
+"""What is read and changed in vLLM's workers and their model runner: what the runner stores about a
+request; seeded generators; a kernel that is compiled beforehand; the KV blocks; and the fingerprint
+that shows whether two engines have the same kind of blocks.
 
-vLLM is imported only where a function needs it: copies of blocks can be measured without it.
+vLLM is imported only where a function needs it, so that copies of blocks can be measured without
+it.
 
 Touch points of vLLM: v1/worker/gpu_model_runner.py `requests`, `input_batch`, `device`,
 `uses_mrope`, `_init_mrope_positions`, `_update_states`, `execute_model`, `kv_caches`, `get_model`,
@@ -12,8 +13,7 @@ Touch points of vLLM: v1/worker/gpu_model_runner.py `requests`, `input_batch`, `
 `random_sample`, `use_fp64_gumbel`; v1/worker/utils.py `copy_kv_cache_blocks_inplace`;
 config/model.py `model`, `revision`, `hf_text_config`, `dtype`, `quantization`; config/cache.py
 `cache_dtype`, `block_size`, `get_resolved_kv_cache_layout`; config/parallel.py `world_size`;
-model_executor/layers/utils.py `dispatch_cpu_unquantized_gemm`.
-"""
+model_executor/layers/utils.py `dispatch_cpu_unquantized_gemm`."""
 
 import hashlib
 import json
@@ -27,11 +27,11 @@ import torch
 from controller.adapters.vllm.scheduler_side import EngineParts
 
 # -- a request between two steps -------------------------------------------------------------------
-# Reads and sets what the model runner remembers of a request between steps.
+# Reads and sets what the model runner stores about a request between steps.
 #
-# The first version of vLLM's model runner learns of a request with its first step; later it gets
-# only changes, and never outputs. So a request that arrives with outputs is registered here
-# beforehand, as if it had run in this worker and had no turn in the last step.
+# vLLM's first version of the model runner is told of a request with the request's first step. Later
+# it is told only of changes, and never of outputs. So a request that arrives with outputs is
+# registered here beforehand, as if it had run in this worker and had no turn in the last step.
 
 
 def is_seeded(request: Any) -> bool:
@@ -41,8 +41,8 @@ def is_seeded(request: Any) -> bool:
 
 
 def generator_state(runner: Any, request_id: str) -> bytes | None:
-    """5 KB on CPU, 16 bytes on CUDA. None if the request is not seeded or the worker does not know
-    it."""
+    """The state of the request's generator, which takes 5 KB on CPU and 16 bytes on CUDA. None if
+    the request has no seed or the worker does not know it."""
     known = runner.requests.get(request_id)
     if known is None or known.generator is None:
         return None
@@ -50,7 +50,8 @@ def generator_state(runner: Any, request_id: str) -> bytes | None:
 
 
 def generator_from(runner: Any, request: Any, state: bytes | None) -> torch.Generator | None:
-    """Raises ValueError if the state cannot belong to this request's generator."""
+    """Makes a generator with this state. Raises ValueError if the state cannot belong to this
+    request's generator."""
     if (state is not None) != is_seeded(request):
         raise ValueError("a generator's state belongs to a seeded request, and to no other")
     if state is None:
@@ -65,9 +66,9 @@ def generator_from(runner: Any, request: Any, state: bytes | None) -> torch.Gene
 
 
 def drawn_generator(runner: Any, request: Any, num_tokens: int) -> torch.Generator | None:
-    """A seeded request's generator after `num_tokens` tokens. For each token the sampler draws
-    once: on CPU a seed for its kernel, elsewhere and with 64-bit noise a row of noise as wide as
-    the vocabulary. None if the request is not seeded."""
+    """The generator of a seeded request as it is after `num_tokens` tokens; None if the request has
+    no seed. For each token the sampler draws once: on CPU a seed for its kernel; elsewhere, and
+    with 64-bit noise, a row of noise as wide as the vocabulary."""
     if not is_seeded(request):
         return None
     generator = torch.Generator(device=runner.device)
@@ -110,9 +111,9 @@ def register_request(
 
 
 def remove_from_batch(runner: Any, request_id: str) -> None:
-    """Removes the request's row. Without that, a request that comes back before the worker's next
-    step would find its old row, with its old blocks. The next step closes the gap."""
-    with torch.inference_mode():  # as in a step: the mask of allowed tokens belongs to it
+    """Removes the request's row; the next step closes the gap. Otherwise a request that comes back
+    before the worker's next step would find its old row, with its old blocks."""
+    with torch.inference_mode():  # as in a step, which made the mask of allowed tokens
         runner.input_batch.remove_request(request_id)
 
 
@@ -121,13 +122,13 @@ def remove_from_batch(runner: Any, request_id: str) -> None:
 #
 # A step that ends inside a prompt still samples a token and throws it away. vLLM then turns the
 # request's generator back by a CUDA offset (v1/worker/gpu_model_runner.py, `_bookkeeping_sync`),
-# which a CPU generator does not have: the RuntimeError would end the engine, so that one client
-# with a seed and a long prompt could end an instance. Here the state from before the step is put
-# back instead, so that a seed gives the same tokens whether a prefill is cut or not.
+# which a CPU generator does not have. The RuntimeError would end the engine, so a client with a
+# seed and a long prompt could end an instance. Here the generator gets the state from before the
+# step instead, so that a seed gives the same tokens whether or not a prefill is cut.
 
 
 class RewindableGenerators(dict[int, torch.Generator]):
-    """Takes the place of an input batch's generators (index in the batch -> generator).
+    """Replaces an input batch's generators (index in the batch -> generator).
 
     vLLM calls `get` to turn a generator back, or to move it to another index; samplers read items.
     (A speculative sampler would call `get` too: see `make_generators_rewindable`.)"""
@@ -147,14 +148,14 @@ class RewindableGenerators(dict[int, torch.Generator]):
         super().__setitem__(index, plain)
 
     def remember(self, generators: list[torch.Generator]) -> None:
-        """Called before a step: keeps the state of every seeded request (5 KB each). It keeps the
-        generators too, so that no generator made in the step can get the address of a generator
-        dropped in it."""
+        """Called before a step. It keeps the state of every seeded request (5 KB each), and the
+        generators themselves: otherwise a generator made in the step could get the address of one
+        that was dropped in it."""
         self._before_step = {generator: generator.get_state() for generator in generators}
 
 
 class _Rewind:
-    """vLLM calls `generator.set_offset(generator.get_offset() - 4)` on this object."""
+    """The object on which vLLM calls `generator.set_offset(generator.get_offset() - 4)`."""
 
     def __init__(self, generator: torch.Generator, before_step: torch.Tensor | None) -> None:
         self.plain = generator
@@ -166,12 +167,12 @@ class _Rewind:
     def set_offset(self, _offset: int) -> None:
         if self._before_step is not None:
             self.plain.set_state(self._before_step)
-        else:  # the generator was made in this very step
+        else:  # the generator was made in this step
             self.plain.manual_seed(self.plain.initial_seed())
 
 
 def make_generators_rewindable(worker: Any) -> None:
-    """Runs in each worker's process. Only for a CPU engine without speculative decoding."""
+    """Runs in each worker's process, but only for a CPU engine without speculative decoding."""
     runner = worker.model_runner
     generators = RewindableGenerators(runner.input_batch.generators)
     runner.input_batch.generators = generators
@@ -185,7 +186,7 @@ def make_generators_rewindable(worker: Any) -> None:
 
 
 def _seeded(model_runner: Any) -> list[torch.Generator]:
-    """Generators of all seeded requests, in the batch or evicted."""
+    """The generators of all seeded requests, in the batch or evicted."""
     requests = model_runner.requests.values()
     return [request.generator for request in requests if request.generator is not None]
 
@@ -195,7 +196,7 @@ def compile_logprobs(worker: Any, vocab_size: int) -> None:
     worker's process. One batch size is enough, because vLLM compiles for any size."""
     runner = worker.model_runner
     gather = getattr(getattr(runner, "sampler", None), "gather_logprobs", None)
-    if gather is None:  # another generation of model runner, with another sampler
+    if gather is None:  # the other version of the model runner has another sampler
         return
     with torch.inference_mode():
         logprobs = torch.zeros((2, vocab_size), dtype=torch.float32, device=runner.device)
@@ -203,18 +204,18 @@ def compile_logprobs(worker: Any, vocab_size: int) -> None:
 
 
 # -- KV blocks -------------------------------------------------------------------------------------
-# The KV cache of an engine in this process as numbered blocks of bytes (KvBlocks).
+# The KV cache of an engine in this process, as numbered blocks of bytes (KvBlocks).
 #
-# A buffer holds block after block, and a block layer after layer, so that the source and the
-# destination may divide a stage differently. Gathering 235 blocks of the embedded model (30 MB, one
-# core) takes 2.3 ms this way, no more than layer by layer, and scattering them 3.4 ms. Both release
-# the GIL while they copy.
+# A buffer holds one block after the other, and within a block one layer after the other, so that
+# the source and the destination may divide a stage differently. To gather 235 blocks of the
+# embedded model (30 MB, one core) takes 2.3 ms this way, no more than layer by layer; to scatter
+# them takes 3.4 ms. Both release the GIL while they copy.
 
 _WORD = 8
 
 
 class BlockRows:
-    """Copies between the layers' caches and rows of a table: one row is one block."""
+    """Copies between the layers' caches and the rows of a table, in which each row is a block."""
 
     def __init__(self, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
         layers = {cache.data_ptr(): cache for cache in caches}.values()
@@ -224,7 +225,7 @@ class BlockRows:
         self.dtype = torch.int64 if all(map(_in_words, blocks)) else torch.uint8
         self._layers: list[tuple[torch.Tensor, slice]] = []
         self.width = 0
-        """Elements of a row."""
+        """The number of elements in a row."""
         for layer in (block.view(self.dtype) for block in blocks):
             end = self.width + layer[0].numel()
             self._layers.append((layer, slice(self.width, end)))
@@ -243,15 +244,16 @@ class BlockRows:
 
 
 class HostBlocks:
-    """KvBlocks of caches in main memory. Buffers are tensors."""
+    """The KvBlocks of caches in main memory. Buffers are tensors."""
 
     def __init__(self, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
         self._rows = BlockRows(caches, num_blocks)
         self.block_bytes = self._rows.width * self._rows.dtype.itemsize
 
     def order_after_steps(self) -> None:
-        """Called between two steps, on the engine's thread, whenever blocks are given to a copier:
-        later copies come after the steps that are under way. On a CPU there are no such steps."""
+        """Makes later copies wait for the steps that are under way. Called between two steps, on
+        the engine's thread, whenever blocks are given to a copier. On a CPU there are no such
+        steps."""
 
     def buffer(self, num_blocks: int) -> torch.Tensor:
         return torch.empty(num_blocks, self._rows.width, dtype=self._rows.dtype)
@@ -285,19 +287,19 @@ def _in_words(block: Any) -> bool:
 
 
 # -- KV blocks on a GPU ----------------------------------------------------------------------------
-# The KV cache in the memory of a GPU as numbered blocks of bytes (KvBlocks).
+# The KV cache in the memory of a GPU, as numbered blocks of bytes (KvBlocks).
 #
-# Tested on a GPU by tests/gpu; elsewhere with streams that record the order of the calls. On an
-# H100 one block of 8 MiB takes 1 ms, most of it launches, and 64 go at 48 GB/s, nine tenths of the
-# bus.
+# tests/gpu tests it on a GPU; other tests use streams that record the order of the calls. On an
+# H100 one block of 8 MiB takes 1 ms, most of it for launches, and 64 blocks are copied at 48 GB/s,
+# nine tenths of the bus.
 #
 # Copies run on their own stream beside the steps. A copy waits for the steps that were launched
 # when blocks were last given to a copier, and for no later ones. Those steps write what a gather
-# reads, and under asynchronous scheduling they may still write what a scatter overwrites: a request
-# may end with the output of one step while the next step computes a token for it, and its blocks,
-# freed by then, may be reserved for a move. A gather goes through a buffer on the GPU into pinned
-# memory: one copy over the bus instead of one for each layer. Only the calling thread waits for a
-# copy, asleep and with the GIL released.
+# reads. Under asynchronous scheduling they may also still write what a scatter overwrites: a
+# request may end with the output of one step while the next step computes a token for it, and its
+# blocks, which are free by then, may be reserved for a move. A gather goes through a buffer on the
+# GPU into pinned memory, so that there is one copy over the bus and not one for each layer. Only
+# the calling thread waits for a copy; it sleeps and releases the GIL.
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +309,8 @@ class StagingBuffer:
 
 
 class CudaBlocks:
-    """Made on the engine's thread: the stream that is current there runs its steps."""
+    """The KvBlocks of caches on a GPU. Must be made on the engine's thread: the steps run on the
+    stream that is current there."""
 
     def __init__(
         self, caches: Sequence[torch.Tensor], num_blocks: int, device: torch.device
@@ -358,27 +361,28 @@ class CudaBlocks:
 
 
 def spare_blocks(block_bytes: int, num_blocks: int) -> HostBlocks:
-    """In main memory, and touched once, because writing to a new page takes longer."""
+    """Blocks in main memory. They are written once, because the first write to a page takes
+    longer."""
     return HostBlocks([torch.ones((num_blocks, block_bytes), dtype=torch.uint8)], num_blocks)
 
 
 # -- the fingerprint -------------------------------------------------------------------------------
-# KV blocks can move between two engines if and only if their fingerprints are equal.
+# KV blocks can move between two engines if, and only if, their fingerprints are equal.
 #
 # The weights are identified by a sample of every parameter, in the form in which the engine
-# computes with it: a fine-tuned model differs from its origin in most elements of a parameter, if
-# in any. Reading all elements would take minutes for a large model. On CPU vLLM packs its matrices
-# away and leaves empty parameters behind; there the model's files are sampled too, or, for a model
-# that is not a folder, its name and revision count. The folder's path does not count.
+# computes with it: if a fine-tuned model differs from its origin in a parameter at all, it differs
+# in most elements. Reading all elements would take minutes for a large model. On CPU vLLM packs its
+# matrices away and leaves empty parameters behind. There the model's files are sampled too; for a
+# model that is not a folder, its name and revision are used. The folder's path does not matter.
 
-_SAMPLES = 256  # of each parameter, or file
+_SAMPLES = 256  # samples of each parameter, or of each file
 _SAMPLE_BYTES = 64
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _SAYS_NOTHING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 
 
 def fingerprint(parts: EngineParts) -> str:
-    """In hex; empty for an engine whose blocks cannot move."""
+    """The engine's fingerprint in hex; empty if its blocks cannot move."""
     if parts.runner is None:
         return ""
     import vllm

@@ -59,7 +59,7 @@ ANTHROPIC_TYPES = {
 }
 OTHER_ANTHROPIC_TYPES = {4: "invalid_request_error", 5: "api_error"}
 
-# The longest message and param together stay under 8 KiB, in UTF-8 and escaped.
+# With these limits an error stays under 8 KiB, in UTF-8 and escaped.
 MAX_MESSAGE_CHARS = 1000
 MAX_PARAM_CHARS = 100
 
@@ -80,8 +80,8 @@ def error_type(status: int, path: str = "") -> str:
 
 
 def error_body(status: int, message: str, param: str | None = None, path: str = "") -> bytes:
-    """Under 8 KiB, whatever the message. The message of a 500 is not shown. The request's `path`
-    determines the shape."""
+    """Makes the JSON of an error; it stays under 8 KiB, whatever the message. The message of a 500
+    is not shown. The request's `path` determines the shape."""
     told = INTERNAL if status == HTTPStatus.INTERNAL_SERVER_ERROR else _cut(message)
     error = {
         "message": _cut(in_our_words(told)),
@@ -94,7 +94,7 @@ def error_body(status: int, message: str, param: str | None = None, path: str = 
 
 
 def reshape(status: int, body: bytes, method: str, path: str) -> bytes:
-    """The app's error body in our shape; `method` and `path` are the request's."""
+    """The app's error body in our shape. `method` and `path` are those of the request."""
     what = f"{method} {path}"
     try:
         found = json.loads(body)
@@ -111,33 +111,33 @@ def reshape(status: int, body: bytes, method: str, path: str) -> bytes:
 
 
 def reshape_event(event: bytes) -> bytes:
-    """Reshapes an error within a stream; the further lines of the chunk are kept."""
+    """Puts an error within a stream into our shape. Further lines of the chunk are kept."""
     line, newline, rest = event.partition(b"\n")
     return b"data: " + error_body(*_told(line)) + newline + rest
 
 
 def anthropic_event(event: bytes) -> bytes:
-    """The same error as an event of Anthropic's API, whose clients recognise it by the event's
-    name."""
+    """The same error as an event of Anthropic's API. The clients of that API recognise an error by
+    the event's name."""
     return _anthropic_event(*_told(event.partition(b"\n")[0]))
 
 
 def event_status(event: bytes) -> tuple[int, bytes]:
-    """Status and body of an error within a stream, as made by `reshape_event` or
-    `anthropic_event`."""
+    """The status and the body of an error within a stream that `reshape_event` or `anthropic_event`
+    made."""
     body = event.removeprefix(ANTHROPIC_EVENT_PREFIX).partition(b"\n")[0].removeprefix(b"data: ")
     return int(json.loads(body)["error"]["code"]), body
 
 
 def last_events(status: int, message: str, path: str) -> bytes:
-    """The end of a stream that failed."""
+    """The last events of a stream that failed."""
     if path == ANTHROPIC_PATH:
         return _anthropic_event(status, message)
     return b"data: " + error_body(status, message) + b"\n\ndata: [DONE]\n\n"
 
 
 def _told(line: bytes) -> tuple[int, str]:
-    """Status and message of an error that the app sends within a stream."""
+    """The status and the message of an error that the app sends within a stream."""
     try:
         error: Any = json.loads(line.removeprefix(b"data: "))["error"]
         return int(error["code"]), str(error["message"])
@@ -164,7 +164,8 @@ def _phrase(status: int) -> str:
 # -- llumctl's words for vLLM's flags --------------------------------------------------------------
 # Replaces flags of vLLM's command line in vLLM's errors by llumctl's settings and flags.
 #
-# So a client whose error names `--tool-call-parser` can give its operator words that work here.
+# So a client whose error names `--tool-call-parser` can tell its operator a setting that exists
+# here.
 
 # Engine arguments that vLLM's errors about requests name (a contract test checks that they exist).
 ENGINE_FLAGS = frozenset(
@@ -207,21 +208,21 @@ def _ours(found: re.Match[str]) -> str:
 
 
 # -- tool calls ------------------------------------------------------------------------------------
-# Tool calls of Anthropic's messages, whose input is always an object.
+# Tool calls in Anthropic's messages, whose input is always an object.
 #
-# vLLM decodes the arguments of each call. When `max_tokens` had cut a call, its arguments turned a
-# good request into a 400, with a traceback in the log. Without the cut call, the answer's stop
-# reason `max_tokens` says why it ends. In a stream the arguments are sent as they come, and nothing
-# decodes them.
+# vLLM decodes the arguments of each call. When `max_tokens` cut a call, its arguments could not be
+# decoded, and a good request was answered with 400 and a traceback in the log. Now the cut call is
+# left out, and the answer's stop reason `max_tokens` says why it ends. In a stream the arguments
+# are sent as they come, and nothing decodes them.
 #
 # A grammar follows a tool's schema only if the tool says `strict`, which hardly any client of this
-# API sets: a model that had to call a tool could give it a string as input. So a tool that must be
-# called is strict unless it says otherwise. If the arguments of other calls are not an object, they
-# are shown as text, because no client could read the call.
+# API sets. So a model that had to call a tool could give it a string as input. Therefore a tool
+# that must be called is strict unless it says otherwise. If the arguments of another call are not
+# an object, they are shown as text, because no client could read the call.
 #
-# A model that must call tools may call one after the other until `max_tokens`. The last call is
-# then cut, so vLLM's parsers find no call, and the answer was an empty text. The calls before the
-# cut one are kept.
+# A model that must call tools may call one after the other until `max_tokens` is reached. The last
+# call is then cut. vLLM's parsers found no call at all in such a text, and the answer was an empty
+# text. Now the calls before the cut one are kept.
 
 # Anthropic's words for "call one of the tools" and "call this tool".
 FORCED = ("any", "tool")
@@ -259,7 +260,7 @@ def _keep_readable_calls(choice: Any) -> None:
         try:
             arguments = msgspec.json.decode(call.function.arguments)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            continue  # it is cut
+            continue  # this call is cut
         if isinstance(arguments, dict):
             kept.append(call)
         else:
@@ -286,8 +287,8 @@ def _keeping_whole_calls(parser_cls: Any) -> Any:
 
 
 def without_cut_call(text: str, start: str | None, end: str | None) -> str:
-    """Drops a last call that was cut. Each call stands between two marks, or is an item of a list.
-    Returns the text unchanged if no call is whole."""
+    """Removes the last call if it was cut. Calls stand between two marks each, or are items of a
+    list. Returns the text unchanged if it has no complete call."""
     if start and end and 0 <= text.rfind(end) < text.rfind(start):
         return text[: text.rfind(start)]
     if not text.startswith("["):
@@ -308,9 +309,9 @@ def without_cut_call(text: str, start: str | None, end: str | None) -> str:
 # -- errors within a stream ------------------------------------------------------------------------
 # Sends an error within a stream of Anthropic's messages to the client as an error.
 #
-# vLLM makes such a stream of a chat's chunks, and takes an error among them for a chunk that it
-# cannot read. So clients got the validation error of vLLM's own model instead of the failure's
-# reason and status, and the log got a traceback.
+# vLLM makes such a stream from the chunks of a chat, and takes an error among them for a chunk that
+# it cannot read. Clients then got the validation error of vLLM's own model in place of the
+# failure's reason and status, and the log got a traceback.
 
 _EVENT = ANTHROPIC_EVENT_PREFIX.decode()
 

@@ -1,1 +1,2 @@
-"""Grammars of structured outputs: tried in a separate process before an engine compiles them."""
+"""Grammars of structured outputs. A separate process tries each one before an engine compiles
+it."""

@@ -1,9 +1,10 @@
-"""vLLM's checks of structured outputs on a frontend's event loop, without the slow ones.
+"""Replaces vLLM's checks of structured outputs on a frontend's event loop by checks that take
+little time.
 
-vLLM converts every grammar there to see whether that works: `[a-z]{1,10000}` in a JSON schema took
-37.8 s, in which all streams stood still. Here that is left to a trial (grammars/trials.py), which a
-request passes before it is sent to an instance. The checks that remain take time in proportion to
-the request.
+vLLM converts every grammar there to see whether that works: for `[a-z]{1,10000}` in a JSON schema
+this took 37.8 s, in which all streams stood still. Here this is left to a trial
+(grammars/trials.py), which a request passes before it is sent to an instance. The checks that
+remain take time in proportion to the request.
 
 All engines use xgrammar (docs/decisions/0013): vLLM's engine keeps the backend of its first
 request, and the trials use xgrammar.
@@ -12,8 +13,7 @@ Touch points of vLLM: v1/structured_output/backend_xgrammar.py `validate_xgramma
 `XgrammarBackend`, `compiler`, `has_xgrammar_unsupported_json_features`; sampling_params.py
 `_validate_structured_outputs` and entrypoints/generate/base/protocol.py
 `validate_structural_tag_payload`, which import the first of them when they are called;
-v1/structured_output/request.py `get_structured_output_key`.
-"""
+v1/structured_output/request.py `get_structured_output_key`."""
 
 import json
 import logging
@@ -35,17 +35,17 @@ log = logging.getLogger(__name__)
 
 BACKEND = "xgrammar"
 MAX_TRIAL_THREADS = 8
-"""As many threads as vLLM allows an engine's compiler."""
+"""The limit that vLLM has for the threads of an engine's compiler."""
 
 
 def install(config: VllmConfig) -> None:
-    """Called once in a frontend's process."""
+    """Replaces vLLM's checks. Called once in a frontend's process."""
     config.structured_outputs_config.backend = BACKEND
     backend_xgrammar.validate_xgrammar_grammar = check_form
 
 
 def check_form(params: SamplingParams) -> None:
-    """Replaces vLLM's own function, with the same effect on good `params`. Raises
+    """Replaces vLLM's own function, and has the same effect on `params` without a fault. Raises
     VLLMValidationError."""
     wanted = params.structured_outputs
     if wanted is None:
@@ -57,7 +57,7 @@ def check_form(params: SamplingParams) -> None:
         schema = _loads(wanted.json, "Invalid JSON grammar specification.")
         try:
             unsupported = backend_xgrammar.has_xgrammar_unsupported_json_features(schema)
-        except TypeError as error:  # it looks up values in sets: `"format": []`, `"type": [{}]`
+        except TypeError as error:  # values are looked up in sets: `"format": []`, `"type": [{}]`
             raise VLLMValidationError(
                 f"The provided JSON schema has a value of a wrong type: {error}."
             ) from error
@@ -72,7 +72,7 @@ def check_form(params: SamplingParams) -> None:
 
 
 def grammar_of(wanted: StructuredOutputsParams | None) -> Grammar | None:
-    """The grammar that an engine will compile; None if it cannot be costly."""
+    """The grammar that an engine will compile; None if there is none, or if it cannot be costly."""
     if wanted is None or wanted.all_constraints_none():
         return None
     option, text = get_structured_output_key(wanted)
@@ -86,7 +86,8 @@ def grammar_of(wanted: StructuredOutputsParams | None) -> Grammar | None:
 
 
 def make_process(config: VllmConfig) -> Tries:
-    """Makes the process, which is not started yet. This takes 2 s for a vocabulary of 128,000."""
+    """Makes the process that tries grammars, without starting it. This takes 2 s for a vocabulary
+    of 128,000."""
     try:
         tokenizer = cached_tokenizer_from_config(config.model_config)
         return GrammarProcess(_trial_setup(config, tokenizer))
@@ -96,7 +97,7 @@ def make_process(config: VllmConfig) -> Tries:
 
 
 def _trial_setup(config: VllmConfig, tokenizer: Any) -> dict[str, Any]:
-    """The settings of an engine's compiler."""
+    """What the process needs to make the same compiler as an engine has."""
     backend = backend_xgrammar.XgrammarBackend(
         config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size()
     )

@@ -50,16 +50,16 @@ NICENESS = 5
 # A fork that gets no grammar for this long ends.
 READ_TIMEOUT_S = 60.0
 MAX_STEP_S = 0.25
-"""CPU time that a token may take, its bitmask and its acceptance each."""
+"""The CPU time that a token may take, for its bitmask and for its acceptance each."""
 WALK_TOKENS = 64
-# A good grammar takes up to 10 ms a token, so its trial stays within the 0.5 s of the short queue.
+# A good grammar takes up to 10 ms a token, so its trial stays within the 0.5 s of a short trial.
 WALK_S = 0.25
 GROWING = 2
-"""A token that takes more than so many times the median shows a grammar that gets slower with its
-text. Such a grammar is followed beyond WALK_S, until a token takes more than MAX_STEP_S.
-`(([a-z]{0,50}){0,50}){0,50}` takes 2, 13, 137, 242 ms: whether WALK_S or MAX_STEP_S ended its trial
-depended on the load of the machine."""
-# Matches the place in the compiler's source that precedes its message.
+"""If a token takes more than this many times the median, the grammar gets slower with its text.
+Such a grammar is followed beyond WALK_S, until a token takes more than MAX_STEP_S.
+`(([a-z]{0,50}){0,50}){0,50}` takes 2, 13, 137 and 242 ms for its tokens; without this rule the load
+of the machine decided whether WALK_S or MAX_STEP_S ended its trial."""
+# Matches the place in the compiler's source with which its messages begin.
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
@@ -111,11 +111,11 @@ def _try(parent: socket.socket, tokenizer: Any, setup: dict[str, Any]) -> None:
 
 
 def try_grammar(kind: str, text: str, tokenizer: Any, setup: dict[str, Any]) -> dict[str, float]:
-    """Compiles the grammar as an engine will, and follows it. Returns the bytes that the compiled
-    grammar takes, and the CPU time of a token; raises what the compiler raises."""
+    """Compiles the grammar as an engine will, and follows it. Returns the size of the compiled
+    grammar in bytes, and the CPU time of a token. Raises whatever the compiler raises."""
     import xgrammar
 
-    # With the cache, although it is empty: without a cache the compiler works differently.
+    # The compiler has a cache, although it is empty: without a cache it works differently.
     compiler = xgrammar.GrammarCompiler(
         tokenizer, max_threads=setup["num_threads"], cache_enabled=True
     )
@@ -141,8 +141,8 @@ def try_grammar(kind: str, text: str, tokenizer: Any, setup: dict[str, Any]) -> 
 
 def _walk(matcher: Any, vocab_size: int) -> float:
     """Follows the grammar along a text that it allows. Returns the median of the tokens' CPU times,
-    which does not depend on the slow first calls of a fork. A token that takes more than MAX_STEP_S
-    ends this process."""
+    which the slow first calls of a fork do not change. A token that takes more than MAX_STEP_S ends
+    this process."""
     import numpy as np
     import xgrammar
 
@@ -156,7 +156,7 @@ def _walk(matcher: Any, vocab_size: int) -> float:
         signal.setitimer(signal.ITIMER_PROF, MAX_STEP_S)
         matcher.fill_next_token_bitmask(bitmask)
         steps_s.append(time.thread_time() - began_s)
-        # The text continues as long as it can, because costs grow with it.
+        # The text is continued for as long as the grammar allows, because costs grow with the text.
         allowed = np.unpackbits(bits, count=vocab_size, bitorder="little")
         allowed[stop_ids] = 0
         going_on = np.flatnonzero(allowed)
@@ -197,7 +197,7 @@ def _limit(cpu_s: float, wall_s: float, max_bytes: int) -> None:
 
 
 def _data_bytes() -> int:
-    """The memory that this process already has of its own."""
+    """How much memory of its own this process already has."""
     with open("/proc/self/status", encoding="ascii") as status:  # noqa: PTH123
         for line in status:
             if line.startswith("VmData:"):
@@ -206,7 +206,7 @@ def _data_bytes() -> int:
 
 
 def _end_with(parent: socket.socket) -> None:
-    """Lets the kernel end this process once the parent closes its end of the socket."""
+    """Makes the kernel end this process when the parent closes its end of the socket."""
     fcntl.fcntl(parent, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(parent, fcntl.F_SETFL, fcntl.fcntl(parent, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()

@@ -37,16 +37,18 @@ log = logging.getLogger(__name__)
 
 MAX_CPU_S = 10.0
 SHORT_CPU_S = 0.5
-# On a busy machine a trial may take this many times its CPU time; then it gives up its place.
+# How long a trial may take on a busy machine, as a multiple of its CPU time. Then it gives up its
+# place.
 WALL_PER_CPU = 4.0
 BUSY_RETRY_AFTER_S = 5
 MAX_TRIAL_BYTES = 256 * 1024 * 1024
-# An engine keeps this much for each request that runs under a grammar; see VLLM_XGRAMMAR_CACHE_MB.
+# The largest size of a compiled grammar. An engine keeps one for each request that runs under a
+# grammar; see VLLM_XGRAMMAR_CACHE_MB.
 MAX_COMPILED_BYTES = 32 * 1024 * 1024
 MAX_VERDICTS = 4096
 PROGRAM = Path(trial_program.__file__)
-# The process needs 2.5 s of CPU time to start, on a machine that may be busy. The kernel enforces a
-# trial's limits; this limit is for a process that hangs.
+# The time-out of the process's start, which takes 2.5 s of CPU time on a machine that may be busy.
+# The kernel enforces a trial's limits; beyond them this much time is for a process that hangs.
 START_S = 60.0
 
 
@@ -60,18 +62,18 @@ class Grammar:
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
     cpu_s: float
-    """Beyond this the grammar is too costly."""
+    """If the trial takes more CPU time, the grammar is too costly."""
     wall_s: float
-    """Beyond this the machine is too busy to tell."""
+    """If the trial takes longer, the machine is too busy to judge the grammar."""
     max_bytes: int
-    """Memory that the compiler may take while it compiles."""
+    """The memory that the compiler may take while it compiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Either the compiled grammar takes `num_bytes`, and a token `step_s` of CPU time in the
-    median; or `error` says why the grammar does not compile. With neither, it was too costly within
-    the limits."""
+    """The result of a trial. Either the compiled grammar takes `num_bytes`, and a token takes
+    `step_s` of CPU time in the median; or `error` says why the grammar does not compile. If neither
+    is set, the grammar was too costly within the limits."""
 
     num_bytes: int | None = None
     step_s: float = field(default=0.0, compare=False)
@@ -82,8 +84,8 @@ TOO_COSTLY = Verdict()
 
 
 class TooBusyError(Exception):
-    """The trial's time was over before its CPU time was used: the machine is busy, and nothing is
-    known about the grammar."""
+    """The trial ran out of time before it had used its CPU time. So the machine is busy, and
+    nothing is known about the grammar."""
 
 
 class ProcessGoneError(Exception):
@@ -91,7 +93,7 @@ class ProcessGoneError(Exception):
 
 
 class GrammarRefusedError(Exception):
-    """Requests under the grammar are answered with this status and message."""
+    """Requests under this grammar are answered with this status and message."""
 
     def __init__(self, status: HTTPStatus, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -104,7 +106,7 @@ class Tries(Protocol):
 
 
 class NoTries:
-    """Refuses every grammar, because none can be tried."""
+    """Refuses every grammar, because no grammar can be tried."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -114,7 +116,7 @@ class NoTries:
 
 
 class Queue:
-    """`num_at_once` trials run at a time, and `max_waiting` may wait."""
+    """Lets `num_at_once` trials run at a time, and lets `max_waiting` more wait."""
 
     def __init__(self, limits: TrialLimits, num_at_once: int, max_waiting: int) -> None:
         self.limits = limits
@@ -124,7 +126,7 @@ class Queue:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Raises GrammarRefusedError (429)."""
+        """Waits for a place. Raises GrammarRefusedError (429) if too many wait already."""
         if self._places.locked() and self._num_waiting >= self._max_waiting:
             raise GrammarRefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -157,7 +159,7 @@ def long_queue() -> Queue:
 class _Trial:
     task: asyncio.Task[Verdict]
     num_waiting: int = 0
-    """Requests that wait; the trial ends when the last of them has left."""
+    """How many requests wait. When the last of them has left, the trial ends."""
 
 
 class GrammarTrials:
@@ -169,21 +171,23 @@ class GrammarTrials:
         self._stopped: GrammarRefusedError | None = None
 
     def stop(self, why: str) -> None:
-        """Refuses with 503 the requests that wait for a trial, and all later ones."""
+        """Refuses with 503 all requests that wait for a trial, and all later ones."""
         self._stopped = GrammarRefusedError(HTTPStatus.SERVICE_UNAVAILABLE, why)
         for trial in self._trials.values():
             trial.task.cancel()
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose grammar is being tried."""
+        """How many requests wait for the trial of their grammar."""
         return sum(trial.num_waiting for trial in self._trials.values())
 
     async def check(self, grammar: Grammar) -> float:
-        """Returns the CPU time that a token takes an engine. Cancelled with its request.
+        """Waits for the grammar's trial, and returns the CPU time that a token takes an engine. It
+        is cancelled together with its request.
 
-        Raises GrammarRefusedError: 400 if the grammar is wrong or too costly, 429 if too many wait,
-        503 if it could not be tried because the machine is busy or trials have stopped."""
+        Raises GrammarRefusedError: 400 if the grammar is wrong or too costly, 429 if too many
+        requests wait, 503 if the grammar could not be tried because the machine is busy or trials
+        have stopped."""
         if self._stopped:
             raise self._stopped
         key = _key(grammar)
@@ -247,7 +251,8 @@ class GrammarTrials:
         return verdict
 
     async def _try_once(self, grammar: Grammar, limits: TrialLimits) -> Verdict | None:
-        """None if the trial's time was over before its CPU time."""
+        """Tries the grammar once. Returns None if the trial ran out of time before it had used its
+        CPU time."""
         for is_last in (False, True):
             try:
                 return await self._process.try_grammar(grammar, limits)
@@ -282,7 +287,8 @@ def _key(grammar: Grammar) -> bytes:
 
 
 class GrammarProcess:
-    """Starts the process with the first trial, or by `start`, and again if it has died."""
+    """Starts the process by `start`, or with the first trial, and starts it again if it has
+    died."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._setup = json.dumps(setup).encode()
@@ -295,8 +301,9 @@ class GrammarProcess:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """Returns at once if the process runs. A caller that is cancelled does not end the start:
-        others wait for it, and a second, concurrent start would mix up the two. Raises OSError."""
+        """Returns at once if the process runs. If a caller is cancelled, the start goes on, because
+        others may wait for it, and a second start at the same time would confuse the two. Raises
+        OSError."""
         if self._starting is None or self._starting.done():
             if not self._is_gone():
                 return
@@ -305,7 +312,7 @@ class GrammarProcess:
         await asyncio.shield(self._starting)
 
     def close(self) -> None:
-        """Ends the process, which would also end by itself once its control socket is closed."""
+        """Ends the process. Without this call it would end when its control socket is closed."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -334,7 +341,7 @@ class GrammarProcess:
             raise ProcessGoneError("the process does not answer") from None
         except OSError as error:
             raise ProcessGoneError(f"{type(error).__name__}: {error}") from error
-        with suppress(ValueError):  # the fork was ended before its answer was whole
+        with suppress(ValueError):  # the fork was ended before its answer was complete
             return Verdict(**json.loads(answer))
         if self._is_gone():
             raise ProcessGoneError("the process ended in the middle of a trial")
@@ -343,7 +350,8 @@ class GrammarProcess:
         return TOO_COSTLY
 
     def _is_gone(self) -> bool:
-        """Also checks the control socket, which closes a little before the process has ended."""
+        """Whether the process has ended. The control socket is checked as well, because it closes a
+        little earlier."""
         if self._process is None or self._control is None or self._process.poll() is not None:
             return True
         poll = select.poll()
