@@ -60,13 +60,14 @@ from controller.api.wire.stream import (
 )
 
 DEFAULT_TIMEOUT_S = 5.0
-# The controller pings an idle stream every second.
+# The controller pings an idle stream every second. A stream on which nothing comes for this long
+# counts as lost.
 STREAM_SILENCE_S = 5.0
-# The controller closes an idle connection after 5 s. A call that meets a closing connection gets no
-# answer, so the client gives its connections up well before.
+# The controller closes an idle connection after 5 s. A call on a connection that is being closed
+# gets no answer, so the client itself closes idle connections well before that.
 IDLE_CONNECTION_S = 2.0
 RETRY_S = 0.5
-"""From the loss of a watch stream to the next try."""
+"""How long the follower waits, after the loss of a watch stream, before it tries again."""
 UNREACHABLE_HINT = "llumctl down      then      llumctl up"
 
 _BY_STATUS: dict[int, type[LlumctlError]] = {
@@ -96,8 +97,8 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
     )
     for code in codes.split()
 }
-"""The code of an answer counts before its status: some answers with 409 are refusals and not
-conflicts."""
+"""The code in an answer decides before the HTTP status does: some answers with status 409 are
+refusals, not conflicts."""
 
 _CUT_OFF = (httpx.ReadError, httpx.RemoteProtocolError)
 _ANSWER_LOST = (*_CUT_OFF, httpx.ReadTimeout)
@@ -109,11 +110,11 @@ Answer = TypeVar("Answer", bound=AnswerModel)
 
 
 class ControlClient:
-    """The calls of one controller by name. Every failure is a LlumctlError with the exit code of
-    its kind.
+    """The calls of one controller, a method each. Every failure is a LlumctlError with the exit
+    code of its kind.
 
     The client ignores the environment's proxies and follows no redirect: the token goes to the
-    controller and nowhere else. It is not thread-safe across `close`.
+    controller and nowhere else. Several threads may use one client, but not while `close` runs.
     """
 
     def __init__(
@@ -177,8 +178,9 @@ class ControlClient:
         *,
         movable: bool = False,
     ) -> RequestList:
-        """Live requests and those that ended lately, in any state if `states` is empty. With
-        `movable` the instances are asked which requests could move now."""
+        """Live requests, and requests that ended lately. If `states` is empty, requests in any
+        state are listed. With `movable` the controller asks the instances which requests could move
+        now."""
         params: dict[str, str | int | list[str]] = {"limit": limit, "state": list(states)}
         if movable:
             params["movable"] = "true"
@@ -192,15 +194,16 @@ class ControlClient:
         return self._call(RequestDetail, "GET", f"/v1/requests/{quote(reference, safe='')}")
 
     def whole_id(self, reference: str, *, any_choice: bool = False) -> str:
-        """The whole id, by which orders name a request, of the request that `request` finds by this
-        reference. `any_choice`: if the reference names several choices of one client's request, any
-        of them will do. Raises what `request` raises."""
+        """The whole id of the request that `request` finds for this reference. Orders name a
+        request by its whole id. `any_choice`: if the reference names several choices of one
+        client's request, any of them will do. Raises what `request` raises."""
         path = f"/v1/requests/{quote(reference, safe='')}/id"
         params = {"any_choice": "true"} if any_choice else None
         return self._call(RequestName, "GET", path, params=params).request_id
 
     def explain(self, reference: str) -> Explanation:
-        """Why the request is where it is, step by step. Takes and raises what `request` does."""
+        """Explains step by step why the request is where it is. The argument and the errors are
+        those of `request`."""
         path = f"/v1/requests/{quote(reference, safe='')}/explain"
         return self._call(Explanation, "GET", path)
 
@@ -221,17 +224,19 @@ class ControlClient:
         return self._call(answer, "GET", f"/v1/answers/{quote(key, safe='')}")
 
     def send(self, order: Order[Wanted, Report], *, key: str = "") -> Report:
-        """Gives an order, or asks for its dry run. Returns when the order is carried out, or when
-        it has begun if it goes on without this client. A move is over then, however it ended.
+        """Gives an order, or asks for its dry run. Returns when the order has been carried out; for
+        an order that goes on without this client, when it has begun. A move has ended by then,
+        whether it succeeded or not.
 
-        If the answer is lost, the order is sent again, provided that this has no other effect. A
-        caller that gives the `key` asks for the answer itself (`answer`).
+        If the answer is lost, the order is sent again, provided that sending it twice does no more
+        than sending it once. A caller that gives the `key` must ask for a lost answer itself
+        (`answer`).
 
         Raises:
             NotFoundError: there is no such instance, or no request with that whole id.
             RefusedError: the order cannot be carried out now, or would change nothing.
             ConflictError: the cluster's spec has another revision.
-            TimedOutError: a move is not over in its time, and goes on.
+            TimedOutError: a move did not end in its time, and goes on.
         """
         once = key
         if order.keyed and not key and not order.wanted.dry_run:
@@ -318,8 +323,8 @@ class ControlClient:
         repeatable: bool = False,
         key: str = "",
     ) -> Answer:
-        """`timeout_s`: None takes the client's own. The controller recognises a repeated call by
-        its `key`. If the answer is lost, a `repeatable` call is sent again."""
+        """`timeout_s`: None means the client's own timeout. `key`: the controller recognises a
+        repeated call by it. If the answer is lost, a `repeatable` call is sent again."""
         timeout_s = timeout_s or self._timeout_s
         response = self._send(method, path, body, params, timeout_s, repeatable, key)
         if not response.is_success:
@@ -446,7 +451,8 @@ def _certificates(url: str) -> bool | ssl.SSLContext:
 
 
 def _schema_version(body: bytes) -> int:
-    """The schema of an answer that this llumctl cannot parse; our own if the answer names none."""
+    """The schema version of an answer that this llumctl cannot parse; our own version if the answer
+    names none."""
     try:
         return AnswerModel.model_validate_json(body).schema_version
     except ValidationError:
@@ -465,12 +471,12 @@ class Lost:
 
 
 class Follower:
-    """Follows the watch stream across lost connections and new controllers. After a loss it goes on
-    from the last event.
+    """Follows the watch stream across lost connections and new controllers. After a loss the stream
+    continues behind the last event.
 
-    A daemon thread that nobody waits for reads the stream, so that a controller that hangs delays
-    neither the listener nor the program's end. The thread calls `hear` with each frame and each
-    loss. While `hear` blocks, nothing is read, and TCP slows the controller down.
+    A daemon thread reads the stream, and nobody waits for that thread: so a controller that hangs
+    delays neither the listener nor the program's end. The thread calls `hear` with each frame and
+    each loss. While `hear` blocks, nothing is read, and TCP slows the controller down.
     """
 
     def __init__(
@@ -495,7 +501,7 @@ class Follower:
         threading.Thread(target=self._follow, name="watch", daemon=True).start()
 
     def stop(self) -> None:
-        """From now on `hear` is called for no further frame. Does not wait for the thread."""
+        """From now on `hear` gets no further frame. This method does not wait for the thread."""
         self._stopped.set()
 
     def _follow(self) -> None:

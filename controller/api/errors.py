@@ -26,8 +26,8 @@ that of `--if-revision`; the cluster is not as it was shown or planned."""
 EXIT_WOULD_CHANGE = 10
 """A dry run that would change something."""
 EXIT_TIMED_OUT = 124
-"""Time is over: the cluster is not ready, the condition of `status --wait` did not come about, a
-move was not over within `--timeout`, or the deadline of a drain passed."""
+"""Something took too long: the cluster was not ready, the condition of `status --wait` did not come
+true, a move was not over within `--timeout`, or the deadline of a drain passed."""
 EXIT_INTERRUPTED = 130
 """Interrupted."""
 
@@ -38,7 +38,8 @@ def one_line(error: BaseException, max_chars: int = 200) -> str:
 
 
 class LlumctlError(Exception):
-    """`message` says what and why, `hint` the command to try next (empty: none known)."""
+    """`message` says what went wrong and why. `hint` is the command to try next (empty: none is
+    known)."""
 
     exit_code: int = EXIT_FAILED
 
@@ -55,13 +56,14 @@ class LlumctlError(Exception):
 
 
 class UsageError(LlumctlError):
-    """A wrong flag, variable or config file, which the message names first."""
+    """A flag, a variable or the config file is wrong. The message begins with the wrong one."""
 
     exit_code = EXIT_USAGE
 
 
 class WrongSettingError(UsageError):
-    """A setting has a value that it cannot have; the command line says first where it was set."""
+    """A setting has a value that is not allowed. The command line puts the place where the value
+    was set in front of the message."""
 
     def __init__(self, key: tuple[str, ...], what: str, hint: str = "") -> None:
         super().__init__(f"{'.'.join(key)} {what}", hint)
@@ -83,7 +85,7 @@ class AnswerLostError(UnreachableError):
 
 
 class NotRunningError(UnreachableError):
-    """There is no run state: no cluster of that name was started, or it was stopped."""
+    """There is no run state: no cluster of that name was started, or the cluster was stopped."""
 
 
 class NotFoundError(LlumctlError):
@@ -115,13 +117,13 @@ class LastInstanceError(RefusedError):
 
 
 class ConflictError(LlumctlError):
-    """The cluster changed since it was looked at."""
+    """The cluster has changed since the caller looked at it."""
 
     exit_code = EXIT_CONFLICT
 
 
 class UnderWayError(ConflictError):
-    """The call asked about is not over."""
+    """The call that the client asks about is still being carried out."""
 
 
 class TimedOutError(LlumctlError):

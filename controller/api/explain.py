@@ -1,5 +1,5 @@
-"""The decisions that made a request's history: steps made of its events, and each step in words,
-for the command line and the dashboard alike.
+"""Explains a request's history: turns its events into steps, each with the decision behind it, and
+puts each step into words, for the command line and the dashboard alike.
 
 Events carry a decision's figures by name: `score_of_<instance>` of a dispatch,
 `freeness_of_<instance>` of a round, `stage_<n>_...` of a move's stage. All other names are the
@@ -35,7 +35,8 @@ STAGE = "stage_"
 
 
 def explain(history: Sequence[Event], num_forgotten: int = 0) -> tuple[Step, ...]:
-    """One step for each event, in the order of the events. Forgotten events were in the middle."""
+    """One step for each event, in the order of the events. Forgotten events get one step together,
+    in the middle, because the first and the last events are kept."""
     steps: list[Step] = []
     for event in history:
         if num_forgotten and len(steps) == len(history) // 2:
@@ -144,7 +145,7 @@ def _decision(event: Event, but: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _considered(numbers: Mapping[str, float | None], prefix: str) -> tuple[Considered, ...]:
-    """Instances in the order in which the decision named them, the best first."""
+    """The instances in the order in which the decision named them, the best first."""
     return tuple(
         Considered(instance_id=name.removeprefix(prefix), figure=value)
         for name, value in numbers.items()
@@ -181,7 +182,7 @@ def movable(found: Explanation) -> str:
 
 
 def told(step: Step) -> tuple[str, list[str]]:
-    """What happened, in words, and the figures of the decision."""
+    """What happened in this step, in words, and the figures of the decision."""
     if isinstance(step, DispatchStep):
         return _dispatched(step), []
     if isinstance(step, MoveStep):

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable
 
 
 def is_own_host(host: str, own: Collection[str]) -> bool:
-    """Whether the value of a Host header names this machine; it does not say where an answer goes.
-    All names of loopback are ours, with any port, as tunnels end there. `own`: further names and
-    addresses, from `own_names`."""
+    """Whether the value of a Host header names this machine. (The header does not say to whom the
+    answer goes.) All names of loopback are ours, with any port, because tunnels end there. `own`:
+    further names and addresses, from `own_names`."""
     name = host_name(host)
     if name in own or name == "localhost" or name.endswith(".localhost"):
         return True
@@ -20,9 +20,9 @@ def is_own_host(host: str, own: Collection[str]) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether data that is sent to the host stays on this machine, judged by the address and not by
-    what a name resolves to today. Other names of loopback (`a.localhost`) do not count: some
-    resolvers do not know them, and ask the network."""
+    """Whether data that is sent to the host stays on this machine. This is judged by the address,
+    not by what a name resolves to today. Names such as `a.localhost` do not count: some resolvers
+    do not know them, and ask the network."""
     if host == "localhost":
         return True
     address = host.strip("[]")
@@ -30,7 +30,7 @@ def is_loopback(host: str) -> bool:
 
 
 def own_names(written: Iterable[str]) -> frozenset[str]:
-    """The names and addresses that an operator wrote, in the form of Host headers."""
+    """The names and addresses that an operator wrote, in the form that Host headers have."""
     return frozenset(host_name(url_host(host) if _is_address(host) else host) for host in written)
 
 

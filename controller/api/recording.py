@@ -1,15 +1,16 @@
-"""Recordings of the watch stream: a header line, then the frames as they came, in JSON lines; and
-the requests of all instances in them.
+"""Recordings of the watch stream, in JSON lines: a header, then the frames as they came. Also
+extracts the requests of all instances from a recording.
 
 The frames are models of `controller.api.wire`, which has the rules of compatibility; readers skip
 frames that they do not know. A recording names requests and machines, so its file is private
 (0600).
 
-The watch stream has no requests, so `record` asks for them now and then. A frame of requests has
-whole requests when they begin, and later only what changed. Each request has a number, its place
-among all that began in the file, which names it from then on. For a held request the recording says
-only that it waited, at no instance: its place follows from its rank and arrival, its demand from
-its prompt. The instance that was kept for it is in the status.
+The watch stream has no requests, so `record` asks for them now and then. A frame of requests
+describes a request in full when the request begins, and later says only what changed. Each request
+gets a number, its place among all requests that began in the file; later frames name the request by
+this number. For a held request the recording says only that it waited, at no instance: its place in
+the queue follows from its rank and arrival, its demand from its prompt. The instance that was kept
+for it is in the status.
 """
 
 import os
@@ -49,23 +50,24 @@ if TYPE_CHECKING:
 
 RECORDING_VERSION = 1
 MAX_LINE_BYTES = 16 << 20
-"""Above the status of 1,000 instances; keeps a file that is no recording out of memory."""
+"""The longest line that is read. The status of 1,000 instances is shorter. The limit keeps a file
+that is no recording out of memory."""
 _BEGINNING = re.compile(
     rb'\{"type":"(status|event|gap|ping|requests)",'
     rb'"time_s":(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)[,}]'
     rb'(?:"event":\{"position":"[^"]*","kind":"(\w+)")?'
 )
-"""The beginning of a frame as our own writer writes it, which is enough to place the frame. Lines
-that begin in another way are parsed for that."""
+"""Matches the beginning of a frame as our own writer writes it. That is enough to place the frame.
+A line that begins in another way is parsed to place it."""
 
 
 REQUESTS_EVERY_S = 5.0
-"""What runs gets tokens all the time, so each request costs some 36 bytes whenever it is told; and
-all frontends are asked."""
+"""How often the requests are recorded. Running requests get tokens all the time, so each of them
+costs some 36 bytes in each frame of requests; and each time all frontends are asked."""
 MAX_REQUESTS = 10_000
 
 Recorded = Mapping[int, RequestStatus]
-"""The requests that lived when requests were recorded last, by their numbers."""
+"""The requests that were live when requests were recorded last, by their numbers."""
 
 
 class RecordingHeader(WireModel):
@@ -80,8 +82,8 @@ class RecordingHeader(WireModel):
 
 
 class Mark(NamedTuple):
-    """Where a frame is in the file, and what is known of it without parsing it. `kind`: the kind of
-    an event, else empty."""
+    """Where a frame is in the file, and what is known about it without parsing it. `kind`: the kind
+    if the frame is an event, else empty."""
 
     offset: int
     line: int
@@ -158,9 +160,10 @@ def new_header(cluster: str, time_s: float, status_every_s: float) -> RecordingH
 
 
 class RecordingReader:
-    """The frames of a recording, read as they are asked for.
+    """The frames of a recording, which are read only when the caller asks for them.
 
-    `truncated` turns true when the last line was cut, as a writer that was killed leaves it.
+    `truncated` turns true if the last line turns out to be cut, as a writer that was killed leaves
+    it.
 
     Raises:
         UsageError: no such file, or a line that a recording cannot have (`FILE:LINE`).
@@ -198,7 +201,8 @@ class RecordingReader:
                 yield frame
 
     def marks(self) -> Iterator[Mark]:
-        """The marks of all frames, which are not parsed: a bad line is found when it is read."""
+        """The marks of all frames. The frames are not parsed for that, so a bad line is found only
+        when its frame is read."""
         for number, offset, line in self._lines():
             found = _BEGINNING.match(line)
             if found and (found[3] or found[1] != b"event") and line.endswith(b"}\n"):
@@ -223,7 +227,7 @@ class RecordingReader:
         return found
 
     def frame(self, mark: Mark) -> Frame:
-        """Raises UsageError if its line is bad."""
+        """The frame at this mark. Raises UsageError if its line is bad."""
         self._file.seek(mark.offset)
         frame = self._parsed(mark.line, self._line())
         if frame is None:
@@ -231,7 +235,7 @@ class RecordingReader:
         return frame
 
     def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """(number, offset, line), from the first frame on."""
+        """Yields (number, offset, line) for each line from the first frame on."""
         self._file.seek(0)
         number, offset = 1, len(self._line())
         while line := self._line():
@@ -292,11 +296,13 @@ class RequestNumbers:
     def __init__(self) -> None:
         self._num_begun = 0
         self._known: dict[tuple[str, str, str], RequestStands] = {}
-        """By frontend, id and priority level. A request that gets another level begins anew."""
+        """The last state of each request, by its frontend, id and priority level. A request whose
+        level changes counts as a new request."""
 
     def frame(self, found: RequestList, time_s: float) -> RequestsFrame | None:
-        """What is new since the last call; None if nothing is new. Requests of a frontend that did
-        not answer stand as before: that happens under load, and does not mean that they ended."""
+        """What is new since the last call; None if nothing is new. If a frontend did not answer,
+        its requests stay as they were: that happens under load, and does not mean that they
+        ended."""
         began: list[RequestBegan] = []
         stands: list[RequestStands] = []
         num_before, known = self._num_begun, self._known
@@ -360,7 +366,7 @@ class RequestRecorder:
 
 
 def after(known: Recorded, frame: RequestsFrame) -> Recorded:
-    """The requests after this frame was recorded."""
+    """The recorded requests after this frame."""
     found = dict(known)
     for number in frame.gone:
         found.pop(number, None)
@@ -382,7 +388,7 @@ def after(known: Recorded, frame: RequestsFrame) -> Recorded:
 def of_instance(
     known: Recorded, instance_id: str, status: ClusterStatus | None = None
 ) -> RequestList:
-    """The requests of an instance, as the controller lists them; of all instances if the id is
+    """The requests of an instance, in the controller's order; those of all instances if the id is
     empty. `status`: the cluster's status at that moment."""
     found = [
         each
@@ -475,8 +481,8 @@ def _stands(request: RequestStatus, number: int) -> RequestStands:
 def with_places(
     requests: Iterable[RequestStatus], status: ClusterStatus | None
 ) -> list[RequestStatus]:
-    """The requests, those that are held with their place. `status`: the cluster's status at that
-    moment; if it has no held requests, no request gets a place."""
+    """The requests; each held request gets its place in the controller's queue. `status`: the
+    cluster's status at that moment; if it has no held requests, no request gets a place."""
     found = list(requests)
     if status is None or status.held is None:
         return found

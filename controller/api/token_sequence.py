@@ -14,11 +14,11 @@ from zlib import crc32
 
 FIRST = 270
 COUNT = 8191
-"""Ids [FIRST, FIRST + COUNT) are whole words of the embedded model's vocabulary. A prime, so that
-every bit of the checksum counts: similar prompts start far apart."""
+"""Ids [FIRST, FIRST + COUNT) are whole words of the embedded model's vocabulary. COUNT is a prime,
+so that every bit of the checksum counts: answers to similar prompts start far apart."""
 STRIDE = 3571
-"""The step from one word to the next. Neighbouring ids are spellings of one word, which would be
-dull to read."""
+"""The step from one word to the next. With a step of 1 answers would be dull to read, because
+neighbouring ids are spellings of one word."""
 END = 1
 """The embedded model's end-of-sequence token."""
 
@@ -37,7 +37,7 @@ def token(start: int, position: int) -> int:
 
 
 def first_position(start: int, token_id: int, begin: int = 0) -> int | None:
-    """The first position of a token at or after `begin`; None if the token is no word."""
+    """The first position at or after `begin` that has this token; None if the token is no word."""
     if not FIRST <= token_id < FIRST + COUNT:
         return None
     position = (token_id - FIRST - start) * pow(STRIDE, -1, COUNT)
@@ -46,7 +46,8 @@ def first_position(start: int, token_id: int, begin: int = 0) -> int | None:
 
 def natural_length(prompt_token_ids: Sequence[int]) -> int:
     """The length of an answer that has no other bound, END included: 16 to 512 tokens, all about
-    equally likely. It follows from the part of the checksum that `start` does not use."""
+    equally likely. The length is computed from the part of the checksum that `start` does not
+    use."""
     span = MAX_NATURAL_TOKENS - MIN_NATURAL_TOKENS + 1
     return MIN_NATURAL_TOKENS + _checksum(prompt_token_ids) // COUNT % span
 

@@ -55,7 +55,7 @@ MAX_NAMED_ROLES = 12
 
 class ScaleRequest(SpecOrderBody):
     """Sets the number of instances. A `change` of the number can only be planned (`dry_run`): the
-    plan says which number to ask for, at which revision. `deadline_s` (seconds from now) and
+    plan names the number to ask for, and the revision. `deadline_s` (seconds from now) and
     `on_deadline` apply to the drains of a scale-in."""
 
     target: int | None = Field(default=None, ge=0, le=MAX_INSTANCES)
@@ -90,12 +90,13 @@ class ScaleReport(AnswerModel):
     undrained: tuple[str, ...] = ()
     draining: tuple[DrainReport, ...] = ()
     holds_autoscale: bool = False
-    """Auto-scaling is on, or in its dry-run mode, and leaves the number as it is until an operator
-    releases it."""
+    """Whether auto-scaling is on, or in its dry-run mode, but leaves the number as it is until an
+    operator releases it."""
 
 
 class Scale(OnCluster[ScaleRequest, ScaleReport]):
-    """`wanted` has a target, or a change that the plan turns into a target."""
+    """`wanted` has a target number, or a change of the number, which the plan turns into a
+    target."""
 
     kind, word = "scale", "Scale"
     does = "Change the number of instances"
@@ -135,7 +136,8 @@ class Scale(OnCluster[ScaleRequest, ScaleReport]):
         return f"Scale {'to ' if self.wanted.change is None else ''}{self._number}?"
 
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
-        """The order names the instances that would be removed, so that no others are."""
+        """The resulting order names the instances that the plan would remove, so that no others are
+        removed."""
         report = client.send(self.dry())
         if not (report.added or report.undrained or report.draining):
             return Plan((f"there are {report.target} instances already",), None)
@@ -182,7 +184,8 @@ class RollingRequest(SpecOrderBody):
     start_timeout_s: float = Field(default=600.0, gt=0, le=MAX_DEADLINE_S)
     """Seconds that a new process may take until it serves."""
     force: bool = False
-    """Even if no other instance serves meanwhile; new requests are held then."""
+    """Restarts the instances even if no other instance serves meanwhile; new requests are held
+    then."""
     engine_args: dict[str, JsonValue] = Field(default_factory=dict, max_length=MAX_ENGINE_ARGS)
     """Engine arguments that every instance gets, by their Python names; null takes an argument back
     to its value at the cluster's start. Other arguments stay as they are."""
@@ -299,7 +302,8 @@ class SettingsPatch(SpecOrderBody):
     """Makes all `changes` or, if one is wrong, none. A change of `autoscale.mode`, even to the
     value that it has, releases auto-scaling from an operator's scale."""
 
-    # Each setting has its own bounds, and a refusal by them names the setting.
+    # Infinity and NaN get through here: each setting has its own bounds, and a refusal by those
+    # names the setting.
     model_config = ConfigDict(allow_inf_nan=True)
 
     changes: dict[str, SettingValue] = Field(min_length=1, max_length=100)
@@ -332,7 +336,7 @@ class SettingChanges(AnswerModel):
     """The settings whose value changed."""
     roles: tuple[InstanceRole, ...] = ()
     releases_autoscale: bool = False
-    """An operator's own scale no longer wins over auto-scaling."""
+    """Whether the change ends an operator's own scale, which until then wins over auto-scaling."""
     revision: int = 0
 
 
@@ -394,8 +398,8 @@ class SetSettings(OnCluster[SettingsPatch, SettingChanges]):
 
 
 class Autoscale(SetSettings):
-    """The order `set` of one setting, for which the console and the command line have words of
-    their own. The table of orders does not list it."""
+    """The order `set` for one setting, for which the console and the command line have words of
+    their own. The table of orders does not list this order."""
 
     kind = "autoscale"
     key = "A"

@@ -48,7 +48,7 @@ class CannotMove(WireModel):
 
 
 REPLAYS = "replays"
-"""The code of a planned departure without a move: the request would be replayed elsewhere."""
+"""The code for a request that would leave without a move: another instance would replay it."""
 
 
 class PlannedDeparture(WireModel):
@@ -73,7 +73,7 @@ class DrainReport(AnswerModel):
     drain_id: str = ""
     state: DrainState
     safe_to_delete: bool = False
-    """The instance has no requests and gets none, so its process may be ended."""
+    """Whether the instance has no requests and gets none, so that its process may be ended."""
     num_requests_left: int = 0
     num_moving: int = 0
     num_moved: int = 0
@@ -90,16 +90,16 @@ class DrainReport(AnswerModel):
     reason: str = ""
     actor: str = ""
     removes_instance: bool = False
-    """The instance is removed once it is drained (scale-in)."""
+    """Whether the instance is removed once it is drained (scale-in)."""
     evacuates_instance: bool = False
-    """The instance is removed at the deadline, whatever is left there."""
+    """Whether the instance is removed at the deadline, whatever is left there."""
     restarts_instance: bool = False
-    """The instance's process is replaced once it is drained, which ends the drain."""
+    """Whether the instance's process is replaced once it is drained, which ends the drain."""
     incarnation: int | None = None
     pid: int | None = None
     """`incarnation` and `pid` are those of the present process; a restart changes both."""
     changes: bool = False
-    """The call changed something, or would in a dry run."""
+    """Whether the call changed something or, in a dry run, would change something."""
 
 
 class DrainList(AnswerModel):
@@ -107,7 +107,7 @@ class DrainList(AnswerModel):
 
 
 class _Emptying(OnInstance[Wanted, DrainReport]):
-    """Moves the instance's requests to other instances."""
+    """An order that moves the instance's requests to other instances."""
 
     report = DrainReport
     keyed = True
@@ -125,7 +125,7 @@ class _Emptying(OnInstance[Wanted, DrainReport]):
         return emptying(report, status)
 
     def outcome(self, report: DrainReport) -> Outcome:
-        """Undrain takes the order back while the instance's process is there."""
+        """Undrain can take the order back as long as the instance's process is there."""
         text = drain_progress(report).removeprefix(f"{self.instance_id}: ")
         return Outcome(text, can_undo=report.changes, awaits=awaited(report))
 
@@ -156,7 +156,8 @@ class Drain(_Emptying[DrainRequest]):
 
     @classmethod
     def of_each(cls, targets: Sequence[str], wanted: DrainRequest | None = None) -> list[Self]:
-        """No instance of the command is a destination for the requests of another one."""
+        """Each order names the other instances of the command, so that none of them is a
+        destination for requests."""
         return _together(super().of_each(targets, wanted))
 
     @property
@@ -195,45 +196,46 @@ class MarkRequest(SpecOrderBody):
     """Marks an instance. The mark outlives a restart of the controller and of the instance."""
 
     force: bool = False
-    """Even if no other instance serves: new requests are held meanwhile."""
+    """Makes the mark even if no other instance serves; meanwhile new requests are held."""
     with_ids: InstanceIds = ()
     """Other instances that the same command marks; it marks all or none."""
 
 
 class MarkReport(AnswerModel):
-    """The report of a mark; a field with the mark's name says whether the instance has it.
+    """The report of a mark. A field with the mark's name says whether the instance has the mark.
     `closed_by`: why the instance gets no new requests now, or would get none after a dry run's
     order; empty if it gets them."""
 
     instance_id: str
     closed_by: tuple[str, ...] = ()
     num_requests: int = 0
-    """The instance's requests by its last status, and those that were dispatched since."""
+    """How many requests the instance has: those that its last status reported, plus those that were
+    dispatched to it since."""
     dry_run: bool = False
     revision: int = 0
     reason: str = ""
     actor: str = ""
     """Who made the mark."""
     changes: bool = False
-    """The call changed something, or would in a dry run."""
+    """Whether the call changed something or, in a dry run, would change something."""
 
 
 Marked = TypeVar("Marked", bound=MarkReport)
 
 
 class Marking(OnInstance[Wanted, Marked]):
-    """Makes a mark, an operator's reason against an instance until it is taken back, or takes a
-    mark back. The controller carries out all such orders in the same way."""
+    """Makes or removes a mark. A mark is an operator's reason against an instance, which lasts
+    until an operator takes it back. The controller carries out all such orders in the same way."""
 
     mark: str
-    """The reason in `controller/core/load/closed.py`, where a row says what it stops. It is a word
-    that can follow `it is`, and the name of a field of the reports."""
+    """The mark's reason in `controller/core/load/closed.py`, where a row says what the reason
+    stops. It is a word that can follow `it is`, and also the name of a field of the reports."""
     marks: bool
-    """Whether the order makes the mark."""
+    """Whether the order makes the mark (otherwise it takes the mark back)."""
 
     @classmethod
     def words(cls, report: Marked) -> str:
-        """A line that begins with the instance's id."""
+        """The report in one line, which begins with the instance's id."""
         raise NotImplementedError
 
     @classmethod
@@ -243,8 +245,8 @@ class Marking(OnInstance[Wanted, Marked]):
 
     @classmethod
     def of_each(cls, targets: Sequence[str], wanted: Wanted | None = None) -> list[Self]:
-        """The orders of one command name each other, so that no instance counts as one that would
-        still serve if the command marks it."""
+        """Each order names the other instances of the command: an instance that the command marks
+        does not count as one that would still serve."""
         orders = super().of_each(targets, wanted)
         return _together(orders) if cls.marks else orders
 
@@ -337,7 +339,7 @@ class RestartRequest(SpecOrderBody):
     """Seconds from now. None: no deadline."""
     now: bool = False
     force: bool = False
-    """Even if no other instance serves: new requests are held meanwhile."""
+    """Restarts the instance even if no other instance serves; meanwhile new requests are held."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "RestartRequest":
@@ -382,7 +384,7 @@ class EvacuateRequest(SpecOrderBody):
     within_s: float = Field(default=30.0, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now."""
     force: bool = False
-    """Even if no other instance serves."""
+    """Evacuates the instance even if no other instance serves."""
 
 
 class Evacuate(_Emptying[EvacuateRequest]):

@@ -81,7 +81,7 @@ class MigrationReport(AnswerModel):
     """A command that would help, if one is known."""
     num_blocks: int = 0
     num_bytes: int = 0
-    """What the last attempt copied."""
+    """How many bytes the last attempt copied."""
     copy_time_s: float = 0.0
     downtime_s: float | None = None
     """From the last token of one instance to the first token of the other, as the client got them.
@@ -120,7 +120,8 @@ class Migrate(OnRequest[MigrateRequest, MigrationReport]):
 
     @property
     def takes_s(self) -> float:
-        """The controller answers when the move is over, or after this time that it goes on."""
+        """The controller answers when the move has ended; or, after this time, with the news that
+        the move goes on."""
         return self.wanted.timeout_s
 
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
@@ -165,8 +166,9 @@ class PriorityEffect(WireModel):
 
 class PriorityReport(AnswerModel):
     """`previous` and `level` are the same if nothing changed. `instance_id`: the request's
-    instance, null if it has none. `effect`: by the instance's last status; only in a dry run for a
-    request that runs, as a request that waits only gets another place in the queue."""
+    instance, null if it has none. `effect`: computed from the instance's last status; set only in a
+    dry run for a request that runs, because a request that waits only gets another place in the
+    queue."""
 
     request_id: str
     client_id: str = ""
@@ -267,7 +269,8 @@ ORDERS: tuple[type[Order[Any, Any]], ...] = (Migrate, SetPriority, Abort)
 
 
 def priority_effect(effect: PriorityEffect) -> list[tuple[str, str]]:
-    """What another priority changes at the request's instance, as pairs of a name and a change."""
+    """What another priority changes at the request's instance, as pairs: the name of a figure, and
+    its change."""
     before, after = effect.freeness_steps_before, effect.freeness_steps_after
     return [
         ("headroom", f"{effect.headroom_blocks_before} -> {effect.headroom_blocks_after} blocks"),

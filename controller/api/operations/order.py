@@ -26,11 +26,11 @@ class OrderBody(OrderModel):
     dry_run: bool = False
     """Says what would change, and changes nothing."""
     reason: Reason = ""
-    """Why, for the audit log."""
+    """The operator's reason, for the audit log."""
 
 
 class SpecOrderBody(OrderBody):
-    """Of an order that changes the cluster's spec."""
+    """The body of an order that changes the cluster's spec."""
 
     if_revision: Revision = None
     """The call is refused if the cluster has another revision."""
@@ -61,20 +61,20 @@ class Danger(StrEnum):
 
 
 class End(StrEnum):
-    """How an order ends for an instance."""
+    """How an order ended for one instance."""
 
     DRAINED = "drained"
     REMOVED = "removed"
     RESTARTED = "restarted"
     STARTED = "started"
     ROLLED = "rolled"
-    """All instances were restarted; `Awaited` names none then."""
+    """All instances were restarted. `Awaited` names no instance then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What an order waits for after its answer. `drain_id`: the drain or the rolling restart that
-    must be over. `incarnation`: of the process that must go."""
+    """Something that an order waits for after its answer. `drain_id`: the drain or the rolling
+    restart that must end. `incarnation`: the incarnation of the process that must go."""
 
     instance_id: str
     end: End
@@ -84,21 +84,21 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a report says. `can_undo`: undo can take the order back, unless somebody changes the
-    cluster first."""
+    """The outcome that a report describes. `can_undo`: undo can take the order back, unless
+    somebody changes the cluster first."""
 
     text: str
     can_undo: bool = False
     failed: bool = False
     """The controller answered, but what the order asks for did not happen."""
     awaits: tuple[Awaited, ...] = ()
-    """What is not over yet and can be followed in the statuses."""
+    """What is still under way, and can be followed in the statuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Given]):
-    """What an order would do, by the control API's dry run. The first line is a summary. `order`:
-    the order to give, at the revision of the plan; None if there is nothing to do."""
+    """What an order would do, according to the control API's dry run. The first line is a summary.
+    `order`: the order to give, at the revision of the plan; None if there is nothing to do."""
 
     lines: tuple[str, ...]
     order: Given | None
@@ -107,7 +107,7 @@ class Plan(Generic[Given]):
 
 
 class Controller(Protocol):
-    """What a plan asks of a controller; `controller.api.client` does it over HTTP."""
+    """The calls that a plan makes to a controller. `controller.api.client` makes them over HTTP."""
 
     def status(self) -> ClusterStatus: ...
 
@@ -119,7 +119,8 @@ class Order(Generic[Wanted, Report]):
     order."""
 
     kind: str
-    """The order's name. The audit log keeps it for orders that take others back."""
+    """The order's name. The audit log stores it as the name of the order that takes an operation
+    back."""
     about: Kind
     does: str
     """One line for the control API's description of itself."""
@@ -134,10 +135,10 @@ class Order(Generic[Wanted, Report]):
     """Whether the order changes the cluster's spec. Such orders are carried out one after the
     other, and may name the revision that they are about."""
     keyed: bool = False
-    """Whether the order has another effect the second time. Then a client sends it with a key, by
-    which the controller recognises it if the answer was lost."""
+    """Whether carrying the order out twice has more effect than once. A client then sends the order
+    with a key, by which the controller recognises a repetition if the answer was lost."""
     repeatable: bool = False
-    """Whether the order names the state that it makes, so that it may be sent twice without a
+    """Whether the order names the state that it makes, so that it may be sent twice even without a
     key."""
     undone_by: str = ""
     """The kind of the order that takes this one back; empty if there is none."""
@@ -216,8 +217,8 @@ class Order(Generic[Wanted, Report]):
 
     @property
     def lane(self) -> str:
-        """Orders of one lane are sent one after the other: each order that changes the spec carries
-        the revision that the order before it left."""
+        """Orders of one lane are sent one after the other. Each order that changes the spec carries
+        the revision that the order before it produced."""
         return "spec" if self.changes_spec else self.target
 
     @property
@@ -243,8 +244,9 @@ class Order(Generic[Wanted, Report]):
         return self.but(dry_run=True)
 
     def asked(self, client: Controller, name: str) -> tuple[Report, Self, str]:
-        """The report of the order's dry run; the order to give, at the report's revision; and what
-        an operator must type to give it: `name` if no other instance would serve, else nothing."""
+        """Makes a dry run of the order. Returns its report; the order to give, at the report's
+        revision; and what an operator must type to give it: `name` if no other instance would
+        serve, else nothing."""
         order, to_type = self, ""
         try:
             report = client.send(order.dry())

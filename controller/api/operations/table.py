@@ -1,6 +1,5 @@
-"""The table of all orders; the operations of the last time; and the order that takes one of them
-back.
-"""
+"""The table of all orders, the list of the last operations, and the order that takes an operation
+back."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -29,7 +28,7 @@ def _known(kind: str) -> str:
 
 class Undo(WireModel):
     """The order that takes an operation back, and the state that the operation made. If the state
-    is another one by now, somebody changed it since."""
+    is another one by now, somebody has changed it since."""
 
     kind: Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*UNDOING]})]
     target: str = ""
@@ -68,8 +67,8 @@ class OperationList(AnswerModel):
 
 LIST = "llumctl undo --list"
 MAX_LISTED = 200
-"""How many operations are searched for an id, or for the last operation that was done: many that
-failed may be newer."""
+"""How many operations are searched for an id, or for the last operation that was done: many
+operations that failed may be newer than that one."""
 
 
 def chosen(done: OperationList, entry_id: str = "") -> OperationEntry:
@@ -99,7 +98,8 @@ def words(undo: Undo) -> str:
 
 def inverse(entry: OperationEntry, revision: int, reason: str = "") -> Order[Any, Any]:
     """The order that takes the operation back. The controller refuses it if the cluster's spec has
-    another revision by then, so nothing is undone that has changed since it was found undoable."""
+    another revision by then: so nothing is undone that changed after it was found to be
+    undoable."""
     assert entry.undo is not None
     return because(taking_back(entry.undo).at(revision), entry, reason)
 

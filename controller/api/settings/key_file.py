@@ -48,14 +48,14 @@ def parse_line(line: str) -> ApiKey:
 
 
 def own_limits(lines: Sequence[str]) -> dict[str, Mapping[str, int]]:
-    """The limits of the keys that have some of their own, by `key_id`."""
+    """The limits of each key that has limits of its own, under the key's `key_id`."""
     keys = [parse_line(line) for line in lines]
     return {key_id(each.key): each.limits for each in keys if each.limits}
 
 
 def check(text: str, levels: Collection[str]) -> None:
-    """Raises ValueError if a line is wrong. The error names the line but quotes nothing of it, as
-    that could show a key with a blank in it."""
+    """Raises ValueError if a line is wrong. The error names the line but quotes nothing of it,
+    because a quote could show a key that contains a blank."""
     seen: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():

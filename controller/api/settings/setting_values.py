@@ -76,9 +76,9 @@ def converted(table: type, key: str, text: str) -> Any:
 
 
 def value_of(key: str, text: str) -> Any:
-    """The inverse of `quantities.setting_value`. For an unknown setting, and for a setting that
-    cannot have this value, the result is what the text looks like; the validation of the settings
-    then refuses it."""
+    """The inverse of `quantities.setting_value`. If the setting is unknown, or cannot have this
+    value, the result has the type that the text looks like; the validation of the settings then
+    refuses it."""
     name, _, rest = key.partition(".")
     key = rest.rpartition(".")[2]
     if name in OPEN_TABLES or name not in Settings.model_fields:
@@ -133,7 +133,8 @@ def _words_of_schema(schema: Mapping[str, Any]) -> str:
 
 
 def wanted(details: ErrorDetails) -> str:
-    """What the value must be, by pydantic's error; empty if the error is about something else."""
+    """What the value must be, in words, from pydantic's error; empty if the error is about
+    something else."""
     kind, context = details["type"], details.get("ctx", {})
     if kind in _KINDS:
         return _KINDS[kind]
@@ -209,7 +210,7 @@ def changed(settings: Settings, changes: Mapping[str, SettingValue]) -> Settings
 
 
 def of_the_console(key: str) -> SettingError:
-    """The error that says where a setting of `CONSOLE_TABLES` belongs."""
+    """The error for a setting of `CONSOLE_TABLES`. It says where such a setting belongs."""
     return SettingError(
         f"{key[:60]} is not a setting of a cluster: top and status read it from the config file",
         "llumctl config path",

@@ -1,7 +1,7 @@
-"""What the tables of settings have in common, and what can be read from them.
+"""The base class of the tables of settings, and functions that read a table's types and schema.
 
-A table is a class. If the core goes by the table, it is a class of `controller.core.settings`,
-otherwise a `Table` of this package.
+A table is a class. A table that the core reads is a class of `controller.core.settings`; any other
+is a `Table` of this package.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ class Table(BaseModel):
 
 
 class _Read:
-    """Lets pydantic read a table of the core from a dict: in strict mode it would take nothing but
-    an instance of the dataclass."""
+    """Lets pydantic read a table of the core from a dict. Otherwise, in strict mode, pydantic would
+    accept nothing but an instance of the dataclass."""
 
     @staticmethod
     def __get_pydantic_core_schema__(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -53,7 +53,7 @@ def kinds(table: Any) -> Mapping[str, Any]:
 
 @cache
 def schemas(table: type) -> Mapping[str, Mapping[str, Any]]:
-    """The JSON schema of each key of a table: its meaning, its bounds and its default."""
+    """The JSON schema of each key of a table: the key's meaning, bounds and default."""
     found: dict[str, Any] = TypeAdapter(table).json_schema()["properties"]
     return found
 

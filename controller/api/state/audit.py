@@ -21,7 +21,7 @@ from controller.api.state import run_state, user_files
 from controller.api.text.quantities import moment
 
 FILE = "audit.log"
-# So a reason is recorded whole.
+# As long as the longest reason, so that a reason is recorded whole.
 MAX_FIELD_CHARS = MAX_REASON_CHARS
 MAX_TAIL_BYTES = 1 << 18
 DOWN = "down"
@@ -127,7 +127,7 @@ def one_short_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LastStop:
-    """`time_s`: when the cluster was gone, or, if the log does not tell, when the stop began."""
+    """`time_s`: when the cluster was gone; if the log does not say that, when the stop began."""
 
     time_s: float
     actor: str

@@ -1,4 +1,4 @@
-"""The last lines of a log file, and the lines that are added to it."""
+"""Reads the last lines of a log file, and the lines that are added to it."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from controller.api.state import user_files
 from controller.api.text.quantities import printable
 
 BLOCK_BYTES = 1 << 16
-# An unfinished line that is longer is shown in pieces.
+# The longest line that is kept together. A longer line that is not finished yet is shown in pieces.
 MAX_LINE_BYTES = 1 << 20
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -81,8 +81,8 @@ class LogTail:
         return (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino)
 
     def _rest_of_what_was_emptied(self) -> list[str]:
-        """The unread rest of a log that was full, and so was copied aside and emptied in its place.
-        The part that was read so far has the same length in the copy."""
+        """The unread rest of a full log, which was copied aside and then emptied in its place. The
+        part that had been read has the same length in the copy."""
         if self._file is None or os.fstat(self._file.fileno()).st_size >= self._file.tell():
             return []
         read_bytes, lines = self._file.tell(), []

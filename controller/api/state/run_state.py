@@ -49,8 +49,8 @@ class RunState:
     """`down` stops Ray only if `up` started it."""
     ray_head_pid: int | None
     ray_head_started_s: float | None
-    """When the head process was created, in seconds since the epoch: by this a later process with
-    the same pid is not taken for the head."""
+    """When the head process was created, in seconds since the epoch. The time distinguishes the
+    head from a later process with the same pid."""
     namespace: str
     started_at_s: float
     """Seconds since the epoch."""
@@ -59,8 +59,8 @@ class RunState:
     grace_s: float = 30.0
     """How long `down` lets live requests go on by default."""
     ray_environment: dict[str, str] = field(default_factory=dict)
-    """The environment that a process needs to reach this Ray: the kind of authentication and the
-    token's place."""
+    """The environment that a process needs to reach this Ray: the kind of authentication, and where
+    the token is."""
     endpoint_certificate: str = ""
     """The file with the endpoint's certificate; empty if the endpoint speaks plain http."""
     config_file: str = ""
@@ -204,8 +204,8 @@ def lock(cluster: str) -> Iterator[None]:
 
 
 def is_being_changed(cluster: str) -> bool:
-    """Whether an `up` or `down` of the cluster is at work, by the kernel's list of locks. To try
-    the lock instead would refuse an `up` that comes at that moment."""
+    """Whether an `up` or `down` of the cluster is at work, according to the kernel's list of locks.
+    Trying the lock instead would make an `up` fail that starts at that moment."""
     with contextlib.suppress(OSError):
         found = (state_path(cluster) / _LOCK).stat()
         ours = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"

@@ -42,7 +42,8 @@ _LOAD, _MOVES, _BUSY = len(_STATES), len(_STATES) + 1, len(_STATES) + 2
 GIANT_RATIO = 0.25
 """The words about a queue head that needs at least this share of an instance name the share."""
 FEW_REQS = 10
-"""If so few requests hold most of an instance, they are giants: some 30 usual requests fit."""
+"""If at most this many requests hold most of an instance, they are called giants. An instance has
+room for some 30 usual requests."""
 MOST_RATIO = 0.75
 
 _QUEUE_WHYS: Mapping[str, str] = {
@@ -72,15 +73,16 @@ class _Limits:
     raised: Collection[tuple[str, str]]
 
     def over(self, subject: str, name: str, value: float) -> float:
-        """How many times as large as the limit of this name the value is, if that is an alarm;
-        else 0. A limit of 0 means no alarm."""
+        """The value divided by the limit of this name, if the value is an alarm; otherwise 0. A
+        limit of 0 means no alarm."""
         limit: float = getattr(self.table, name)
         if not limit or value < limit * CLEARED_SHARE:
             return 0.0
         return value / limit if value >= limit or (subject, name) in self.raised else 0.0
 
     def all_over(self, subject: str, **values: float) -> dict[str, float]:
-        """The names of those limits that are passed, each with the value's `over`."""
+        """The names of the limits that these values pass, each with the quotient that `over`
+        returns."""
         overs = {name: self.over(subject, name, value) for name, value in values.items()}
         return {name: over for name, over in overs.items() if over}
 
@@ -88,8 +90,8 @@ class _Limits:
 def alarms(
     status: "ClusterStatus", limits: "ConsoleTable", before: Collection[Alarm] = ()
 ) -> list[Alarm]:
-    """The alarms, the worst first, ties in the order of the status. `before`: the present alarms,
-    each of which lasts until its figure is well below the limit."""
+    """The alarms, the worst first; equally bad ones in the order of the status. `before`: the
+    alarms so far. Each of them lasts until its figure is well below the limit."""
     if status.state == "stopping":
         return []
     bounds = _Limits(limits, {(alarm.subject, name) for alarm in before for name in alarm.passed})
@@ -154,8 +156,8 @@ def _of_head(item: "InstanceStatus", head: "QueueHeadStatus | None", waited_s: f
 
 
 def _of_frontend(item: "FrontendStatus", limits: _Limits, *, slow: bool) -> Alarm | None:
-    """`slow`: whether a slow TTFT of the frontend is an alarm. It is none if an instance has that
-    alarm, as a frontend's requests are those of the instances."""
+    """`slow`: whether a slow TTFT of the frontend is an alarm. It is not if an instance already has
+    that alarm, because the frontend's requests run on the instances."""
     causes = list(_of_state(item))
     if causes:
         return Alarm(item.id, tuple(causes), (_STATES.index(item.state), 0.0))
@@ -249,7 +251,7 @@ def _why_queued(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str
 
 
 def _giants(item: "InstanceStatus", name: str) -> Iterator[str]:
-    """Says so if a few requests hold most of the instance."""
+    """Says that a few requests hold most of the instance, if they do."""
     running, usage = item.num_running_reqs or 0, item.kv_cache_usage or 0.0
     if 0 < running <= FEW_REQS and usage >= MOST_RATIO:
         yield f"{running} request{'s hold' if running > 1 else ' holds'} {usage:.0%} of {name}"
@@ -281,8 +283,8 @@ def _why_held(head: "HeldHeadStatus", status: "ClusterStatus") -> Iterator[str]:
 
 
 def _fragmented(item: "InstanceStatus", demand_blocks: int, status: "ClusterStatus") -> str:
-    """Where there would be room for the head of a queue. Free blocks of an instance that is
-    reserved, or gets no requests, are no room for it."""
+    """Says where there would be room for the head of a queue. Free blocks do not count as room for
+    it if their instance is reserved or gets no new requests."""
     active = [each for each in status.instances if each.state == "active" and each.id != item.id]
     others = [each for each in active if not no_requests(each)]
     rooms = [(free_blocks(each) or 0, each.id) for each in others if not is_reserved(each)]
@@ -297,7 +299,8 @@ def _fragmented(item: "InstanceStatus", demand_blocks: int, status: "ClusterStat
 
 
 def _by_levels(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str]:
-    """Says so if most requests that run there have a priority that keeps a headroom."""
+    """Says that most of the instance's running requests have a priority level that keeps a
+    headroom, if that is so."""
     running = item.num_running_reqs or 0
     for level in status.levels:
         number = item.num_running_by_level.get(level.name, 0)
@@ -306,7 +309,7 @@ def _by_levels(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str]
 
 
 def _hurt_by_silence(item: "InstanceStatus") -> Iterator[str]:
-    """How many requests an instance has that does not answer."""
+    """How many requests are on an instance that does not answer."""
     number = (item.num_running_reqs or 0) + (item.num_waiting_reqs or 0)
     if number:
         yield f"{number} request{'s stand' if number > 1 else ' stands'} still there"

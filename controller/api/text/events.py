@@ -112,12 +112,13 @@ _SEVERITIES: Mapping[str, Severity] = {
     "stalled": Severity.BAD,
     "lost": Severity.BAD,
 }
-"""A key is a whole kind, or the last word of kinds that have no key of their own."""
+"""The severities of events. A key is a whole kind of event, or the last word of a kind that has no
+key of its own."""
 
 
 class Weight(StrEnum):
-    """A `routine` event is so frequent in a cluster that works that a rate says more than a line
-    for each event."""
+    """How interesting an event is. A `routine` event is so frequent in a healthy cluster that a
+    rate says more than a line for each event."""
 
     ROUTINE = "routine"
     NOTABLE = "notable"
@@ -190,8 +191,8 @@ def reasons(event: "Event") -> tuple[str, ...]:
 
 
 def figures(event: "Event") -> tuple[str, ...]:
-    """The known figures in words. Only `explain` shows the freeness of other instances at a
-    decision."""
+    """The known figures in words. The freeness that other instances had when the decision was made
+    is left out: only `explain` shows it."""
     return tuple(
         figure(name, value)
         for name, value in event.numbers.items()

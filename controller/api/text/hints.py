@@ -1,13 +1,13 @@
-"""Commands that texts name: with the flags that choose the reader's cluster, and those that install
-another llumctl or its engines; and this llumctl's version.
+"""Completes the commands that messages name with the flags that choose the reader's cluster. Also
+has the commands that install another llumctl or its engines, and this llumctl's version.
 
-Texts say `llumctl drain i-3` and nothing of clusters: their author, such as the controller, cannot
-know under which name, or over which tunnel, the reader has this cluster. The program that shows a
-text knows it, and passes the text through `aimed`. Otherwise the bare command, pasted beside
-another cluster, would drain or stop that one.
+Messages say `llumctl drain i-3` and nothing of clusters: their author, such as the controller,
+cannot know under which name, or over which tunnel, the reader has this cluster. The program that
+shows a message knows it, and passes the text through `aimed`. Otherwise the bare command, pasted
+next to another cluster, would drain or stop that cluster.
 
-This module imports the standard library only. It reads the rows of orders, which say what their
-commands are, only if a text names a command that stands in no list here.
+This module imports the standard library only. The table of orders also says what commands there
+are. It is imported only if a text names a command that is in none of the lists here.
 """
 
 import re
@@ -24,7 +24,7 @@ BY_NAME_OR_URL = frozenset(
         *("bench", "events", "record", "requests", "status", "top", "undo"),
     }
 )
-"""Commands whose `--cluster` takes a name or a URL, beside the commands of all orders."""
+"""Commands whose `--cluster` takes a name or a URL. The commands of all orders do too."""
 WITH_CONFIG = frozenset({"config path", "config show", "doctor", "profile", "up"})
 """Commands whose `--config` decides what they start or show, and the cluster's name."""
 _ELSEWHERE = re.compile(r"\s(--cluster|--config|--help|--url|--replay)\b")
@@ -47,8 +47,8 @@ def _of_orders() -> frozenset[str]:
 
 
 def aimed(text: str, of_cluster: str, config: str = "") -> str:
-    """The text with these flags behind the name of each command of llumctl that takes them.
-    `of_cluster`: ` --cluster prod`, or empty if the bare command means the cluster anyway.
+    """The text, with these flags added behind the name of each llumctl command that takes them.
+    `of_cluster`: ` --cluster prod`, or empty if the bare command means this cluster anyway.
     `config`: ` --config FILE`, or empty."""
     if not of_cluster and not config:
         return text
@@ -91,7 +91,7 @@ def upgrade_command() -> str:
 
 
 def engines_command(*, gpu: bool = False) -> str:
-    """Installs vLLM and torch beside this llumctl."""
+    """The command that installs vLLM and torch beside this llumctl."""
     if is_checkout():
         return "make install"
     if gpu:
@@ -100,5 +100,5 @@ def engines_command(*, gpu: bool = False) -> str:
 
 
 def extra_command(extra: str) -> str:
-    """Installs the packages of an extra beside this llumctl."""
+    """The command that installs the packages of an extra beside this llumctl."""
     return "make install" if is_checkout() else f"pip install 'llumctl[{extra}]'"

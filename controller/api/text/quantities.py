@@ -10,7 +10,8 @@ from datetime import datetime, tzinfo
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-# Longer than any wait and any log. A longer sleep would overflow.
+# The longest duration that is accepted. It is longer than any wait and any log; a longer sleep
+# would overflow.
 _MAX_S = 10 * 366 * 86400.0
 
 
@@ -58,7 +59,7 @@ def seconds_of(text: str) -> float | None:
 
 
 def latency(seconds: float | None) -> str:
-    """As `duration`, but milliseconds below one second: 240ms, 1.9s, 12s."""
+    """Like `duration`, but in milliseconds below one second: 240ms, 1.9s, 12s."""
     if seconds is not None and 0 <= seconds < 0.9995:
         return f"{1000 * seconds:.0f}ms"
     return duration(seconds)
@@ -98,7 +99,8 @@ def moment(time_s: float, now_s: float, zone: tzinfo | None = None) -> str:
 
 
 def setting_value(value: float | str | bool | None) -> str:
-    """The value as it can be typed: large numbers are written in full, no value is `none`."""
+    """The value as a user would type it: large numbers are written in full, and a missing value is
+    `none`."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -109,7 +111,7 @@ def setting_value(value: float | str | bool | None) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text without anything that could drive the terminal. White space becomes a space; other
+    """The text, made safe: nothing in it can drive the terminal. White space becomes a space; other
     characters without a glyph are written as escapes. Characters in `keep` stay."""
     if text.isprintable():
         return text

@@ -1,4 +1,5 @@
-"""Shortens ids for little room: drops common beginnings, and cuts the middle.
+"""Shortens ids to fit into a narrow space: drops the beginnings that they share, and cuts out the
+middle.
 
 The command line's tables and the dashboard shorten ids in the same way, and every command that
 names a request takes a shortened id (`controller.core.record.request_record`).
@@ -22,13 +23,13 @@ def shortened(
     ellipsis: str = "…",
     measure: Callable[[str], int] = num_cells,
 ) -> dict[str, str]:
-    """Each id in at most `width` columns of a terminal. If all ids have room, all stay whole.
+    """Shortens each id to at most `width` columns of a terminal. If all ids fit, all stay whole.
     `measure` says how many columns a text takes; a character may take two.
 
-    Ids with the same first word (`cmpl-`) lose it, and any further words with which they all begin.
-    Ids that are still too long are cut in the middle, all at the same place: one where different
-    ids stay different. If there is no such place, ids that look alike are cut elsewhere, as far as
-    the width has room for differences.
+    Ids with the same first word (`cmpl-`) lose that word, and any further words that all of them
+    begin with. Ids that are still too long are cut in the middle, all at the same place, which is
+    chosen so that different ids stay different. If there is no such place, ids that look alike are
+    cut elsewhere, as far as the width has room for differences.
     """
     whole = list(dict.fromkeys(ids))
     if width < 1:
@@ -47,8 +48,8 @@ def shortened(
 
 
 def _rests(ids: Sequence[str]) -> dict[str, str]:
-    """Each id without the beginning that it shares with ids of the same first word. At least its
-    last word stays."""
+    """Each id without the words that all ids with the same first word begin with. At least the last
+    word of an id stays."""
     groups: dict[str, list[str]] = {}
     for id_ in ids:
         found = _FIRST_WORD.match(id_)
@@ -62,8 +63,8 @@ def _rests(ids: Sequence[str]) -> dict[str, str]:
 
 
 def _common_words(ids: Sequence[str]) -> str:
-    """The whole words with which all ids begin. Of all ids, the first and the last in alphabetical
-    order have the least in common."""
+    """The whole words with which all ids begin. It is enough to compare the first and the last id
+    in alphabetical order, because these two have the least in common."""
     pairs = zip(min(ids), max(ids), strict=False)
     common = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     found = _WORDS.match(common)
@@ -71,8 +72,8 @@ def _common_words(ids: Sequence[str]) -> str:
 
 
 def _heads(width: int) -> Iterator[int]:
-    """Numbers of columns before the cut: first half the width, then more and more above and below
-    it."""
+    """Yields how many columns to keep before the cut: first half the width, then numbers ever
+    farther above and below that."""
     middle = width // 2
     for off in range(width):
         for head in {middle + off, middle - off}:
@@ -93,7 +94,8 @@ class _Room:
         return f"{self._first(rest, head)}{self.ellipsis}{self._first(rest[::-1], tail)[::-1]}"
 
     def forms(self, texts: Iterable[str]) -> Iterator[str]:
-        """All ways to shorten one of the texts: cut once, then a piece out of the middle."""
+        """Yields all ways to shorten one of the texts: first with one cut, then with only a piece
+        from the middle of the text."""
         for text in texts:
             for head in _heads(self.width):
                 yield self.cut(text, head)
@@ -116,7 +118,8 @@ class _Room:
 def _told_apart(
     shown: Mapping[str, str], forms_of: Callable[[str], Iterator[str]]
 ) -> dict[str, str]:
-    """Gives another form, if one is free, to all ids that look alike except the first of them."""
+    """Leaves the first of several ids that look alike as it is, and gives each of the others a
+    different form, if one is free."""
     counts = Counter(shown.values())
     used = {form for form, count in counts.items() if count == 1}
     found: dict[str, str] = {}

@@ -1,7 +1,6 @@
-"""What a status says, in words and in small figures that the command line and the dashboard show
-alike: whether an instance gets new requests, its room, what waits at the controller, priority
-levels, replays, auto-scaling, and rolling restarts with their engine arguments.
-"""
+"""Puts a status into words and short figures, which the command line and the dashboard show alike:
+whether an instance gets new requests, its room, what waits at the controller, priority levels,
+replays, auto-scaling, and rolling restarts with their engine arguments."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,9 +26,9 @@ from controller.api.wire.status import (
 from controller.core.settings import RELEASE as RELEASE
 
 MOVES_ONLY = frozenset({"reserved", "cooling"})
-"""Reasons against moves to an instance that nevertheless gets new requests."""
+"""Reasons that keep moves away from an instance, but not new requests."""
 MAX_ARGUMENT_CHARS = 300
-"""Engine arguments are cut to this length: a table of vLLM's may be long."""
+"""Engine arguments are cut to this length, because an argument of vLLM's may be a long table."""
 
 _HELD_WHYS: Mapping[str, str] = {
     "no-instance": "no instance takes requests",
@@ -71,7 +70,7 @@ def head_wait_s(head: QueueHeadStatus) -> float | None:
 
 
 def free_blocks(item: InstanceStatus) -> int | None:
-    """Blocks that a queued request may take: the free blocks above the watermark."""
+    """How many blocks a queued request may take: the free blocks above the watermark."""
     if item.num_free_blocks is None:
         return None
     return max(0, item.num_free_blocks - (item.watermark_blocks or 0))
@@ -101,7 +100,7 @@ def _is_negative(item: InstanceStatus) -> bool:
 
 
 def ranked(levels: Iterable[LevelStatus]) -> list[LevelStatus]:
-    """The highest level first."""
+    """The levels, the highest first."""
     return sorted(levels, key=lambda level: (-level.rank, level.name))
 
 
@@ -138,8 +137,8 @@ def held_why(held: HeldPlaceStatus) -> str:
 
 
 def held_overtaking(held: HeldPlaceStatus) -> str:
-    """Which requests may go ahead of it, and how many have; empty if the controller does not
-    say."""
+    """Which requests may go ahead of this held request, and how many have done so; empty if the
+    controller does not say."""
     words = _OVERTAKEN_BY.get(held.overtaken_by, "")
     if held.num_overtaken:
         has = "has" if held.num_overtaken == 1 else "have"
@@ -167,7 +166,7 @@ def replays_lately(replays: ReplaysStatus) -> str:
 
 
 def replays_saved(replays: ReplaysStatus) -> str:
-    """`moved 12 (drain 8, evacuation 4), replayed 3 (death 3)`; empty if there was none."""
+    """`moved 12 (drain 8, evacuation 4), replayed 3 (death 3)`; empty if no request was saved."""
     by_way: dict[str, list[tuple[str, int]]] = {}
     for item in replays.saved:
         by_way.setdefault(item.way, []).append((item.reason, item.num_saved))
@@ -180,7 +179,8 @@ def replays_saved(replays: ReplaysStatus) -> str:
 
 
 def replay_way(replay: ReplayStatus | EndedReplayStatus) -> str:
-    """`i-3>i-1`; `i-3>?` while no instance has the request, `i-3` if none had it again."""
+    """`i-3>i-1`; `i-3>?` while no instance has the request; `i-3` if the replay ended and no
+    instance ever got the request again."""
     to = replay.to_instance_id
     if to is None and isinstance(replay, EndedReplayStatus):
         return replay.from_instance_id
@@ -188,7 +188,7 @@ def replay_way(replay: ReplayStatus | EndedReplayStatus) -> str:
 
 
 def replay_stage(replay: ReplayStatus | EndedReplayStatus) -> str:
-    """A column's word: what is being done, or how the replay ended."""
+    """One word for a table's column: what the replay is doing, or how it ended."""
     if isinstance(replay, ReplayStatus):
         return replay.state
     return "sent anew" if replay.outcome == "dispatched_again" else replay.outcome
@@ -214,8 +214,8 @@ def autoscale_state(status: AutoscaleStatus) -> str:
 
 
 def autoscale_summary(status: AutoscaleStatus, now_s: float) -> str:
-    """`autoscale on  3 of 1..8, wanted 4  last add 1, done 12s ago: the cluster has ...`: the last
-    decision is the last one to have more instances or fewer."""
+    """`autoscale on  3 of 1..8, wanted 4  last add 1, done 12s ago: the cluster has ...`. The last
+    decision shown is the last one that wanted more or fewer instances."""
     wanted = "" if status.num_wanted is None else f", wanted {status.num_wanted}"
     facts = [f"autoscale {autoscale_state(status)}", f"{autoscale_range(status)}{wanted}"]
     if goals := autoscale_targets(status):
@@ -226,7 +226,7 @@ def autoscale_summary(status: AutoscaleStatus, now_s: float) -> str:
 
 
 def autoscale_range(status: AutoscaleStatus) -> str:
-    """`3 of 1..8`: instances, and how few and many there may be."""
+    """`3 of 1..8`: how many instances there are, and the fewest and the most that there may be."""
     return f"{status.num_instances} of {status.min_instances}..{status.max_instances}"
 
 
@@ -246,7 +246,7 @@ def autoscale_decision(check: AutoscaleCheck, now_s: float) -> str:
 
 
 def autoscale_held(status: AutoscaleStatus, now_s: float) -> str:
-    """Why auto-scaling does nothing though it is on; empty if nothing holds it."""
+    """Why auto-scaling is on and yet does nothing; empty if nothing holds it."""
     hold = status.held
     if hold is None:
         return ""
@@ -284,7 +284,8 @@ def rolling_progress(report: RollingReport) -> str:
 
 
 def rolling_step(report: RollingReport) -> tuple[object, ...]:
-    """What differs from one step to the next, without the numbers of requests that are left."""
+    """A value that changes from one step of the rolling restart to the next, but not with the
+    number of requests that are left."""
     turns = tuple((each.instance_id, each.state) for each in report.under_way)
     return report.state, len(report.done), turns, report.left, report.waits
 

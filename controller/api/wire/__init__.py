@@ -1,12 +1,12 @@
-"""The messages of the control API, as pydantic models; in this file is what all of them share.
+"""The messages of the control API, as pydantic models. This file has what all of them share.
 
 Compatibility: within one `schema_version` fields are only added, never renamed, retyped or removed,
 and readers ignore fields that they do not know. This holds for the control API, for what `-o json`
-prints of its models, and for recordings, whose frames are these models. A unit test compares all of
-them with `tests/unit/wire_schema.json`, and CHANGELOG.md tells what changes there.
+prints of its models, and for recordings, whose frames are these models. A unit test compares all
+models with `tests/unit/wire_schema.json`, and CHANGELOG.md records each change of that file.
 
-Units are in the names. JSON has no infinity: a draining instance's freeness is null beside its
-state.
+Units are in the names of the fields. JSON has no infinity, so the freeness of a draining instance
+is null; its state says that it is draining.
 """
 
 from typing import Annotated

@@ -36,7 +36,7 @@ class Event(WireModel):
     actor: str | None = None
     numbers: dict[str, float | int | None] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
-    """Further names: `from` and `to` of a move, the `policy` of a dispatch."""
+    """Further names, by what they name: `from` and `to` of a move, the `policy` of a dispatch."""
 
 
 class EventPage(AnswerModel):
@@ -92,7 +92,7 @@ class RequestStatus(WireModel):
     num_replays: int = 0
     """How often the request was lost with its instance and went on elsewhere."""
     not_replayable: str = ""
-    """The code of why the request cannot go on elsewhere, or not once it has tokens
+    """The code of the reason why the request cannot go on elsewhere, or cannot once it has tokens
     (docs/reliability.md); empty if it can."""
     movable: bool | None = None
     """Null if the request is on no instance, or if its instance was not asked or did not answer."""

@@ -1,5 +1,6 @@
-"""Wire models of a cluster's status, which `status -o json` prints and the dashboard draws; of how
-a stop goes; and of what `doctor` finds. A figure of an instance is a field of `InstanceStatus`.
+"""Wire models of a cluster's status, which `status -o json` prints and the dashboard draws; of the
+progress of a stop; and of the findings of `doctor`. A figure of an instance is a field of
+`InstanceStatus`.
 
 The compatibility rules are those of `controller.api.wire`; docs/metrics.md has codes and units.
 Times are seconds since the epoch unless the name says for how long.
@@ -35,8 +36,8 @@ class InstanceState(StrEnum):
 
 
 class QueueHeadStatus(WireModel):
-    """The first request of an instance's queue. `why` it waits: batch-full, memory, fragmented or
-    next-step (docs/metrics.md)."""
+    """The first request of an instance's queue. `why`: the reason why it waits, which is
+    batch-full, memory, fragmented or next-step (docs/metrics.md)."""
 
     request_id: str
     level: str
@@ -134,7 +135,7 @@ class InstanceStatus(MemberStatus):
     step_time_s: float | None = None
     num_steps: int | None = None
     busy_s: float | None = None
-    """The time that these steps took, with the gaps between steps that followed each other."""
+    """The time that these steps took, including the gaps between steps that followed each other."""
     cpu_cores: float | None = None
     emulation: EmulationStatus | None = None
     ttft_p99_s: float | None = None
@@ -202,11 +203,12 @@ class EndedMoveStatus(WireModel):
 
 
 class HeldPlaceStatus(WireModel):
-    """A held request. `place`: 1 goes first. `why` the request waits and which requests it may be
-    `overtaken_by` are codes. `instance_id`: the instance that is kept for the request, or else the
-    instance that lacks the fewest blocks, with `lacking_blocks`. `num_overtaken`: how many requests
-    went ahead while this one was the first. Blocks are null while no instance has told the size of
-    a block, or no instance takes requests."""
+    """A held request. `place`: 1 goes first. `why` (the reason why the request waits) and
+    `overtaken_by` (which requests may go ahead of it) are codes. `instance_id`: the instance that
+    is kept for the request, or else the instance that lacks the fewest blocks, with
+    `lacking_blocks`. `num_overtaken`: how many requests went ahead while this one was the first.
+    Blocks are null while no instance has told the size of a block, or no instance takes
+    requests."""
 
     place: int
     why: str
@@ -265,10 +267,10 @@ AutoscaleOutcome = Literal["nothing", "done", "would", "blocked"]
 
 
 class AutoscaleCheck(WireModel):
-    """One look at the load. `reason` is a code (docs/metrics.md), `why` the same in words. `deed`:
+    """One check of the load. `reason` is a code (docs/metrics.md), `why` the same in words. `deed`:
     the decision, such as `add 2` or `remove i-3`; empty if nothing was to be done. `outcome`:
-    whether the deed was done, would have been done (in a dry run, or without an operator's scale),
-    or could not be done."""
+    whether the decision was carried out, would have been carried out (but for a dry run or an
+    operator's scale), or could not be carried out."""
 
     cause_id: str
     time_s: float
@@ -304,7 +306,7 @@ class AutoscaleHoldStatus(WireModel):
 
 
 class AutoscaleStatus(WireModel):
-    """`num_instances`: planned instances that can start. `last_change`: the last look that decided
+    """`num_instances`: planned instances that can start. `last_change`: the last check that decided
     to have more or fewer instances."""
 
     mode: AutoscaleMode
@@ -315,7 +317,7 @@ class AutoscaleStatus(WireModel):
     target_tpot_s: float | None = None
     num_instances: int
     num_wanted: int | None = None
-    """How many instances the last look wanted; null before the first look."""
+    """How many instances the last check wanted; null before the first check."""
     cold_start_s: float | None = None
     """The time from an instance's launch until it serves: the median of the last launches."""
     next_check_in_s: float | None = None
@@ -441,7 +443,7 @@ class RollingReport(AnswerModel):
     why: str = ""
     failed_id: str = ""
     waits: str = ""
-    """Why the next instance must wait, if it does not wait for its turn."""
+    """Why the next instance must wait, if the reason is not only its turn."""
     left: tuple[str, ...] = ()
     under_way: tuple[RestartTurn, ...] = ()
     done: tuple[RestartedInstance, ...] = ()

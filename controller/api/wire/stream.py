@@ -139,10 +139,12 @@ class MemberLog(AnswerModel):
 
 
 MAX_FIGURE = 1e15
-"""Larger than all times, bytes and counts. A dashboard that draws infinity would end."""
+"""A limit above any time, size or count of a cluster. Larger figures are refused, because a
+dashboard that tried to draw infinity would end."""
 _frames: TypeAdapter[Frame] = TypeAdapter(Frame)
 _LARGE = re.compile(rb"[:\[,]\s*-?(?:[0-9]{15}|[0-9.]+[eE]\+?[0-9]|NaN|Infinity)")
-"""Matches lines that may hold a larger figure. Few lines do, and they are parsed twice."""
+"""Matches lines that may hold a figure above the limit. Few lines match; those are parsed a second
+time."""
 
 
 class AbsurdFigureError(ValueError):
@@ -166,7 +168,8 @@ class FrameReader:
     """The frames of one watch stream, line by line.
 
     An event that cannot be read, or has an absurd figure, becomes a gap of one event. A reader that
-    gave the stream up instead would get the event again each time it connects, and none behind it.
+    gave the stream up instead would get the same event again each time it connects, and never the
+    events behind it.
     """
 
     def __init__(self) -> None:
