@@ -35,7 +35,7 @@ def several_of(text: str, known: Iterable[str], flag: str, what: str) -> tuple[s
 
 
 def an_id(text: str, flag: str) -> str:
-    """The text, if it can be an id. Raises UsageError if it is empty or not printable."""
+    """Returns the text if it can be an id. Raises UsageError if it is empty or not printable."""
     if not text or not text.isprintable():
         raise UsageError(
             f"{flag}: {text[:60]!r} is not an id", "llumctl status      llumctl requests"

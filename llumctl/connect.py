@@ -31,9 +31,9 @@ TOKEN_HINT = f"{TOKEN_FILE}=FILE llumctl ... --cluster URL"
 
 
 def attached(flag: str | None) -> str:
-    """Which cluster a command is about; from here on, commands in its messages name this cluster
-    too. It is the one of `--cluster` (a name or a URL), else the one that the environment or the
-    config file names, else `default`, else the only cluster there is.
+    """Returns which cluster a command is about: the one of `--cluster` (a name or a URL), else the
+    one that the environment or the config file names, else `default`, else the only cluster there
+    is. From here on, commands in messages name this cluster too.
 
     Raises:
         NotRunningError: there are several clusters, none is `default`, and none was named.
@@ -89,8 +89,8 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
 
 
 def check(cluster: str) -> None:
-    """Raises NotRunningError if a local cluster was stopped. A remote one is not looked at: only a
-    call can tell."""
+    """Raises NotRunningError if a local cluster was stopped. For a remote cluster nothing is
+    checked: only a call can tell whether it runs."""
     if not is_url(cluster):
         running(cluster)
 
@@ -124,8 +124,9 @@ def running(cluster: str) -> "RunState":
 
 
 def _checked(url: str) -> str:
-    """The URL, if the token may be sent to it: never unencrypted over a network. Messages do not
-    repeat the whole URL, as somebody may have written a password into it."""
+    """Returns the URL if the token may be sent to it: the token never goes unencrypted over a
+    network. Messages do not repeat the whole URL, as somebody may have written a password into
+    it."""
     from controller.api.hosts import is_loopback
 
     try:
@@ -179,8 +180,8 @@ def _token() -> str:
 
 
 def _plain(text: str, where: str) -> str:
-    """The text, if it can be a token: it has no blanks and no line ends. The message does not
-    repeat a wrong text, which may be another secret."""
+    """Returns the text if it can be a token: it has no blanks and no line ends. The message does
+    not repeat a wrong text, which may be another secret."""
     if not text.isascii() or not text.isprintable() or " " in text:
         raise UsageError(f"{where}: this is not a token", TOKEN_HINT)
     return text

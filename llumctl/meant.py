@@ -1,5 +1,5 @@
-"""Which cluster and which config file this command is about. Commands that its messages name must
-be about the same ones (`controller.api.text.hints`).
+"""Remembers which cluster and which config file this command is about, so that the commands named
+in its messages are about the same ones (`controller.api.text.hints`).
 
 `output.say` passes every message through `aimed`, so whoever writes a message need not think of it.
 Text on stdout that names commands, such as a table with cures, is passed through `aimed` where it
@@ -29,8 +29,8 @@ def forget() -> None:
 
 
 def cluster_is(name: str | None) -> str | None:
-    """Notes the cluster of this command, which a flag named or which was found: a name or a URL. Of
-    a URL that may contain a password, only the word URL is kept."""
+    """Notes which cluster this command is about, whether a flag named it or it was found: a name or
+    a URL. Of a URL that may contain a password, only the word URL is kept."""
     if name is not None:
         _meant.cluster = "URL" if "://" in name and "@" in name else name
     return name
@@ -50,9 +50,10 @@ def aimed(text: str) -> str:
 
 
 def option(cluster: str) -> str:
-    """The option that makes a command about this cluster. It is empty if the command would find the
-    cluster by the settings, or because it is called `default`. A cluster that is found only because
-    there is no other needs the option: tomorrow there may be another one."""
+    """The `--cluster` option to add to a suggested command so that it addresses this cluster. Empty
+    if the command would choose this cluster without it: because the settings name it, or because
+    they name none and it is called `default`. If the cluster was found only because there is no
+    other, the option is added, since another one may exist later."""
     from llumctl.config import config_file
 
     try:

@@ -1,7 +1,8 @@
-"""What reaches the terminal: data on stdout; messages and questions on stderr.
+"""Writes to the terminal: data to stdout, messages and questions to stderr.
 
 Tables are plain columns without boxes. In a pipe nothing is cut. On a terminal that is too narrow,
-only ids are shortened. A reader that went away (closed pipe) is no error: later output is dropped.
+only ids are shortened. If the reader has gone away (closed pipe), that is no error: later output is
+dropped.
 """
 
 import contextlib
@@ -124,7 +125,7 @@ def plain(model: "BaseModel") -> dict[str, Any]:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON in ASCII, which is right in every encoding of a terminal."""
+    """The value as JSON in ASCII, which is right in every encoding of a terminal."""
     return json.dumps(value, indent=indent, allow_nan=False)
 
 
@@ -168,7 +169,7 @@ def table(
 
 
 def _shorten(header: Sequence[str], cells: list[list[str]], ids: Sequence[str], room: int) -> None:
-    """Shortens ids in the cells as far as needed, but none to less than MIN_ID_WIDTH."""
+    """Shortens the ids in the cells as far as needed, but none to less than MIN_ID_WIDTH."""
     from controller.api.text.short_ids import shortened
 
     widths = [max(map(num_cells, column)) for column in zip(header, *cells, strict=True)]
@@ -265,7 +266,8 @@ _left: list[TextIO] = []
 
 
 def _silence(stream: TextIO) -> None:
-    """Points the stream's descriptor to /dev/null, as the interpreter flushes it once more."""
+    """Points the stream's descriptor to /dev/null, because the interpreter flushes the stream once
+    more at its end."""
     _left.append(stream)
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -166,7 +166,8 @@ def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> Non
 
 
 def _tell_gap(missed: int | None, reason: str = "") -> None:
-    """Reports missing events. `reason`: why one was left out; if empty, they are no longer kept."""
+    """Reports missing events. `reason`: why an event was left out; empty if the controller no
+    longer keeps the events."""
     if reason:
         output.say(f"gap: an event was left out: {reason}")
     elif missed is None:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 ON_DEADLINE = ("keep", "abort")
 DEFAULT_WITHIN = "30s"
 DRAINING = "draining"
-"""The reason in `closed_by` that is gone once the drain is taken back."""
+"""The reason in `closed_by` that goes away when the drain is taken back."""
 
 InstanceIds = Annotated[
     list[str],
@@ -429,7 +429,8 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 # -- drains as `drain`, `restart`, `scale` and `undo` show them ------------------------------
 
 POLL_S = 1.0
-"""For each question the controller asks every frontend and every draining instance."""
+"""The time between two questions. A question is costly: the controller passes it on to every
+frontend and every draining instance."""
 GIVE_UP_S = 10.0
 """How long a drain that is given up at its deadline may take to end."""
 MAX_ROWS = 20

@@ -116,8 +116,8 @@ def check_refresh(refresh_s: float) -> None:
 
 
 def reached(cluster: str) -> str:
-    """The cluster's name, which for a remote cluster its controller tells. Raises the errors of
-    `status`: only later is a controller that does not answer waited for."""
+    """The cluster's name; for a remote cluster, the name that its controller gives. Raises the
+    errors of `status`, because a controller that does not answer is waited for only later."""
     with connect.client(cluster) as client:
         found = client.status()
     return found.cluster if connect.is_url(cluster) else cluster

@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     )
 
 DEFAULT_LIMIT = 100
-# The controller does not list more.
+# The controller does not list more requests than this.
 MAX_LIMIT = 10_000
 DEFAULT_TIMEOUT_S = 60.0
-# The controller does not wait longer.
+# The controller does not wait longer than this.
 MAX_TIMEOUT_S = 600.0
 MAX_LEVEL_CHARS = 64
 
@@ -181,7 +181,7 @@ _HELD_COLUMNS: tuple[_Column, ...] = (
     ("KEPT", lambda item: (item.held and item.held.instance_id) or ""),
     ("WHY", lambda item: item.held.why if item.held else ""),
 )
-"""Shown only if the controller holds one of the requests."""
+"""Columns that are shown only if the controller holds one of the requests."""
 _WIDE_COLUMNS: tuple[_Column, ...] = (
     *_COLUMNS,
     ("MOVES", lambda item: str(item.num_moves)),
@@ -347,7 +347,8 @@ def _moved(report: "MigrationReport", output_format: Format) -> str:
 
 
 def _no_move(report: "MigrationReport") -> LlumctlError:
-    """The error for a move that failed: the request is at its source, or its place is unknown."""
+    """The error for a move that failed: the request is still at its source, or nobody knows where
+    it is."""
     request_id, source_id = report.request_id, report.from_instance_id
     why = ": ".join(words for words in (report.why, report.note) if words) or "it ended"
     if report.outcome == "refused":

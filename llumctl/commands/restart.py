@@ -310,7 +310,7 @@ def _rolling_text(report: "RollingReport", output_format: Format) -> str:
 
 
 def _table(report: "RollingReport") -> str:
-    """Each instance, its state, and how long its restart took; of a dry run the plan."""
+    """Each instance, its state, and how long its restart took; for a dry run, the plan."""
     if report.dry_run and report.plan:
         return _plan(report)
     rows = [(each.instance_id, "restarted", latency(each.took_s)) for each in report.done]

@@ -212,8 +212,9 @@ def _changes(report: "ScaleReport") -> bool:
 
 
 def _begun_before(client: "ControlClient", report: "ScaleReport") -> "ScaleReport":
-    """The report with what earlier orders began and is still going on. The order may have been sent
-    before and its answer lost; then a user who waits means what that order began."""
+    """The report, with everything added that earlier orders began and that is still going on. This
+    order may have been sent before and its answer lost; then a user who waits means what that
+    earlier order began."""
     status, drains = client.status(), client.drains().drains
     going = {item.id for item in status.instances if item.drain and item.drain.removes}
     starting = [item.id for item in status.instances if item.state == "starting"]

@@ -25,8 +25,8 @@ from controller.api.wire.status import (
 from llumctl import meant, output
 
 MAX_DETAILS = 10
-"""How many rows a table of details has. A cluster in trouble has hundreds of moves, all of which
-the dashboard lists."""
+"""How many rows a table of details has. A cluster in trouble has hundreds of moves; the dashboard
+lists all of them."""
 MAX_ALARMS = 5
 SAVED = "saved from instances that left or died since the controller started"
 DEFAULT_LIMITS = ConsoleTable()
@@ -343,7 +343,7 @@ def _deadline(left_s: float) -> str:
 
 
 def _held_rows(status: ClusterStatus) -> _Rows:
-    """Of the requests that the controller holds: the first one, and the one that has waited
+    """Two of the requests that the controller holds: the first one, and the one that has waited
     longest."""
     held = status.held
     found = [one for one in (held.head, held.oldest) if one is not None] if held else []

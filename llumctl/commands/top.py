@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 ELSEWHERE = "llumctl status --watch      or      llumctl record FILE"
 ASK_TIMEOUT_S = 1.0
-"""How long each cluster may take: one that hangs must not hide the others."""
+"""How long each cluster may take to answer, so that a cluster that hangs does not hide the
+others."""
 BROWSER_DRIVER = "textual.drivers.web_driver:WebDriver"
 """The value of $TEXTUAL_DRIVER if a server for browsers started this process."""
 NO_GLYPHS = ("linux", "vt100", "vt220")

@@ -360,7 +360,7 @@ class Progress:
 
     def _say_changes(self, status: "ClusterStatus") -> None:
         if status.state == "stopping":
-            # That its members end one after the other is no news.
+            # Once the cluster stops, it is no news that its members end one after the other.
             if self._seen.get(STOPPING) is None:
                 self._seen[STOPPING] = "told"
                 output.say(STOPPING)

@@ -30,7 +30,7 @@ from llumctl import arguments, connect, output
 POLL_S = 0.25
 # A question about drains makes the controller ask every frontend and every draining instance.
 DRAINS_POLL_S = 1.0
-# A question may take this long, even if less time is left.
+# Each question may take at least this long, even if less time is left.
 LEAST_TIMEOUT_S = 0.5
 FLAG = "--wait"
 FORMS = (
@@ -54,7 +54,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Judged:
-    """`now` says in words what is true: "instance i-0 is starting"."""
+    """A condition's verdict. `now` says in words what is true: "instance i-0 is starting"."""
 
     verdict: Verdict
     now: str
@@ -200,7 +200,7 @@ def _is(subject: str, state: str, detail: str) -> str:
 
 
 def wait(cluster: str, condition: Condition, wanted: str, timeout_s: float) -> str:
-    """Returns in words what is true as soon as the condition is.
+    """Waits until the condition is true, and then returns in words what is true.
 
     A wait for a ready cluster may begin before there is a controller; for any other condition the
     controller must answer the first question. Later it may be away for a while. An instance that

@@ -1,4 +1,5 @@
-"""Files in which people write settings and secrets, and settings that they type as `KEY=VALUE`.
+"""Reads the files in which people write settings and secrets, and parses settings that people type
+as `KEY=VALUE`.
 
 The config file is found, read and parsed here. An error about a setting names its line in the file,
 or the variable or flag that set it instead (`Origins`).
@@ -37,9 +38,9 @@ class ConfigFile:
     text: str
     tables: dict[str, Any]
     is_private: bool = False
-    """The file belongs to this user, and nobody else may read or change it."""
+    """Whether the file belongs to this user, and nobody else may read or change it."""
     is_changed_by_others: bool = False
-    """Users other than root and this one may change the file."""
+    """Whether users other than root and this one may change the file."""
 
     def line(self, key: KeyPath) -> int:
         return toml_text.scan(self.text).find(key) or 1
@@ -70,7 +71,8 @@ def find(flag: Path | None, environ: Mapping[str, str] = os.environ) -> ConfigFi
 
 
 def locate(flag: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[str, Path]:
-    """The path of the config file, and who names it. Only the file of DEFAULT may be absent."""
+    """The path of the config file, and its origin: the flag or the variable that names it, or
+    DEFAULT. Only the default file may be absent."""
     return next((origin, path) for origin, path in candidates(flag, environ) if path is not None)
 
 
@@ -95,7 +97,8 @@ def absent(path: Path, origin: str) -> AbsentError:
 
 
 def read(path: Path, origin: str) -> ConfigFile:
-    """Reads and parses a config file. Raises UsageError, which says by `origin` who named it."""
+    """Reads and parses a config file. Raises UsageError, which says, from `origin`, what named the
+    file."""
     try:
         raw, found = user_files.read_with_status(path, MAX_BYTES, takes_pipe=True)
     except (FileNotFoundError, NotADirectoryError) as error:

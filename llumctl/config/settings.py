@@ -67,7 +67,8 @@ SET_EXAMPLE = "llumctl up --set migration.max_moves=2"
 
 Key = tuple[str, str]
 Flags = Mapping[Key, tuple[str, Any]]
-"""(table, key) -> (the flag's name, its value); None means that it was not given."""
+"""(table, key) -> (the flag's name, its value). A value of None means that the flag was not
+given."""
 
 
 def load(
@@ -118,8 +119,9 @@ def of_file(file: config_file.ConfigFile) -> Settings:
 
 
 def load_keys(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str], Origins]:
-    """The table `[keys]` alone, and where each key came from: the dashboard must start even if `up`
-    would refuse the other settings. Raises UsageError."""
+    """The table `[keys]` alone, and where each key came from. It is read apart from the other
+    settings, because the dashboard must start even if `up` would refuse those. Raises
+    UsageError."""
     settings, origins = _load_table("keys", environ)
     return settings.keys, origins
 
@@ -221,7 +223,7 @@ def _engine_table(table: dict[str, Any], origins: Origins) -> dict[str, Any]:
 def _from_environment(
     environ: Mapping[str, str], origins: Origins, tables: Container[str] = Settings.model_fields
 ) -> dict[Key, Any]:
-    """Values by (table, key), converted to the types that the settings want."""
+    """The values of variables, by (table, key), converted to the types of the settings."""
     values: dict[Key, Any] = {}
     for variable, (table, key) in _ours(environ):
         if table in tables and key:
@@ -238,7 +240,7 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
 
 
 def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, Key]]:
-    """Variables that set something, each with the table and the key that it names."""
+    """The variables that stand for a setting, each with the table and the key that it names."""
     for variable in sorted(environ):
         value = environ[variable]
         if not variable.startswith(PREFIX) or variable in NO_SETTINGS or not value:
@@ -438,7 +440,8 @@ def _is_path(model: str) -> bool:
 
 
 def _endpoint_files(endpoint: EndpointTable, origins: Origins) -> dict[str, str]:
-    """The absolute paths by key. Sampling defaults come from a folder, or are named by a word."""
+    """The absolute paths of the files that `[endpoint]` names, by key. If the sampling defaults
+    come from a folder and not from `auto` or `vllm`, its path is among them."""
     found = {
         key: str(_absolute(name, ("endpoint", key), origins))
         for key in ENDPOINT_FILES
@@ -508,7 +511,7 @@ MAX_SHOWN = 10
 
 
 def explain(error: ValidationError, origins: Origins) -> UsageError:
-    """An error that reports everything that is wrong, a line each."""
+    """One error that reports everything that is wrong, a line for each mistake."""
     found = error.errors(include_url=False)
     told = [_one(details, origins) for details in found]
     if len(told) == 1:

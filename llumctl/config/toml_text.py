@@ -1,9 +1,10 @@
-"""TOML as text, beside tomllib: where each key stands, how a value is written, and how a text is
-edited so that comments, order, spaces and line ends stay.
+"""Does with TOML as text what tomllib does not: finds the line of each key, writes values, and
+edits a text so that comments, order, spaces and line ends stay.
 
 tomllib tells no lines, and writes nothing. The scanner assumes that the text is well formed, and
 stops quietly where it is not: tomllib reports the error. Paths consist of table names, keys and,
-for arrays, indices: `("priority", 1, "rank")`."""
+for arrays, indices: `("priority", 1, "rank")`.
+"""
 
 import contextlib
 import copy
@@ -25,7 +26,8 @@ _STRING = re.compile(
 )
 MAX_KEY_PARTS = 32
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
-# `\\.`: an escaped quote opens no string. Otherwise each of many would search for its end.
+# `\\.` skips an escaped character, so that an escaped quote does not open a string. Otherwise each
+# of many escaped quotes would search for the end of its string.
 _DEEP = re.compile(rf"#[^\n]*+|\\.|(?P<key>{_PART}(?:\.[ \t]*+{_PART}){{{MAX_KEY_PARTS}}})|{_PART}")
 _SCALAR = re.compile(r"[^,\]}\n#]+")
 
@@ -38,7 +40,8 @@ class Pair:
     value_at: int
     end: int
     table: KeyPath
-    """For a dotted key, the table of the header above, which is shorter than the key's path."""
+    """The table that the header above the key names. If the key is dotted, this table is not the
+    key's whole path but its last part."""
     inline: bool
 
 
@@ -51,12 +54,12 @@ class Lines:
     """The path of the key, its line, and the line of its first occurrence."""
     pairs: dict[KeyPath, Pair] = field(default_factory=dict)
     sections: dict[KeyPath, tuple[int, int]] = field(default_factory=dict)
-    """For each table with a header, the offsets of the begin and the end of its last line, without
-    white space."""
+    """For each table with a header, the offsets of the beginning and the end of its last line,
+    without white space."""
 
     def find(self, path: KeyPath) -> int | None:
-        """The line of the path or of the first key below it, else of the nearest table around
-        it."""
+        """The line of the first key that is the path or lies below it. If there is no such key, the
+        same for the nearest table around the path."""
         while path:
             for key, line in self.keys.items():
                 if key[: len(path)] == path:
@@ -98,7 +101,7 @@ class _Scanner:
         self.lines = Lines()
         self._array_sizes: dict[KeyPath, int] = {}
         self._counted = (0, 1)
-        """An offset in the text, and its line."""
+        """An offset in the text, and the line of that offset."""
 
     def document(self) -> None:
         table: KeyPath = ()
@@ -267,7 +270,8 @@ def set_value(text: str, table: KeyPath, name: str, value: Value) -> str:
 
 
 def with_tables(text: str, array: str, tables: Sequence[Sequence[tuple[str, Value]]]) -> str:
-    """The text with tables `[[array]]` added at its end. It must not have any of that name yet."""
+    """The text with tables `[[array]]` added at its end. The text must not have a table of that
+    name yet."""
     blocks = [
         "\n".join(
             [

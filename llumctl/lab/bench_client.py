@@ -196,8 +196,8 @@ class Connection(asyncio.Protocol):
 
 
 class Pool:
-    """As many connections as there are live requests. The connection that was used last is used
-    first."""
+    """Keeps as many connections as there are live requests. Of the idle connections, the one that
+    was used last is used first."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -301,7 +301,7 @@ class ResponseReader:
         self._line = b""
         self._is_stream = False
         self._is_framed = False
-        """Whether the head says where the body ends."""
+        """Whether the head of the answer says where the body ends."""
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes, now_s: float) -> None:
@@ -406,8 +406,8 @@ NO_FAULTS = TokenFaults()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an answer is right. `kind` of the failure: empty if there is none. `faults`: of an
-    answer that was cut off, they count only the tokens that came."""
+    """Whether an answer is right. `kind`: the kind of the failure, empty if there is none.
+    `faults`: if the answer was cut off, only the tokens that came are judged."""
 
     kind: str = ""
     detail: str = ""

@@ -22,8 +22,8 @@ from llumctl.lab.option_values import Arrivals
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A priority level. `priority` as in a request to vLLM, where lower goes first: minus the
-    rank."""
+    """A priority level. `priority`: the number that a request to vLLM has, which is minus the rank:
+    lower goes first."""
 
     name: str
     priority: int
@@ -137,8 +137,8 @@ def plan(load: Load, rows: Rows, shares: Shares, max_model_len: int | None) -> W
 
 
 def fit(row: TraceRequest, max_tokens: int | None, max_model_len: int | None) -> TraceRequest:
-    """Shortens a request. Prompts are shortened rather than outputs, which take most of a request's
-    time."""
+    """Shortens a request that is too long. The prompt is shortened rather than the output, because
+    the output takes most of a request's time."""
     prompt, outputs = row.num_prompt_tokens, row.num_output_tokens
     if max_tokens is not None:
         prompt, outputs = min(prompt, max_tokens), min(outputs, max_tokens)

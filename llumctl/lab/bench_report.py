@@ -47,8 +47,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Latencies, which are None if there is no value. `tpot_s` is also None if every answer has a
-    single token."""
+    """The spread of each latency, or None if there is no value. `tpot_s` is also None if every
+    answer has a single token."""
 
     ttft_s: Spread | None
     tpot_s: Spread | None
@@ -59,8 +59,9 @@ class Latencies:
 @dataclass(frozen=True, slots=True)
 class Emulation:
     """Whether the machine kept the emulated engines' time. Steps took `time_ratio` times as long as
-    in the profile; `late_steps_ratio` of them ended more than 5% late. `worst_time_ratio`: of the
-    worst instance. All instances that existed at any time are counted."""
+    in the profile; a share of `late_steps_ratio` of them ended more than 5% late.
+    `worst_time_ratio`: the ratio of the worst instance. All instances that existed at any time are
+    counted."""
 
     time_ratio: float
     worst_time_ratio: float
@@ -241,9 +242,9 @@ def _step_time_s(statuses: Sequence[ClusterStatus]) -> tuple[float, float] | Non
 
 
 def _emulation(statuses: Sequence[ClusterStatus]) -> Emulation | None:
-    """The emulation from the first status to the last. An instance that came meanwhile, or whose
-    process was started anew, adds everything that it did. An instance that left adds what it had
-    done when it was last seen."""
+    """The emulation from the first status to the last. If an instance came meanwhile, or its
+    process was started anew, everything that it did is added. If an instance left, what it had done
+    when it was last seen is added."""
     if len(statuses) < 2:
         return None
     seen = {item.id: item for item in statuses[0].instances}
@@ -273,8 +274,8 @@ def _counts(item: InstanceStatus) -> Values:
 
 
 def _same_process(old: InstanceStatus, new: InstanceStatus) -> bool:
-    """Whether both are of one process. A fenced process gets another incarnation, but its counts go
-    on."""
+    """Whether both statuses are of the same process. A fenced process gets another incarnation, but
+    its counts go on."""
     return old.incarnation == new.incarnation or (old.pid is not None and old.pid == new.pid)
 
 

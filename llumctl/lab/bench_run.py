@@ -53,7 +53,7 @@ class Result:
     answer: Answer
     verdict: Verdict = RIGHT
     num_output_tokens: int = 0
-    """The number of tokens that came: of ids, or else the server's count."""
+    """How many tokens came: the number of ids or, if there are no ids, the server's count."""
 
     @property
     def is_right(self) -> bool:
@@ -81,9 +81,10 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Writes requests. `verify` is never AUTO here. `timeout_s`: from the time when a request is
-    due to its end. Because of the salt, a run does not find the prompts of an earlier run with the
-    same seed in a prefix cache; equal prefixes within the run are found."""
+    """Writes the bytes of requests. `verify` is never AUTO here. `timeout_s`: the longest time from
+    the moment at which a request is due until its end. Because of the salt, a run does not find the
+    prompts of an earlier run with the same seed in a prefix cache; equal prefixes within the run
+    are found."""
 
     endpoint: Endpoint
     model: str
@@ -92,7 +93,7 @@ class Sender:
     timeout_s: float
     cache_salt: str = field(default_factory=lambda: secrets.token_hex(8))
     stream_interval: int = 1
-    """Tokens per event, except in the first and the last event."""
+    """How many tokens each event has, except for the first and the last event."""
 
     def name(self, request: Request) -> str:
         """A unique part of the request's ids in the cluster's events."""

@@ -380,7 +380,8 @@ Key = tuple[str, float | None, float | None, float | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy at one point. `values`: by seed. `paper`: the paper's value, if there is one."""
+    """The result of one policy at one point. `values`: one for each seed. `paper`: the paper's
+    value, if there is one."""
 
     values: Sequence[float]
     paper: float | None
@@ -417,8 +418,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class GeometricMean:
-    """The geometric mean of one metric's ratios over the `num_points` points of `traces` that have
-    one. `paper`: the mean of the paper's ratios at the same points."""
+    """The geometric mean of one metric's ratios over those points of `traces` that have a ratio;
+    `num_points` is their number. `paper`: the mean of the paper's ratios at the same points."""
 
     traces: str
     rank: int | None
@@ -534,7 +535,8 @@ TARGET_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The number of instances at this P99 by policy; None if a curve does not reach it."""
+    """The number of instances that each policy needs for this P99; None if its curve does not reach
+    it."""
 
     target_s: float
     simulated: Mapping[str, float | None]
@@ -542,7 +544,7 @@ class Cost:
 
 
 def costs(found: Sequence[Row], target_s: float = TARGET_S) -> Cost:
-    """The costs by means over seeds. `found`: the rows of figure 15."""
+    """The costs, computed from means over seeds. `found`: the rows of figure 15."""
     by_x: dict[float, dict[str, Row]] = {}
     for row in found:
         by_x.setdefault(row.case.x, {})[row.metric] = row

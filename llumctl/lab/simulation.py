@@ -198,12 +198,13 @@ def _answers_json(ran: Sequence[Ran], targets: Targets) -> dict[str, Any]:
 # -- the knee: each rate simulated with several seeds at once ---------------------------
 
 BELOW_SATURATION = 0.9
-"""Where the search begins: the estimate does not include evictions and fragmentation."""
+"""The search begins at this share of the estimated saturation rate, because the estimate does not
+include evictions and fragmentation."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundKnee:
-    """A knee. `saturation_rate`: by the estimate. `target_s`: the P99 TTFT at the knee. `steady`:
+    """A knee. `saturation_rate`: the estimated one. `target_s`: the P99 TTFT at the knee. `steady`:
     for each rate, whether each run reached a steady state."""
 
     knee: Knee

@@ -24,7 +24,7 @@ from controller.sim.workload.named import is_file
 from llumctl.arguments import nearest
 
 MAX_LOOKED_AT = 50_000
-"""How many requests an estimate looks at."""
+"""The largest number of requests from which an estimate is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ def shown(workload: str) -> str:
 
 
 def draws(workload: str, load: Load) -> bool:
-    """Whether the workload depends on the seed. A trace file as it is, and equal requests at even
-    gaps, do not."""
+    """Whether the workload depends on the seed. A trace file that is played as it is does not, nor
+    do equal requests at even gaps."""
     as_it_is = is_file(workload)
     arrivals = load.cv != 0 and (not as_it_is or load.cv is not None or load.shape is not None)
     lengths = not as_it_is and not are_fixed(workload)
@@ -113,7 +113,7 @@ def _faults(wanted: Wanted, size: int) -> tuple[Fault, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """A load that by an estimate is above what the instances can serve."""
+    """A load that is, by an estimate, above what the instances can serve."""
 
     workload: str
     rate: float
@@ -146,8 +146,8 @@ def overloads(planned: Iterable[Run]) -> list[Overload]:
 
 
 def estimate(alike: Sequence[Run]) -> tuple[float, float]:
-    """The rate and the rate of saturation, as means over the seeds. The runs differ only in seed
-    and policy."""
+    """The load's rate, and the rate at which the instances are saturated, both as means over the
+    seeds. The runs differ only in seed and policy."""
     setup = alike[0].setup
     seeds = dict.fromkeys(run.seed for run in alike)
     rates, limits, num_seen = [], [], 0
@@ -186,8 +186,8 @@ Settings = tuple[tuple[str, str], ...]
 def _changed(
     policies: Sequence[SimPolicy], settings: Mapping[str, str]
 ) -> list[tuple[SimPolicy, Settings]]:
-    """Each policy with those of the settings that it has. A policy without priorities has no
-    levels, and a theoretical bound has no settings at all."""
+    """Each policy with those of the settings that exist under it. A policy without priorities has
+    no levels, and a theoretical bound has no settings at all."""
     names = {each.name: () if each.name in ORACLES else setting_names(each) for each in policies}
     known = dict.fromkeys(key for own in names.values() for key in own)
     for key in settings:

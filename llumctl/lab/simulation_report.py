@@ -320,7 +320,7 @@ def _share(seeds: Seeds, name: str) -> str:
 
 
 def steady(told: Sequence[bool | None]) -> str:
-    """A cell that says whether runs reached a steady state. They differ in their seed."""
+    """A cell that says whether runs, which differ in their seed, reached a steady state."""
     if None in told and False not in told:
         return "too short to tell"
     if len(told) == 1:

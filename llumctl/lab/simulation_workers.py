@@ -1,11 +1,12 @@
 """Carries out simulated runs on all cores, in several processes.
 
 A worker gets one run at a time through a pipe, and sends its progress and the result through the
-same pipe. Results are in the order of the runs, whichever ended first. Workers are fresh
-interpreters, because a process in which numpy has started threads cannot be forked safely.
+same pipe. Results are returned in the order of the runs, whichever run ended first. Workers are
+fresh interpreters, because a process in which numpy has started threads cannot be forked safely.
 
-Ctrl-C reaches only the parent, as workers are started with SIGINT blocked. The parent then ends the
-workers at once. If the parent is killed, the workers end too: in each, a thread waits for that.
+Ctrl-C reaches only the parent, because workers are started with SIGINT blocked. The parent then
+ends the workers at once. If the parent is killed, the workers end too: in each worker a thread
+waits for the parent's end.
 """
 
 import multiprocessing
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from rich import progress
 
 REPORT_S = 0.1
-"""The least time between two reports of a worker."""
+"""The shortest time between two reports of a worker."""
 REFRESH_S = 0.5
-"""The most time between two calls to the caller, so that its clock is updated."""
+"""The longest time between two reports to the caller, so that the clock that the caller shows goes
+on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs,), daemon=True)
         self.place = -1
-        # The tracker would be started with the first worker, and its start unblocks SIGINT.
+        # Otherwise the tracker would be started with the first worker; and starting it unblocks
+        # SIGINT.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -150,7 +153,7 @@ class _Worker:
             raise self._died() from None
 
     def answer(self) -> Ran | float:
-        """The share of the run that is done, or the result."""
+        """The share of the run that is done so far, or the run's result."""
         try:
             answer: Ran | float | _Failed = self.pipe.recv()
         except (EOFError, OSError):

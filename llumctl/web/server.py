@@ -110,14 +110,15 @@ def _same(given: str, kept: str) -> bool:
 # -- who may hold a connection to the port, and for how long ----------------------------
 
 MAX_CONNECTIONS = 64
-"""A browser opens up to 6 connections beside its web sockets."""
+"""The largest number of open connections. A browser opens up to 6, beside its web sockets."""
 HEAD_S = 10.0
 """How long a connection may take until the head of its next request is complete."""
 
 
 class Connections:
-    """Makes the protocol of each connection. Beyond the limit, the oldest connection that has shown
-    no login is closed: strangers push out strangers, and never a browser."""
+    """Makes the protocol object of each connection, and limits their number. Beyond the limit, the
+    oldest connection that has shown no login is closed. So strangers push out each other, but never
+    a browser that is logged in."""
 
     def __init__(self, server: web.Server, head_s: float) -> None:
         self._server = server
@@ -186,7 +187,7 @@ async def listening(
 
 DRIVER = "textual.drivers.web_driver:WebDriver"
 LEAVE_S = 2.0
-"""How long a process that was asked to end may take; then it is killed."""
+"""How long a process may take to end after it was asked to; then it is killed."""
 MAX_TOLD_BYTES = 4096
 _PLAIN_SCREEN = b"\x1b[?1049l\x1b[2J\x1b[H\x1b[?25h"
 
@@ -194,8 +195,8 @@ Draw = Callable[[bytes], Awaitable[None]]
 
 
 class Session:
-    """A process for one web socket. It gets no secret: it finds the cluster like any `llumctl
-    top`."""
+    """The process of one web socket. It gets no secret: it finds the cluster as any `llumctl top`
+    does."""
 
     def __init__(self, command: Sequence[str], draw: Draw) -> None:
         self._command = command
@@ -225,7 +226,7 @@ class Session:
             await self._process.stdin.drain()
 
     async def show(self) -> None:
-        """Passes on what the process draws until it ends, then draws why it ended."""
+        """Passes on what the process draws until the process ends, then draws why it ended."""
         assert self._process is not None
         listening = asyncio.create_task(self._listen())
         try:
@@ -279,8 +280,9 @@ class Session:
             self._told = (self._told + text)[-MAX_TOLD_BYTES:]
 
     def _last_words(self, code: int) -> bytes:
-        """What a terminal would show below the dashboard, except for a traceback. Textual's
-        tracebacks have the values of variables, and the control token may be among these."""
+        """What the process would leave on a terminal below the dashboard, except for a traceback.
+        Textual's tracebacks have the values of variables, and the control token may be among
+        these."""
         if self._begun and code:
             return f"the dashboard ended by a defect (exit code {code})\r\n".encode()
         return self._told.replace(b"\n", b"\r\n")
@@ -314,7 +316,7 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What follows from a message of the page: bytes for the process, and a text for the page."""
+    """The result of a message of the page: bytes for the process, and a text for the page."""
 
     packet: bytes = b""
     reply: str = ""
@@ -379,9 +381,10 @@ def _about(facts: dict[str, str | int]) -> bytes:
 MAX_SESSIONS = 4
 MAX_MESSAGE_BYTES = 64 << 10
 HEARTBEAT_S = 15.0
-"""Pings go out this often. A browser that does not answer one within half of that time is gone."""
+"""How often pings go out. A browser that does not answer a ping within half of this time is
+gone."""
 CLOSE_S = 1.0
-"""How long a browser may take to read what was drawn, and to close its web socket."""
+"""How long a browser may take to read what was drawn last and to close its web socket."""
 NO_ENTRY = (
     "This address was used already, is too old, or belongs to a server that has ended.\n"
     "Press Enter in the terminal of `llumctl top --web` for a new one.\n"
@@ -552,8 +555,8 @@ async def _hear(session: Session, socket: web.WebSocketResponse) -> None:
 
 
 def cookie_name(room: str) -> str:
-    """The name of the login's cookie. Other servers on this host can set cookies too, and one of
-    the same name would replace ours; so the name has a part that they do not know."""
+    """The name of the login's cookie. Other servers on this host can set cookies too, and a cookie
+    of the same name would replace ours. So the name has a part that those servers do not know."""
     return f"llumctl-{room}"
 
 
