@@ -42,13 +42,13 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an action does to the cluster. `command` does the same on the command line."""
+    """How an action changes the cluster. `command` does the same on the command line."""
 
     target: Kind
     command: str
     danger: Danger = Danger.NONE
     several: bool = True
-    """Whether the action may be done to all marked rows at once."""
+    """Whether the action may be applied to all marked rows at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +71,19 @@ class Action:
     live: bool = False
     """Whether the action works with a live controller only: a recording has nothing to show."""
     in_browser: bool = True
-    """Whether the action works in a browser: a browser's user has no shell and no files here."""
+    """Whether the action works in a browser. A browser's user has no shell and no files here."""
     change: Change | None = None
-    """For actions that change the cluster; they are locked while the screen does not show the
-    present."""
+    """Set for actions that change the cluster. Such actions are locked while the screen does not
+    show the present."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an action is done to: the ids of a row at the moment at which the key is pressed.
+    """What an action is applied to: the ids of a row at the moment at which the key is pressed.
 
-    `instance_id`: of a request's row, the instance that has the request. `other`: the name of
-    something else, to which nothing can be done, such as a frontend. `operation_id`: of an event
-    that says what an operator did.
+    `instance_id`: for a request's row, the instance that has the request. `other`: the name of
+    something that no action can be applied to, such as a frontend. `operation_id`: for an event
+    that says what an operator did, the id of that operation.
     """
 
     instance_id: str = ""
@@ -93,7 +93,7 @@ class Target:
 
     @property
     def subject(self) -> str:
-        """The id that the row shows first, whole."""
+        """The id that the row shows first, in full."""
         return self.request_id or self.instance_id or self.other
 
     def of(self, kind: Kind) -> str:
@@ -106,7 +106,7 @@ NOTHING = Target()
 
 
 def _gives(row: type[Order[Any, Any]], *, does: str = "", footer: str = "") -> Action:
-    """`does`: what the key calls, if the order is not about rows."""
+    """`does`: the method that the key calls, if the order is not about rows."""
     return Action(
         row.kind,
         (row.key,) if row.key else (),
@@ -185,7 +185,7 @@ _FIRST: tuple[Action, ...] = (
     ),
 )
 """Actions that change the cluster, or that show or allow changes, in the order of the help. Orders
-that are not named here follow by themselves."""
+that are not named here are added behind them."""
 _FIRST_IDS = {each.action_id for each in _FIRST}
 _CHANGES = _FIRST + tuple(
     _gives(row) for row in ORDERS.values() if row.meaning and row.kind not in _FIRST_IDS
@@ -195,7 +195,7 @@ _CHANGES = _FIRST + tuple(
 def _replays(
     action_id: str, key: str, does: str, text: str, footer: str = "", typed: str = ""
 ) -> Action:
-    """`does`: what the key calls of the application."""
+    """`does`: the method of the application that the key calls."""
     return Action(
         action_id, (key,), f"app.{does}", text, Place.ROWS, footer, typed=typed, replay=True
     )
@@ -387,7 +387,7 @@ def keys_of(action: Action, keymap: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def first_of(action_id: str, keymap: Mapping[str, str]) -> str:
-    """The first key of an action, as people call it."""
+    """The first key of an action, under the name that people use."""
     return shown_key(keys_of(action_of(action_id), keymap)[0])
 
 
@@ -414,8 +414,8 @@ def footer(
     changes: bool = True,
 ) -> list[tuple[str, str]]:
     """Pairs of key and word for the bottom line of a screen of these places. `active`: Textual's
-    bindings that are in force there, by their keys. `changes`: whether the cluster may be changed:
-    a key that may not change it works, but says only why."""
+    bindings that are in force there, by their keys. `changes`: whether the cluster may be changed.
+    If not, a key that would change it is still shown, but only says why it does nothing."""
     keys: dict[str, str] = {}
     for key, each in active.items():
         id_ = each.binding.id
@@ -462,7 +462,7 @@ _KEY_WORDS = {
 
 
 def shown_key(key: str) -> str:
-    """A key as people call it."""
+    """The name of a key that people use."""
     return _KEY_WORDS.get(key) or character_of(key) or key.replace("ctrl+", "Ctrl-")
 
 
@@ -473,7 +473,7 @@ def character_of(key: str) -> str | None:
 
 
 FIXED = ("ctrl+c", "ctrl+q")
-"""Keys that always leave: no rebinding may catch a user in the dashboard."""
+"""Keys that always leave the dashboard, so that no rebinding can trap a user in it."""
 
 TOGETHER = (
     (Place.MAIN, Place.ROWS, Place.TABLE, Place.ANYWHERE),
@@ -492,7 +492,7 @@ _ALIASES = {alias: key for key, aliases in KEY_ALIASES.items() for alias in alia
 
 
 class KeymapError(ValueError):
-    """The message says what is wrong with the keys of `action_id`."""
+    """The keys of `action_id` are wrong; the message says why."""
 
     def __init__(self, action_id: str, message: str) -> None:
         super().__init__(message)
@@ -546,8 +546,8 @@ def _is_key(name: str) -> bool:
 
 
 def _check_clashes(entries: list[Action], keymap: Mapping[str, str]) -> None:
-    """If two actions have one key, the error is about the rebound action, or about the later one if
-    both were rebound."""
+    """If two actions have the same key, the error is about the one that was rebound, or about the
+    later one if both were rebound."""
     meanings: dict[str, Action] = {}
     places = {action_id: place for place, action_id in enumerate(keymap, start=1)}
     for key in sorted(entries, key=lambda key: places.get(key.action_id, 0)):
@@ -562,6 +562,6 @@ def _check_clashes(entries: list[Action], keymap: Mapping[str, str]) -> None:
 
 
 def _pressed(name: str) -> str:
-    """The one name for all names of a key: terminals send the same code for ctrl+i and tab."""
+    """One name for all names of a key: terminals send the same code for ctrl+i and tab."""
     name = _ALIASES.get(name, name)
     return character_of(name) or name

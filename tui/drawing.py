@@ -1,5 +1,5 @@
-"""Values as toned text: figures and curves of one line, words in lines, parts of a whole as cells,
-tables whose columns fit a width, and facts with labels. All functions are pure."""
+"""Turns values into toned text: figures, curves of one line, wrapped words, shares of a whole as
+cells, tables whose columns fit a width, and facts with labels. All functions are pure."""
 
 import math
 import textwrap
@@ -16,7 +16,8 @@ from tui.state import TREND_S, Sample
 
 
 class Tone(StrEnum):
-    """What a piece of text means, in its words as well as in the colour that a theme gives it."""
+    """What a piece of text means. The words say it, and so does the colour that a theme gives the
+    tone."""
 
     PLAIN = "plain"
     STRONG = "strong"
@@ -26,13 +27,14 @@ class Tone(StrEnum):
     BAD = "bad"
 
     __hash__ = str.__hash__
-    """The hash of an Enum is a function in Python, and each piece of a line looks up its style."""
+    """The hash of an Enum is a slow function written in Python, and the style of each piece of a
+    line is looked up by its tone."""
 
 
 class Span(NamedTuple):
-    """A piece of text in one tone. A screen of 60 lines has a thousand, each compared with the one
-    before: comparing two takes 46 ns, and took 196 ns with frozen dataclasses. Making one costs the
-    same either way."""
+    """A piece of text in one tone. A screen of 60 lines has a thousand pieces, and each is compared
+    with the piece before it. Comparing two takes 46 ns; with frozen dataclasses it took 196 ns.
+    Making one takes equally long either way."""
 
     text: str
     tone: Tone = Tone.PLAIN
@@ -43,7 +45,8 @@ Line = tuple[Span, ...]
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """The characters that the terminal can show. `trend`: from low to high."""
+    """The characters that the terminal can show. `trend`: the glyphs of a curve, from low to
+    high."""
 
     rule: str
     ellipsis: str
@@ -140,30 +143,32 @@ def percent(ratio: float | None) -> str:
 
 
 def bar(used: float | None, wanted: float | None, width: int) -> tuple[str, str, str]:
-    """`#` for the share that is held, `=` for what is wanted beyond that, and spaces. `used` and
-    `wanted` are shares of the whole; `wanted` includes what is held."""
+    """A bar in three parts: `#` for the share that is held, `=` for what is wanted beyond that, and
+    spaces. `used` and `wanted` are shares of the whole; `wanted` includes what is held."""
     held = 0 if used is None else _cells(used, width)
     more = 0 if used is None or wanted is None else max(0, _cells(wanted, width) - held)
     return "#" * held, "=" * more, " " * (width - held - more)
 
 
 TREND_STEPS = (0, 16, 64, 256, 1024, 4096)
-"""A trend is one glyph higher above each of these numbers of decode steps. They are the same in all
-rows and at all times, so that rows can be compared, and finest where memory is short."""
+"""The curve is one glyph higher above each of these numbers of decode steps. The numbers are the
+same in all rows and at all times, so that rows can be compared; they lie closest together where
+memory is short."""
 
 
 STEP_TIMES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
-"""A trend of step times is one glyph higher above each of these times, in seconds."""
+"""The curve of step times is one glyph higher above each of these times, in seconds."""
 
 
 def trend(samples: Sequence[Sample], time_s: float, width: int, glyphs: Glyphs) -> str:
-    """The freeness of the last minute up to `time_s` in `width` slots, the newest on the right."""
+    """A curve of the freeness in the last minute before `time_s`, in `width` slots, the newest on
+    the right."""
     values = [(at_s, steps) for at_s, steps, _ in samples]
     return _slotted(values, time_s, width, glyphs, TREND_STEPS)
 
 
 def step_trend(samples: Sequence[Sample], time_s: float, width: int, glyphs: Glyphs) -> str:
-    """The step times of the last minute, as `trend` shows freeness."""
+    """A curve of the step times in the last minute, drawn as `trend` draws freeness."""
     values = [(at_s, step_time_s) for at_s, _, step_time_s in samples]
     return _slotted(values, time_s, width, glyphs, STEP_TIMES)
 
@@ -175,7 +180,7 @@ def _slotted(
     glyphs: Glyphs,
     limits: Sequence[float],
 ) -> str:
-    """Slots lie on multiples of their length, so that a curve moves by whole slots."""
+    """Slots begin at multiples of their length, so that a curve moves by whole slots."""
     slot_s = TREND_S / max(1, width)
     first = time_s // slot_s - width + 1
     slots: dict[float, float] = {}
@@ -204,7 +209,7 @@ Item = TypeVar("Item")
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
     """A column of a table. `cell(item, width)` returns the text in the column, in one tone or
-    several. If the width is short, the columns with the highest `drop` are left out first, and
+    several. If the width is too small, the columns with the highest `drop` are left out first, and
     those with 0 never. A column may grow up to `max_width`."""
 
     name: str
@@ -218,8 +223,8 @@ class Column(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[Item]):
-    """A column at its place on the screen. `gap`: the number of spaces behind it. They have the
-    tone of the text before them, as each change of tone costs time and bytes."""
+    """A column at its place on the screen. `gap`: the number of spaces behind it. The spaces have
+    the tone of the text before them, because each change of tone costs time and bytes."""
 
     column: Column[Item]
     x: int
@@ -228,7 +233,8 @@ class Placed(Generic[Item]):
 
 
 def place(columns: Sequence[Column[Item]], width: int) -> tuple[Placed[Item], ...]:
-    """The columns that fit, one margin to the left, GAP apart. The last one may be cut."""
+    """The columns that fit into the width, with a margin at the left and GAP between them. The last
+    one may be cut."""
     kept = list(columns)
     while len(kept) > 1 and _total(kept) > width:
         most = max(kept, key=lambda column: column.drop)
@@ -261,8 +267,8 @@ def titles(placed: Sequence[Placed[Item]], glyphs: Glyphs) -> Line:
 def cells(
     placed: Sequence[Placed[Item]], item: Item, glyphs: Glyphs, note: tuple[str, Span] | None = None
 ) -> tuple[tuple[int, Span], ...]:
-    """The x and the text of each piece of a cell, with no gaps between the pieces. A note is
-    (column, text): the text takes the rest of the row from that column on."""
+    """The pieces of a cell, each as its x and its text, without gaps between them. A note is
+    (column, text): its text takes the rest of the row from that column on."""
     shown: list[tuple[int, Span]] = []
     for p in placed:
         if note is not None and p.column.name == note[0]:
@@ -290,8 +296,8 @@ def _pieces(cell: Line, placed: Placed[Item], glyphs: Glyphs) -> list[tuple[int,
 
 
 def _exact(span: Span, width: int, glyphs: Glyphs, *, right: bool = False, gap: int = 0) -> Span:
-    """The text in exactly `width` columns and the gap. Nearly all cells are plain ASCII and have
-    room, and are padded at once."""
+    """The text in exactly `width` columns, followed by the gap. Nearly all cells are plain ASCII
+    and fit, so these are simply padded."""
     text, tone = span
     if text.isascii() and text.isprintable() and len(text) <= width:
         return Span((text.rjust(width) if right else text).ljust(width + gap), tone)
@@ -324,11 +330,11 @@ LABEL_WIDTH = 11
 MIN_COLUMN_WIDTH = 38
 
 Fact = tuple[str, Span]
-"""A label and a figure."""
+"""A label, and the figure beside it."""
 
 
 def labelled(label: str, *spans: Span) -> Line:
-    """A line of its own, below the columns of facts."""
+    """A line of its own below the columns of facts: a label, and its text."""
     return (Span(f" {label:<{LABEL_WIDTH}} ", Tone.DIM), *spans)
 
 

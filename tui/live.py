@@ -1,4 +1,5 @@
-"""A live controller: how the dashboard listens to it, and how it calls it.
+"""The connection to a live controller: how the dashboard listens to the controller, and how it
+calls it.
 
 `Source` is the interface of a live controller (`LiveSource`) and of a recording (`tui.replay`); a
 `Caller` makes any call of the control API. Both work on daemon threads for which nothing ever
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 MAX_HEARD = 4096
-"""With so many unread items, a dashboard that cannot keep up stops reading."""
+"""The largest number of unread items. When there are so many, the dashboard cannot keep up, and
+stops reading the stream."""
 
 
 class Source(Protocol):
@@ -54,24 +56,24 @@ class Source(Protocol):
         """Everything that was heard since the last call; never blocks."""
 
     def now_s(self) -> float:
-        """The time now on the clock of `at_s` in what was heard."""
+        """The present time on the clock that gives `at_s` in everything that was heard."""
 
     def ask_requests(self, instance_id: str) -> bool:
         """Asks for an instance's requests, or for all requests with ""; `take` returns the answer.
         Returns False if that is impossible."""
 
     def ask_explanation(self, request_id: str) -> bool:
-        """Asks for a request's life, in the same way."""
+        """Asks for a request's life, like `ask_requests`."""
 
     def ask_log(self, member_id: str) -> bool:
-        """Asks for the last lines of a member's log, in the same way."""
+        """Asks for the last lines of a member's log, like `ask_requests`."""
 
     def stop(self) -> None: ...
 
 
 class LiveSource:
-    """Follows a controller, and connects again when the stream ends; records what it hears if there
-    is a recorder."""
+    """Follows a controller, and connects again when the stream ends. If there is a recorder, it
+    records what is heard."""
 
     def __init__(
         self,
@@ -95,7 +97,8 @@ class LiveSource:
         self._started = False
 
     def start(self) -> None:
-        """A second call does nothing. What is heard waits until it is taken."""
+        """Begins to listen; a second call does nothing. What is heard waits until `take` is
+        called."""
         if not self._started:
             self._started = True
             self._follower.start()
@@ -165,7 +168,8 @@ class LiveSource:
             self._hear(RecordingFailed(error.message, self._clock()))
 
     def _ask(self, kind: str, answer: Callable[[], Heard]) -> None:
-        """Asks one question of a kind at a time: further ones are dropped until it is answered."""
+        """Asks at most one question of a kind at a time: further questions of that kind are dropped
+        until it is answered."""
         if kind in self._asking:
             return
         self._asking.add(kind)
@@ -204,7 +208,7 @@ Work = Callable[["ControlClient"], Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The result of some work; either `answer` or `error` is None."""
+    """The result of some work. Either `answer` or `error` is None."""
 
     ticket: int
     answer: Any

@@ -23,10 +23,10 @@ def _end_with(dashboard: int) -> None:
 
 def _main(dashboard: int, arguments: list[str]) -> int:
     """Returns the program's exit status, or ends by the signal that ended the program. If the
-    program could not be started, the dashboard is told why."""
+    program could not be started, it tells the dashboard why."""
     os.set_inheritable(dashboard, False)
-    # The whole group gets SIGTERM, and the guard has to outlive a program that takes its time to
-    # end. It needs a handler: the program would inherit it if the signal were ignored.
+    # The whole group gets SIGTERM, and the guard has to outlive a program that is slow to end. The
+    # guard needs a handler: if it ignored the signal instead, the program would inherit that.
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         program = os.posix_spawnp(

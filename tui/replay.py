@@ -1,8 +1,9 @@
-"""A recording in the place of a live controller, and what an operator does with it.
+"""Plays a recording in the place of a live controller, and carries out what an operator does with
+it.
 
-`ReplaySource` returns the frames at the same intervals as when they were recorded, by the
-recording's own clock. So the screen is a function of the frames that are due, and time can be set
-to any moment of the recording. Every key of a replay calls `Replaying`.
+`ReplaySource` returns the frames at the intervals at which they were recorded, by the recording's
+own clock. So the screen depends only on the frames that are due, and can be set to any moment of
+the recording. Every key of a replay calls a method of `Replaying`.
 """
 
 import pickle
@@ -48,8 +49,8 @@ MOMENT_EXAMPLES = ("2m30s", "+30s", "12:04:31")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a replay is. `state`: its speed, or that it is paused or has ended; `hint`: the keys
-    that help now."""
+    """Where a replay stands. `state`: its speed, or that it is paused or has ended; `hint`: the
+    keys that help now."""
 
     position_s: float
     length_s: float
@@ -60,7 +61,7 @@ class Progress:
 
 class ReplaySource:
     """Positions are seconds since the first frame. Where the recorded clock was set back, the
-    position stays."""
+    position stays the same."""
 
     def __init__(
         self,
@@ -83,15 +84,16 @@ class ReplaySource:
         self._since_s: float | None = None
         self._marks: list[Mark] = []
         self._positions_s: list[float] = []
-        """The positions of the frames, and of the loss at a bad line."""
+        """The positions of the frames and, if a line is bad, of the loss that stands for it."""
         self._failed = ""
-        """Why nothing can be read after the last mark."""
+        """Why nothing can be read after the last mark; empty if all can be read."""
         self._first = DashboardState(limits=limits or ConsoleTable())
         self._moments = Moments(self._first, self._hear, ())
         self._num_shown = 0
         self._answers: list[Heard] = []
         self._about: dict[str, tuple[int, list[Event]]] = {}
-        """The events about the last request that was asked for, from the lines up to an offset."""
+        """For the request that was asked for last: the events about it, and the offset in the file
+        up to which they were collected."""
         self.troubles_s: tuple[float, ...] = ()
         """The positions of trouble."""
 
@@ -109,7 +111,7 @@ class ReplaySource:
 
     @property
     def origin_s(self) -> float:
-        """When the first frame was written."""
+        """When the first frame was written, in seconds since the epoch."""
         return self._marks[0].time_s if self._marks else 0.0
 
     def start(self) -> None:
@@ -153,7 +155,7 @@ class ReplaySource:
         self.paused = not self.paused
 
     def change_speed(self, steps: int) -> None:
-        """Doubles the speed `steps` times, or halves it."""
+        """Doubles the speed `steps` times; a negative number halves it."""
         self._count()
         self.speed = max(MIN_SPEED, min(MAX_SPEED, self.speed * 2.0**steps))
 
@@ -164,7 +166,7 @@ class ReplaySource:
         self._counted_s = max(0.0, min(position_s, self.length_s))
 
     def step(self, frames: int) -> None:
-        """Pauses, and goes to the next moment at which something was heard (1), or to the one
+        """Pauses, and goes to the next moment at which something was heard (1), or to the last one
         before (-1)."""
         self.seek(self.position_s())
         self.paused = True
@@ -174,7 +176,7 @@ class ReplaySource:
             self.seek(self._positions_s[place])
 
     def seek_event(self, wanted: Weight, direction: int) -> EventFrame | GapFrame | None:
-        """Goes to the next event of at least this weight (1), or to the one before (-1), and
+        """Goes to the next event of at least this weight (1), or to the last one before (-1), and
         pauses. Returns None if there is none in that direction."""
         for place in self._beyond(direction):
             if _weighs(self._marks[place], wanted):
@@ -222,14 +224,15 @@ class ReplaySource:
         self._reader.close()
 
     def _beyond(self, direction: int) -> range:
-        """The places of the frames after the present moment, or before it, the nearest first."""
+        """The places of the frames after the present moment, or of those before it, the nearest
+        first."""
         position_s, num = self.position_s(), len(self._marks)
         if direction > 0:
             return range(bisect_right(self._positions_s, position_s), num)
         return range(min(num, bisect_left(self._positions_s, position_s)) - 1, -1, -1)
 
     def _count(self) -> None:
-        """Counts the time so far by the old speed; has to be called before the speed changes."""
+        """Adds the time so far at the old speed. It must be called before the speed changes."""
         self.seek(self.position_s())
 
     def _hear(self, place: int) -> Heard:
@@ -242,14 +245,15 @@ class ReplaySource:
         return Lost(self._failed, self.origin_s + self.length_s)
 
     def _end_with(self, reason: str, place: int) -> None:
-        """Replaces this frame and all later ones by a loss, at the moment of the frame before."""
+        """Replaces this frame and all later ones by a loss of the stream, at the moment of the
+        frame before."""
         del self._marks[place:], self._positions_s[place:]
         self._positions_s.append(self.length_s)
         self._failed = reason
 
 
 class Replaying:
-    """What the keys of a replay do."""
+    """Carries out the keys of a replay."""
 
     def __init__(
         self,
@@ -259,7 +263,7 @@ class Replaying:
         say: Say,
         show: Callable[[], None],
     ) -> None:
-        """`show` draws what is known at the moment to which the replay went."""
+        """`show` draws the state at the moment to which the replay went."""
         self.source = source
         self._keymap = keymap
         self._zone = zone
@@ -304,8 +308,8 @@ class Replaying:
         self._show()
 
     def to_event(self, weight: str, direction: int) -> None:
-        """Goes to the next event of at least this weight, or to the one before, and says what it
-        is."""
+        """Goes to the next event of at least this weight, or to the last one before, and says which
+        event it is."""
         found = self.source.seek_event(Weight(weight), direction)
         if found is None:
             way = "after" if direction > 0 else "before"
@@ -377,14 +381,15 @@ def _weighs(mark: Mark, wanted: Weight) -> bool:
 # Moments of a recording
 
 Known = tuple[int, DashboardState]
-"""A number of frames, and the state after them."""
+"""A number of frames, and the dashboard's state after them."""
 _FASTEST = 1
 
 
 class Shelf:
-    """Kept states, pickled into a file without a name, which only this process can read and which
-    ends with it: each may hold on to a thousand events, and two thirds of a minute of samples, that
-    no other state has. Without room for the file nothing is kept, and a jump takes longer."""
+    """Keeps states, pickled, in a file without a name, which only this process can read and which
+    ends with it. They are not kept in memory, because each may hold on to a thousand events, and
+    two thirds of a minute of samples, that no other state has. If there is no room for the file,
+    nothing is kept, and a jump takes longer."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -401,7 +406,7 @@ class Shelf:
         return self._counts[-1] if self._counts else 0
 
     def put(self, known: Known) -> None:
-        """States must come in order."""
+        """Keeps a state. States must come in the order of their frames."""
         count, state = known
         told = zlib.compress(pickle.dumps(state, pickle.HIGHEST_PROTOCOL), _FASTEST)
         try:
@@ -416,12 +421,13 @@ class Shelf:
         self._places.append((place, len(told)))
 
     def count_before(self, count: int) -> int:
-        """The number of frames before the nearest state that is not later; 0 if there is none."""
+        """The number of frames before the nearest kept state that is not later than `count`; 0 if
+        there is none."""
         place = bisect_right(self._counts, count)
         return self._counts[place - 1] if place else 0
 
     def take(self, count: int) -> Known | None:
-        """The state after so many frames; None if it cannot be read."""
+        """The kept state after this number of frames; None if it cannot be read."""
         if self._file is None:
             return None
         place, length = self._places[self._counts.index(count)]
@@ -435,14 +441,16 @@ class Shelf:
 
 
 STRETCH_BYTES = 256 << 10
-"""How far apart kept states are. Parsing and reducing a stretch takes some 12 ms."""
+"""How many bytes of the file lie between two kept states. Parsing and reducing a stretch takes some
+12 ms."""
 MAX_KEPT = 32
 
 
 class Moments:
-    """What the dashboard knew at any moment of a recording, without hearing all of it again: one
-    state is kept after each stretch of the file, at most MAX_KEPT of them. `first` is the state
-    before all frames; `hear(n)` gives frame n; `offsets` are the frames' places in the file."""
+    """What the dashboard knew at any moment of a recording, without hearing all of the recording
+    again: after each stretch of the file a state is kept, at most MAX_KEPT of them. `first` is the
+    state before all frames; `hear(n)` gives frame n; `offsets` are the frames' places in the
+    file."""
 
     def __init__(
         self, first: DashboardState, hear: Callable[[int], Heard], offsets: Sequence[int]
@@ -457,7 +465,7 @@ class Moments:
         self._ends = set(self._steps[every - 1 :: every])
 
     def at(self, count: int) -> DashboardState:
-        """The state after so many frames."""
+        """The state after this number of frames."""
         at_hand = (self._first, self._shown, self._farthest)
         begin = max((each for each in at_hand if each[0] <= count), key=lambda each: each[0])
         kept = self._kept.count_before(count)
@@ -467,7 +475,7 @@ class Moments:
         return self._shown[1]
 
     def look_ahead(self) -> None:
-        """Reads one stretch farther than ever before, so that a jump to there is fast too."""
+        """Reads one stretch farther than before, so that a jump to a moment in it is fast too."""
         place = bisect_right(self._steps, self._farthest[0])
         self._after(self._farthest, [*self._steps, self._num_frames][place])
 

@@ -1,7 +1,7 @@
-"""What `llumctl top` needs before the dashboard is imported, which takes half a second.
+"""What `llumctl top` does before and while the dashboard is imported, which takes half a second.
 
-It shows a first frame meanwhile, keeps the garbage collector from running, and has the names of the
-themes. It imports nothing of ours, and nothing that takes time.
+It shows a first frame, keeps the garbage collector from running, and has the names of the themes.
+It imports nothing of ours, and nothing that takes time.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ DEUTERANOPIA = "deuteranopia"
 MONOCHROME = "monochrome"
 THEME_NAMES = (DEFAULT_THEME, LIGHT, DEUTERANOPIA, MONOCHROME)
 NUM_NEW_OBJECTS = 20_000
-"""How many new objects there are between two looks for cycles, as many as a busy cluster makes in a
-second. With Python's 700 the collector looked 90 times a second."""
+"""How many new objects there are between two searches for garbage; a busy cluster makes as many in
+a second. With Python's default of 700 the collector ran 90 times a second."""
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J", "\x1b[?25h\x1b[?1049l"
 
 
@@ -44,8 +44,9 @@ def _lines(title: str, width: int, height: int, rule: str) -> list[str]:
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Stops the garbage collector while modules are imported: nothing is garbage then, and looking
-    for some took a tenth of the start. `settle_collector` starts it again, as does an error."""
+    """Stops the garbage collector while modules are imported: nothing is garbage then, and the
+    search for garbage took a tenth of the start. `settle_collector`, or an error, starts the
+    collector again."""
     gc.disable()
     try:
         yield
@@ -55,13 +56,13 @@ def collector_paused() -> Iterator[None]:
 
 
 def settle_collector() -> None:
-    """From here on the collector ignores all objects that exist already, and looks at new ones
-    seldom, so that it does not stop the dashboard between a status and its picture.
+    """From here on the collector ignores all objects that exist already, and seldom looks at new
+    ones, so that it does not stop the dashboard between a status and its picture.
 
-    The objects of the modules and of Textual live as long as the process, and going through them
-    took 0.1 s each time, for which a status had to wait. The later generations are small, so they
-    are collected often: with Python's 10 and 10 there were up to 5 MiB of garbage after ten
-    minutes.
+    The objects of the modules and of Textual live as long as the process. Going through them took
+    0.1 s each time, and a status had to wait for that. The later generations are small, so they are
+    collected often: with Python's thresholds of 10 and 10 there were up to 5 MiB of garbage after
+    ten minutes.
     """
     gc.freeze()
     gc.set_threshold(NUM_NEW_OBJECTS, 3, 2)

@@ -1,5 +1,5 @@
-"""Commands that are typed after `:`: parses a text into a command, or raises an error that says
-what would be valid. Also completes a command while it is typed, and remembers earlier commands.
+"""The commands that are typed after `:`. Parses a text into a command, or raises an error that says
+what would be valid; completes a command while it is typed; and remembers earlier commands.
 
 The forms of commands are those of the actions: `drain ID...`, `migrate REQUEST [ID]`. A word in
 brackets may be left out, a word with dots may be given several times, and TEXT takes the rest of
@@ -22,7 +22,7 @@ from tui.drawing import num_cells
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The id of an action and its arguments."""
+    """A typed command: the id of an action, and its arguments."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -35,8 +35,8 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The words that may be typed now. Other requests may be typed too: only the controller knows
-    all of them."""
+    """The words that may be typed now. Requests that are not among them may be typed too, because
+    only the controller knows all requests."""
 
     columns: Sequence[str] = ()
     themes: Sequence[str] = ()
@@ -64,7 +64,7 @@ class Known:
         }.get(kind, ())
 
     offered: Sequence[str] = ()
-    """The commands that do something now; others only say why they do nothing."""
+    """The commands that do something now. All other commands only say why they do nothing."""
 
     @property
     def names(self) -> list[str]:
@@ -89,10 +89,10 @@ def named(typed: str) -> tuple[str, str]:
 
 
 FORMS = dict(named(each.typed) for each in ACTIONS if each.typed)
-"""The names of commands, and the form of their arguments."""
+"""The names of commands, each with the form of its arguments."""
 _ACTION_IDS = {named(each.typed)[0]: each.action_id for each in ACTIONS if each.typed}
 _SECOND_WORDS = [name.split() for name in FORMS if " " in name]
-"""Names of two words."""
+"""The names of commands that consist of two words, each as its list of words."""
 ALIASES = {"q": "quit", "q!": "quit", "i": "instance", "request": "requests"}
 ELSEWHERE = {
     "up": "it starts another cluster, in a shell",
@@ -103,9 +103,9 @@ ELSEWHERE = {
     "bench": "it loads an endpoint and fills its terminal: type it in a shell",
     "config": "it is about the files of a shell's user: tune has the cluster's settings",
 }
-"""Commands of the command line that do not exist here, and why."""
+"""Commands of the command line that do not exist here, each with the reason."""
 FEW = 12
-"""Up to this number of valid words, an error lists all of them."""
+"""An error lists all valid words if there are at most this many."""
 FILLERS = ("--to", "--instance", "--")
 """Words that the command line needs and `:` does not."""
 MAX_KEPT = 100
@@ -120,7 +120,7 @@ _WHAT = {
     "KEY": "setting",
 }
 _CLOSED = ("COLUMN", "THEME", "ID", "MEMBER", "LEVEL", "MODE", "KEY")
-"""Kinds of words of which all are known here."""
+"""The kinds of words for which all valid words are known here."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
@@ -178,7 +178,8 @@ def parse(text: str, known: Known) -> Command:
 
 
 def _check(name: str, kind: str, argument: str, known: Known, *, several: bool) -> None:
-    """`several`: whether other arguments are given, too; a single setting needs no value."""
+    """`several`: whether there are other arguments besides this one. A setting that stands alone
+    needs no value."""
     if kind == "N" and not _NUMBER.fullmatch(argument):
         raise UsageError(f"{name} N, +N or -N: {argument[:20]!r} is no number")
     if kind == "KEY=VALUE":
@@ -202,8 +203,9 @@ def _unknown(kind: str, word: str, known: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """`head` stands before the word that is being typed, `words` can take its place, and `wanted`
-    is the kind of word that the command takes there, such as `ID`."""
+    """The possible completions of a text. `head` is the text before the word that is being typed,
+    `words` can take the place of that word, and `wanted` is the kind of word that the command takes
+    there, such as `ID`."""
 
     head: str = ""
     words: tuple[str, ...] = ()
@@ -211,8 +213,8 @@ class Completion:
 
 
 def complete(text: str, known: Known) -> Completion:
-    """The known words that begin with the last word of the text, or contain it if they are
-    requests."""
+    """The known words that can complete the last word of the text: those that begin with it or, for
+    requests, contain it."""
     head, word = _cut(text)
     name, given = split(head)
     if not name:
@@ -252,7 +254,7 @@ class Tabbing:
     _shown: str = ""
 
     def tab(self, text: str, known: Known, step: int = 1) -> str:
-        """The text with the next word in it, or with the previous one."""
+        """The text with the next possible word in it, or with the previous one."""
         if text != self._shown or not self._found.words:
             found, word = complete(text, known), _cut(text)[1]
             self._found, self._place = found, -1 if step > 0 else 0
@@ -323,8 +325,8 @@ class TypedHistory:
         self._back, self._typed = 0, ""
 
     def go(self, steps: int, text: str) -> str:
-        """Goes to older commands with `steps` > 0, else to newer ones. After the newest comes the
-        text that was being typed, which is `text` at first."""
+        """Goes to older commands with `steps` > 0, else to newer ones. Behind the newest command
+        comes the text that was being typed, which is `text` at the first call."""
         if self._back == 0:
             self._typed = text
         self._back = max(0, min(len(self._texts), self._back + steps))
@@ -332,8 +334,8 @@ class TypedHistory:
 
 
 class Typing:
-    """A command while it is typed: completed with the words of `known`, and remembered once it is
-    given."""
+    """A command that is being typed. It is completed with the words of `known`, and remembered once
+    it is given."""
 
     def __init__(self, known: Callable[[], Known]) -> None:
         self.history = TypedHistory()

@@ -40,8 +40,8 @@ class Pair:
     value_at: int
     end: int
     table: KeyPath
-    """The table that the header above the key names. If the key is dotted, this table is not the
-    key's whole path but its last part."""
+    """The table that the header above the key names. A dotted key lies deeper, in a table below
+    this one."""
     inline: bool
 
 
