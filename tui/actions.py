@@ -415,7 +415,8 @@ def footer(
 ) -> list[tuple[str, str]]:
     """Pairs of key and word for the bottom line of a screen of these places. `active`: Textual's
     bindings that are in force there, by their keys. `changes`: whether the cluster may be changed.
-    If not, a key that would change it is still shown, but only says why it does nothing."""
+    If not, the keys that would change it are left out; pressed all the same, such a key only says
+    why it does nothing."""
     keys: dict[str, str] = {}
     for key, each in active.items():
         id_ = each.binding.id

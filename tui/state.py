@@ -1,13 +1,13 @@
-"""What the dashboard knows, as a pure function of what it heard: `reduce`.
+"""What the dashboard knows, computed by a pure function from what it heard: `reduce`.
 
-The file begins with what is heard: frames of the stream, the loss of the stream, and answers to
+The file begins with what can be heard: frames of the stream, the loss of the stream, and answers to
 questions. Then comes the state that is kept: the last status, the event list, and for each instance
 its last minute, its last hour and its changes of state. Routine events are kept apart from the
 others: hundreds of them may come with each status, and most screens show none.
 
 All times are in seconds. `at_s` is the time on the dashboard's own clock (of any origin; in a
-replay the recording's) and gives ages; `time_s` is the time on the controller's clock, since the
-epoch, and gives times of day.
+replay it is the recording's clock) and gives ages. `time_s` is the time on the controller's clock,
+since the epoch, and gives times of day.
 """
 
 from collections import Counter
@@ -36,18 +36,19 @@ MOVES_S = 60.0
 MAX_EVENTS = 1000
 """How many routine events are kept."""
 MAX_RARE = 300
-"""How many events are kept of each other kind: notable ones and trouble, each about requests and
-about members. So neither routine events nor a thousand refused requests push out the news that an
-instance died."""
+"""How many events are kept of each other kind. The kinds are notable events and trouble, each about
+requests and about members. So neither routine events nor a thousand refused requests push out the
+news that an instance died."""
 RATE_S = 5
-"""For how many whole seconds routine events are counted by kind."""
+"""Over how many whole seconds routine events are counted by kind."""
 TREND_S = 60.0
 HEAT_MINUTES = 60
 MAX_CHANGES = 50
 REMEMBERED_S = 3600.0
-"""How long an instance that left is remembered."""
+"""How long the history of an instance that left is kept."""
 PINGED_S = 3.0
-"""An idle stream carries a ping every second: a silence longer than this is more than jitter."""
+"""A silence of the stream that is longer than this is more than jitter, because an idle stream
+carries a ping every second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class LogArrived:
 
 @dataclass(frozen=True, slots=True)
 class RecordingFailed:
-    """From here on nothing is recorded."""
+    """A recording failed: from here on nothing is recorded."""
 
     reason: str
     at_s: float
@@ -127,14 +128,14 @@ class Entry:
 
     @property
     def ring(self) -> tuple[Weight, bool]:
-        """The weight, and whether the entry is about a request: rare entries push out only older
-        ones of the same ring."""
+        """The weight, and whether the entry is about a request. These two name the ring to which
+        the entry belongs: a rare entry pushes out only older entries of its own ring."""
         return self.weight, self.event is not None and self.event.request_id is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A request moved."""
+    """The instances between which a request moved."""
 
     time_s: float
     source: str
@@ -152,7 +153,8 @@ class Sample(NamedTuple):
 
 
 class Minute(NamedTuple):
-    """The KV use in one minute of the controller's clock: the sum and the number of samples."""
+    """The KV use in one minute of the controller's clock: the sum of the samples and their
+    number."""
 
     minute: int
     sum: float
@@ -165,24 +167,25 @@ class Minute(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An instance turned up, changed its state, or went away (state None)."""
+    """An instance appeared, changed its state, or disappeared (state None)."""
 
     time_s: float
     state: InstanceState | None
     incarnation: int
     detail: str
     was_so: bool = False
-    """Whether the state was the same already when the dashboard began to follow the cluster: it is
-    not known since when."""
+    """Whether the state was the same already when the dashboard began to follow the cluster, so
+    that nobody knows since when."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """One instance's freeness in the last minute and its last changes, oldest first."""
+    """One instance's freeness in the last minute, its KV use in the last hour, and its last
+    changes, the oldest first."""
 
     samples: tuple[Sample, ...] = ()
-    """A sample for each second, from the first status of that second: curves show no more, and
-    further statuses in the same second cost nothing."""
+    """One sample for each second, from the first status in that second. The curves show no more,
+    and further statuses in the same second cost nothing."""
     changes: tuple[Change, ...] = ()
     minutes: tuple[Minute, ...] = ()
     """The KV use of the last hour, oldest first; minutes without a figure are missing."""
@@ -194,7 +197,7 @@ class DashboardState:
     status_at_s: float | None = None
     heard_at_s: float | None = None
     time_s: float = 0.0
-    """The controller's clock when it was last heard."""
+    """The controller's clock when the controller was last heard."""
     lost: str = ""
     """Why there is no stream at present; empty while there is one."""
     stopped: Stopped | None = None
@@ -202,13 +205,15 @@ class DashboardState:
     routine: tuple[Entry, ...] = ()
     """The last routine events, the oldest first."""
     rare: tuple[Entry, ...] = ()
-    """The other events, and gaps, the oldest first; the same object until another entry comes."""
+    """The other events, and gaps, the oldest first. The tuple stays the same object until another
+    entry comes."""
     num_entries: int = 0
-    """How many entries ever came."""
+    """How many entries have come since the beginning."""
     ways: tuple[Way, ...] = ()
-    """The moves of the last minute before the controller was last heard, by its clock."""
+    """The moves of the last minute, which ends when the controller was last heard, on its own
+    clock."""
     head_seen_s: float = float("-inf")
-    """When a request was last seen waiting, by the controller's clock."""
+    """When a request was last seen waiting, on the controller's clock."""
     counts: Counts = field(default_factory=dict)
     """The numbers of routine events in the last seconds."""
     requests: RequestsArrived | None = None
@@ -221,11 +226,11 @@ class DashboardState:
     limits: ConsoleTable = field(default_factory=ConsoleTable)
     """The thresholds of alarms."""
     alarms: tuple[Alarm, ...] = ()
-    """The worst first."""
+    """The alarms, the worst first."""
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, the oldest first; put together on each call."""
+        """All entries, the oldest first. They are put together on each call."""
         return tuple(sorted((*self.rare, *self.routine), key=attrgetter("seq")))
 
     @property
@@ -237,7 +242,7 @@ class DashboardState:
         return next((item for item in instances if item.id == instance_id), None)
 
     def rates(self) -> dict[str, float]:
-        """Routine events of each kind per second."""
+        """How many routine events of each kind come per second."""
         now = int(self.time_s)
         found: Counter[str] = Counter()
         for second, counts in self.counts.items():
@@ -267,18 +272,18 @@ class DashboardState:
 
 
 class Unread:
-    """Events and gaps that are not in the state yet. Hundreds may come between two statuses, and a
-    new state for each took as long as everything else in `reduce`."""
+    """Collects events and gaps that are not in the state yet. Hundreds may come between two
+    statuses; making a new state for each took as long as everything else in `reduce`."""
 
     def __init__(self, num_entries: int) -> None:
-        """`num_entries`: how many ever came before."""
+        """`num_entries`: how many entries came before."""
         self.num_entries = num_entries
         self.routine: list[Entry] = []
         self.rare: list[Entry] = []
         self.ways: list[Way] = []
         self.counts: dict[int, Counter[str]] = {}
         self.last: tuple[float, float] | None = None
-        """When the last frame was heard, and the controller's clock then."""
+        """When the last frame was heard, and what the controller's clock said then."""
 
     def hear(self, frame: EventFrame | GapFrame | PingFrame, at_s: float) -> None:
         self.last = at_s, frame.time_s
@@ -310,7 +315,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A replay went to another moment, at which this was known."""
+    """A replay went to another moment; this is the state at that moment."""
 
     state: DashboardState
 
@@ -418,7 +423,7 @@ def _latest(known: tuple[Entry, ...], new: list[Entry]) -> tuple[Entry, ...]:
 
 
 def _rare(known: tuple[Entry, ...], new: list[Entry]) -> tuple[Entry, ...]:
-    """The other entries that are kept: each ring forgets its oldest."""
+    """The other entries that are kept. Each ring forgets its oldest entries."""
     if not new:
         return known
     found = (*known, *new)
@@ -444,7 +449,8 @@ def _counted(known: Counts, new: Mapping[int, Counter[str]], now_s: float) -> Co
 
 
 def _recent_ways(ways: Iterable[Way], now_s: float) -> tuple[Way, ...]:
-    """The moves of the last minute; machines' clocks differ, and may be set back."""
+    """The moves of the last minute. A move may seem to lie up to a minute ahead, because machines'
+    clocks differ and may be set back; such a move counts too."""
     return tuple(way for way in ways if abs(now_s - way.time_s) < MOVES_S)
 
 

@@ -1,7 +1,7 @@
-"""The lines above the panes: the header, in a replay its bar, the worst alarm, and auto-scaling.
+"""The lines above the panes: the header, the bar of a replay, the worst alarm, and auto-scaling.
 
-The header says in one or two lines which cluster this is, how old its data are, and how well it
-does.
+The header says in one or two lines which cluster this is, how old its data are, and how well the
+cluster does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from tui.replay import Progress
 from tui.state import DashboardState
 
 MIN_TRACK = 12
-"""The width below which the bar of a replay shows no track."""
+"""If the bar of a replay is narrower than this, it shows no track."""
 _TONES: Mapping[ClusterState, Tone] = {
     ClusterState.READY: Tone.GOOD,
     ClusterState.STARTING: Tone.WARN,
@@ -32,8 +32,8 @@ _TONES: Mapping[ClusterState, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece of the header. If the width is short, the pieces with the highest `drop` are left out
-    first."""
+    """A piece of the header. If the header is too narrow, the pieces with the highest `drop` are
+    left out first."""
 
     spans: Line
     drop: int = 0
@@ -41,7 +41,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """What the header shows about the stream, also while the screen is frozen."""
+    """What the header says about the stream. This stays up to date while the screen is frozen."""
 
     state: DashboardState
     now_s: float
@@ -52,7 +52,7 @@ class Liveness:
     replay: Progress | None = None
     """Where a replay is; None if the data are live."""
     of_cluster: str = ""
-    """What a command in the status needs behind it to mean this cluster, as
+    """The flags to add to a command in the status so that it means this cluster, as in
     `Options.of_cluster`."""
 
     @property
@@ -75,8 +75,9 @@ def lines(
     *,
     alarm: bool = False,
 ) -> list[Line]:
-    """`count` is 1 or 2; `shown` may be older than the stream, if the screen is frozen. During an
-    alarm nothing in the header is shown as good."""
+    """`count`: the number of lines, 1 or 2. `shown`: the state on the screen, which may be older
+    than the stream if the screen is frozen. During an alarm nothing in the header is shown as
+    good."""
     status = shown.status
     clock = _clock(live)
     if count == 1:
@@ -184,7 +185,7 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
         facts.append(_labelled("evict", str(evictions), drop=6))
     facts.append(_labelled("p99 TTFT", latency(_worst_ttft_s(status)), drop=6 if brief else 5))
     if not brief:
-        # Beside the total the highest level says most, so it is left out last.
+        # Next to the total, the highest level says most, so it is the last to be left out.
         levels = _levels(status)
         facts += [_labelled(*each, drop=8 + place) for place, each in enumerate(levels)]
     if not brief and status.detail:
@@ -234,8 +235,8 @@ def _rolling(status: ClusterStatus, *, brief: bool) -> list[_Piece]:
 
 
 def _instances(status: ClusterStatus, *, brief: bool) -> Line:
-    """`7+1`: the number of instances that get new requests, and of others. Instances in trouble are
-    counted by state, or in brief behind a `!`."""
+    """`7+1`: the number of instances that get new requests, and of the others. Instances in trouble
+    are counted by state or, in brief, behind a `!`."""
     active = sum(state_word(item) == InstanceState.ACTIVE for item in status.instances)
     counted = Span(f"{active}+{len(status.instances) - active}")
     states = (InstanceState.STALLED, InstanceState.FAILED, InstanceState.RESTARTING)
@@ -267,7 +268,7 @@ def _levels(status: ClusterStatus) -> list[tuple[str, str]]:
 
 
 def _average_freeness(status: ClusterStatus) -> float | None:
-    """The mean over instances that get new requests and have reported."""
+    """The mean freeness of the instances that get new requests and have reported."""
     found = [
         item.freeness_steps
         for item in status.instances
@@ -277,7 +278,7 @@ def _average_freeness(status: ClusterStatus) -> float | None:
 
 
 def _worst_ttft_s(status: ClusterStatus) -> float | None:
-    """The highest P99 among frontends: some clients see it."""
+    """The highest P99 TTFT among frontends, because the clients of that frontend see it."""
     found = [item.ttft_p99_s for item in status.frontends if item.ttft_p99_s is not None]
     return max(found, default=None)
 
@@ -310,7 +311,8 @@ def _width(facts: list[_Piece]) -> int:
 def alarm_line(found: Sequence[Alarm], width: int, glyphs: Glyphs) -> Line:
     """The worst alarm with its cause, and where else there are alarms.
 
-    The others are named as far as there is room, and the rest is counted; the worst is cut last.
+    The other alarms are named as far as there is room, and the rest is counted; the worst is cut
+    last.
     """
     worst, *others = found
     head = Span(f" ! {worst.text}", Tone.BAD)
@@ -364,7 +366,7 @@ def replay_line(progress: Progress, live: Liveness, width: int, glyphs: Glyphs) 
 
 
 def _track(progress: Progress, width: int, glyphs: Glyphs) -> str:
-    """The line of the replay: `=` is past, `O` is now, `!` is trouble."""
+    """The track of the replay: `=` is past, `O` is now, `!` is trouble."""
     inner = width - 2
     now = _place(progress.position_s, progress, inner)
     past, present = ("=", "O") if glyphs is ASCII else ("━", glyphs.bullet)

@@ -1,9 +1,10 @@
-"""Instances: their table with its orders, filter and groups by node, and the facts of one.
+"""Instances: their table with its orders, its filter and its groups by node, and the facts of one
+instance.
 
 If instances run on several machines, they stand in groups: a line for each node, and its instances
-below that. The groups are in the order of their first instance, so that the worst is still on top.
-A node whose instances are all gone takes one line: the instances come back elsewhere, with the same
-ids. A filter shows the instances of such a node all the same.
+below that line. The groups are in the order of their first instance, so that the worst is still on
+top. A node whose instances are all gone takes one line: the instances come back elsewhere, with the
+same ids. A filter shows the instances of such a node all the same.
 """
 
 import functools
@@ -51,7 +52,7 @@ _LEVEL_DROP = 5
 """The `drop` of the columns of levels."""
 _LEVEL_HEADS = "RUN+WAIT TTFT99   KEPT"
 _LEVEL_TAIL_WIDTH = 14
-"""The width of the latency and the blocks behind the requests."""
+"""The width of the latency and the blocks, which stand behind the requests."""
 
 _GLYPHS: Mapping[InstanceState, str] = {
     InstanceState.STARTING: "+",
@@ -74,7 +75,7 @@ _TONES: Mapping[InstanceState, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class InstanceRow:
-    """An instance, with what the cluster and its own last minute add to it."""
+    """An instance, with what the cluster's status and the instance's last minute add to it."""
 
     item: InstanceStatus
     samples: tuple[Sample, ...]
@@ -109,8 +110,8 @@ def rows(
     alarmed: Container[str] = (),
     names: Names | None = None,
 ) -> list[InstanceRow]:
-    """`alarmed`: ids of instances that an alarm is about. `names`: the names of the requests for
-    which instances are kept."""
+    """`alarmed`: ids of instances that an alarm is about. `names`: the names that the screen has
+    for the requests for which instances are kept."""
     status = state.status
     if status is None:
         return []
@@ -157,14 +158,15 @@ def state_word(item: InstanceStatus) -> Span:
 
 
 def freeness(item: InstanceStatus) -> Span:
-    """Minus infinity for a draining instance, whatever it reports."""
+    """The freeness; minus infinity for a draining instance, whatever it reports."""
     if item.state is InstanceState.DRAINING:
         return Span("-inf", Tone.WARN)
     return Span(drawing.number(item.freeness_steps), Tone.BAD if in_need(item) else Tone.PLAIN)
 
 
 def virtual_ratio(item: InstanceStatus) -> float | None:
-    """Virtual usage over what requests may use; infinite while draining."""
+    """Virtual usage divided by the memory that requests may use; infinite while the instance is
+    draining."""
     if item.state is InstanceState.DRAINING:
         return float("inf")
     if item.virtual_usage_blocks is None or not item.num_total_blocks:
@@ -185,7 +187,7 @@ def running_by_level(item: InstanceStatus, levels: tuple[str, ...]) -> str:
 
 
 def _initials(names: tuple[str, ...]) -> list[str]:
-    """For each level, just as many first letters as tell it from the others."""
+    """For each level, as many first letters as are needed to tell it from the others."""
     found = []
     for name in names:
         others = [other for other in names if other != name]
@@ -205,14 +207,15 @@ def moving(item: InstanceStatus) -> str:
 
 
 def replaying(item: InstanceStatus) -> Span:
-    """`3/0`: replays under way to the instance, and of requests that were lost with it."""
+    """`3/0`: how many replays are under way to the instance, and how many of requests that were
+    lost with the instance."""
     to, lost_with = item.num_replays_in, item.num_replays_out
     return Span(f"{to}/{lost_with}", Tone.WARN if to or lost_with else Tone.DIM)
 
 
 def ttft(item: InstanceStatus) -> Span:
-    """`1.9s`; or `>52s` if no request got its first token lately and the queue head has waited so
-    long for its own."""
+    """`1.9s`; or `>52s` if no request has got its first token lately and the queue head has already
+    waited that long for its own."""
     head = item.queue_head
     if item.ttft_p99_s is None and head is not None and not head.evicted:
         return Span(f">{latency(head.waited_s)}", Tone.WARN)
@@ -254,7 +257,7 @@ def kv(item: InstanceStatus) -> Line:
 
 
 def kv_percent(items: Iterable[InstanceStatus]) -> str:
-    """The share of blocks that requests hold, over all instances that have reported."""
+    """The share of all blocks that requests hold, over all instances that have reported."""
     sized = [
         (item.num_total_blocks, item.num_free_blocks)
         for item in items
@@ -304,7 +307,7 @@ def _kept_for(row: InstanceRow, width: int) -> Span:
 
 
 def level_names(status: ClusterStatus) -> tuple[str, ...]:
-    """The highest level first."""
+    """The names of the levels, the highest level first."""
     return tuple(level.name for level in ranked(status.levels))
 
 
@@ -374,8 +377,8 @@ _AFTER: tuple[Column[InstanceRow], ...] = (
 def columns(
     levels: tuple[str, ...], width: int, *, kept: bool = False, lost: bool = False
 ) -> tuple[Column[InstanceRow], ...]:
-    """The columns; the same object as long as the same ones are shown. `kept`: whether an instance
-    is kept for a held request; `lost`: whether requests were lost lately."""
+    """The columns; the same object as long as the same columns are shown. `kept`: whether an
+    instance is kept for a held request; `lost`: whether requests were lost lately."""
     found = _columns(levels, kept, lost)
     needed = 1 + sum(each.width + GAP for each in found if each.drop <= _LEVEL_DROP)
     return found if width >= max(WALL, needed) else _columns((), kept, lost)
@@ -416,7 +419,7 @@ _WORST = (
     InstanceState.RESTARTING,
     InstanceState.DRAINING,
 )
-"""States that come before any freeness in the order, the worst first."""
+"""States that come before any freeness in the order of the table, the worst first."""
 
 _BY_TROUBLE = (InstanceState.ACTIVE, InstanceState.STARTING, InstanceState.STOPPING, *_WORST[::-1])
 
@@ -424,8 +427,8 @@ Value = tuple[float, ...] | None
 
 
 def _freeness(row: InstanceRow) -> Value:
-    """Instances in need, and instances with an alarm, come before those that are kept free for a
-    high priority."""
+    """Instances in need, and instances with an alarm, come before instances that are kept free for
+    a high priority."""
     state, steps = row.item.state, row.item.freeness_steps
     if state in _WORST:
         return (0, _WORST.index(state))
@@ -449,17 +452,17 @@ SORTS: Mapping[str, Callable[[InstanceRow], Value]] = {
     "ttft": _figure(lambda row: row.item.ttft_p99_s),
     "up": _figure(lambda row: row.item.up_s),
 }
-"""The orders, as the list has them from which the operator chooses."""
+"""The orders, in the sequence of the list from which the operator chooses one."""
 
 _LARGEST_FIRST = ("state", "kv", "virtual", "run", "wait", "moves", "headroom", "ttft")
 ORDERS: Mapping[str, bool] = {name: name in _LARGEST_FIRST for name in SORTS}
-"""The orders, and whether the largest comes first, so that the first row is what an operator looks
-for."""
+"""The orders, each with whether the largest value comes first. It is set so that the first row is
+what an operator looks for."""
 
 
 def ordered(found: list[InstanceRow], column: str, *, descending: bool) -> list[InstanceRow]:
-    """Sorts by a column of SORTS, and ties by id. Rows without a value come last in both
-    directions."""
+    """Sorts by a column of SORTS; rows with equal values are sorted by id. Rows without a value
+    come last in both directions."""
     value_of = SORTS[column]
     by_id = sorted(found, key=lambda row: natural(row.id), reverse=descending and column == "id")
     valued = [(value, row) for row in by_id if (value := value_of(row)) is not None]
@@ -468,12 +471,13 @@ def ordered(found: list[InstanceRow], column: str, *, descending: bool) -> list[
 
 
 def natural(name: str) -> tuple[tuple[str, int], ...]:
-    """i-2 before i-10."""
+    """A key that sorts i-2 before i-10."""
     return tuple((word, int(figures or 0)) for word, figures in re.findall(r"(\D*)(\d*)", name))
 
 
 def matches(text: str, wanted: str) -> bool:
-    """Whether all words of the filter occur, in upper or lower case, and no word after a `!`."""
+    """Whether the text has all words of the filter, and none of the words before which the filter
+    has a `!`. Upper and lower case count as equal."""
     lowered = text.lower()
     return all(
         (word[1:] not in lowered) if len(word) > 1 and word[0] == "!" else (word in lowered)
@@ -488,8 +492,8 @@ _GONE = (InstanceState.RESTARTING, InstanceState.STALLED)
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """The line of a node, on which the cursor never lies. `node` is empty for instances whose
-    process has not been heard of."""
+    """The heading of a node's group. The cursor never lies on it. `node` is empty for instances
+    whose process has not been heard of."""
 
     node: str
     items: tuple[InstanceStatus, ...]
@@ -516,7 +520,7 @@ def is_heading(row: Row) -> bool:
 
 
 def groups(status: ClusterStatus | None) -> dict[str, NodeRow]:
-    """The groups by node; empty while all instances are on one node."""
+    """The headings of the groups, by node; empty while all instances are on one node."""
     found: dict[str, list[InstanceStatus]] = {}
     for item in status.instances if status is not None else ():
         found.setdefault(item.node, []).append(item)
@@ -526,7 +530,7 @@ def groups(status: ClusterStatus | None) -> dict[str, NodeRow]:
 
 
 def num_lines(status: ClusterStatus | None) -> int:
-    """How many lines the instances take, with those of their nodes."""
+    """How many lines the instances take, including the headings of their nodes."""
     found = groups(status)
     num_hidden = sum(len(group.items) for group in found.values() if group.lost)
     return (len(status.instances) if status is not None else 0) + len(found) - num_hidden
@@ -535,7 +539,7 @@ def num_lines(status: ClusterStatus | None) -> int:
 def grouped(
     found: Sequence[InstanceRow], status: ClusterStatus | None, *, filtered: bool
 ) -> list[Row]:
-    """The rows, with a line before those of each node."""
+    """The rows, with the heading of each node before the rows of its instances."""
     heads = groups(status)
     if not heads:
         return list(found)
@@ -577,16 +581,16 @@ def node_line(row: NodeRow) -> str:
 
 
 def _others(items: Sequence[InstanceStatus]) -> list[str]:
-    """`1 draining`, `2 cordoned`: the number of instances in each state but active, and of those
-    that get no new requests for another reason."""
+    """`1 draining`, `2 cordoned`: the number of instances in each state except active, and of the
+    instances that get no new requests for another reason."""
     counts = Counter(status_words.state_word(item) for item in items)
     order = [*InstanceState, *sorted(counts.keys() - set(InstanceState))]
     return [f"{counts[word]} {word}" for word in order if counts[word] and word != "active"]
 
 
 def _is_lost(items: Sequence[InstanceStatus]) -> bool:
-    """Whether the node is lost, as the event `node_lost` says. With a single instance nobody can
-    tell."""
+    """Whether the node is lost, in the sense of the event `node_lost`. With a single instance
+    nobody can tell."""
     gone = all(item.pid is None and item.state in _GONE for item in items)
     return len(items) > 1 and bool(items[0].node) and gone
 
@@ -699,8 +703,8 @@ _Part = tuple[str, int, str, Tone]
 
 
 def block_map(item: InstanceStatus, width: int) -> list[Line]:
-    """A line of the blocks that are held, wanted by the queue head, reserved and free, and a line
-    that explains its glyphs; empty if nothing is known."""
+    """A line of the blocks that are held, wanted by the queue head, reserved and free, and a second
+    line that explains its glyphs; empty if nothing is known."""
     if not item.num_total_blocks or item.num_free_blocks is None:
         return []
     found = block_parts(item)
@@ -718,7 +722,8 @@ def block_map(item: InstanceStatus, width: int) -> list[Line]:
 
 def block_parts(item: InstanceStatus) -> list[_Part]:
     """The parts, which add up to all blocks. The blocks that the queue head wants are taken from
-    the free ones first, and headroom from the rest; an engine never gives out the watermark."""
+    the free blocks first, and headroom from what remains; the engine never gives out the
+    watermark."""
     total, free = item.num_total_blocks or 0, item.num_free_blocks or 0
     usable = min(free, free_blocks(item) or 0)
     wanted = min(usable, item.queue_head.demand_blocks if item.queue_head else 0)
@@ -733,6 +738,7 @@ def block_parts(item: InstanceStatus) -> list[_Part]:
 
 
 def _num_lacking(item: InstanceStatus) -> int:
-    """How many blocks the queue head wants beyond the free ones; headroom does not count."""
+    """How many blocks the queue head wants in addition to the free ones; headroom is not
+    counted."""
     demand = item.queue_head.demand_blocks if item.queue_head else 0
     return max(0, demand - max(0, free_blocks(item) or 0))

@@ -15,8 +15,8 @@ from tui.drawing import Column, Span, Tone, num_cells
 from tui.state import DashboardState
 
 SHORT = 9
-"""The width of a shortened vLLM id: eight of its characters (half as many wide ones), and the
-ellipsis between them."""
+"""The width of a shortened vLLM id: eight of its characters (or half as many wide characters), and
+the ellipsis between them."""
 
 
 class Names:
@@ -31,8 +31,9 @@ class Names:
 
 
 def names(state: DashboardState, ellipsis: str, *, routine: bool = True) -> Names:
-    """The names of all requests on a screen, so that each has one name in all panes. `routine`:
-    whether routine events are shown too; a thousand of them may name as many requests."""
+    """The names of all requests on a screen, so that each request has the same name in all panes.
+    `routine`: whether routine events are shown too; a thousand of them may name a thousand
+    requests."""
     found: list[str] = []
     if (status := state.status) is not None:
         found += [move.request_id for move in (*status.moves, *status.queued_moves)]
@@ -88,7 +89,8 @@ class HeadRow:
 
 
 def head_rows(state: DashboardState, names: Names) -> list[HeadRow]:
-    """The queue at the controller, then those of instances, the longest waiting head first."""
+    """The row of the queue at the controller, then the rows of the instances' queues, the longest
+    waiting head first."""
     if state.status is None:
         return []
     found = [_of_instance(item, names) for item in state.status.instances if item.queue_head]
@@ -118,8 +120,8 @@ def _of_instance(item: InstanceStatus, names: Names) -> HeadRow:
 
 
 def _at_controller(status: ClusterStatus, names: Names) -> list[HeadRow]:
-    """The queue at the controller: `i-3 kept, lacks 198, 60 behind`, or as much of that as has
-    room; with the number of free blocks on the kept instance."""
+    """The row of the queue at the controller: `i-3 kept, lacks 198, 60 behind`, or as much of these
+    words as fits; and the number of free blocks on the kept instance."""
     if status.held is None:
         return []
     head = status.held.head
@@ -144,7 +146,7 @@ def _at_controller(status: ClusterStatus, names: Names) -> list[HeadRow]:
 
 
 def _why(row: HeadRow, width: int) -> Span:
-    """As much of the reason as has room."""
+    """The longest wording of the reason that fits."""
     fitting = (each for each in row.reasons if num_cells(each) <= width)
     words = next(fitting, row.reasons[-1])
     return Span(printable(words), row.tone)
@@ -207,8 +209,8 @@ SORTS: Mapping[str, bool] = {
     "level": False,
     "id": False,
 }
-"""The orders, and whether the largest comes first. `order` is the controller's order: running
-requests, evicted ones, waiting ones."""
+"""The orders in which requests can be listed, each with whether the largest value comes first.
+`order` is the controller's order: running requests, evicted ones, waiting ones."""
 
 _VALUES: Mapping[str, Callable[[RequestStatus], Any]] = {
     "age": lambda item: item.age_s,
