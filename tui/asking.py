@@ -1,8 +1,8 @@
 """What an operator is asked before orders are given.
 
-The operator agrees to a plan: of one order, of several orders for all marked rows, or of the order
-that takes an operation back. Or the operator chooses: a priority, a destination, or a mode of
-auto-scaling.
+The operator either agrees to a plan or makes a choice. A plan is that of one order, of several
+orders for all marked rows, or of the order that takes an operation back. A choice is that of a
+priority, of a destination, or of a mode of auto-scaling.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ from tui.actions import Target
 AnyOrder = Order[Any, Any]
 
 MAX_ESTIMATES = 20
-"""For how many marked requests the controller is asked what moving them would take."""
+"""For how many marked requests, at most, the controller is asked what moving them would take."""
 _MODES = {
     "off": "instances come and go by hand only",
     "dry-run": "it decides, and only says what it would do",
@@ -42,7 +42,7 @@ MODES = tuple(_MODES)
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Orders that the operator gave at once; each is sent and logged by itself."""
+    """Orders that the operator gave at once. Each of them is sent and logged by itself."""
 
     orders: tuple[AnyOrder, ...]
 
@@ -63,12 +63,12 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Asks about all of `orders` in one dialog: first a line about each, then the details. An order
-    that is refused is named and left out; the others can still be given."""
+    """Asks about all of `orders` in one dialog, which has first a line about each, then the
+    details. An order that is refused is named and left out; the others can still be given."""
 
     orders: Sequence[AnyOrder]
     things: str
-    """What the orders are about: `instances`."""
+    """What the orders are about, in the plural: `instances`."""
 
     @property
     def word(self) -> str:
@@ -100,9 +100,9 @@ class Several:
 
 @dataclass(frozen=True, slots=True)
 class TakeBack:
-    """Takes back an operation of the audit log, whoever did it. `entry_id`: the operation's; empty
-    for the last operation. The plan is made for a revision of the cluster, and nothing is undone if
-    the cluster has another one by then."""
+    """Takes back an operation of the audit log, whoever did it. `entry_id`: the id of the
+    operation; empty for the last operation. The plan is made for a revision of the cluster. If the
+    cluster has another revision by then, nothing is undone."""
 
     entry_id: str = ""
     zone: tzinfo | None = None
@@ -131,7 +131,7 @@ class TakeBack:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What an order would take, by a dry run, or why it cannot be carried out."""
+    """What an order would take, according to a dry run, or why the order cannot be carried out."""
 
     text: str
     possible: bool = True
@@ -139,8 +139,8 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`estimate` is asked for when the cursor comes to the choice, and needed before it can be
-    taken."""
+    """One of the choices. `estimate` is asked for when the cursor comes to the choice; the choice
+    cannot be taken before the estimate is there."""
 
     name: str
     text: str
@@ -175,8 +175,8 @@ def levels(targets: Sequence[Target], status: ClusterStatus) -> Choices:
 
 
 def destinations(targets: Sequence[Target], status: ClusterStatus) -> Choices:
-    """The instances that serve, the freest first, without one that has all of the requests
-    already."""
+    """The instances that serve, the freest first. An instance that already has all of the requests
+    is left out."""
     sources = {each.instance_id for each in targets}
     found = [
         item
@@ -204,7 +204,7 @@ CHOICES: Mapping[str, Callable[[Sequence[Target], ClusterStatus], Choices]] = {
     "priority": levels,
     "migrate": destinations,
 }
-"""What is chosen, by the kind of the order about requests."""
+"""What the operator chooses, for each kind of order about requests."""
 
 
 def estimate(moves: Sequence[Migrate], client: ControlClient) -> Estimate:
@@ -220,8 +220,8 @@ def estimate(moves: Sequence[Migrate], client: ControlClient) -> Estimate:
 
 
 def modes(status: AutoscaleStatus, revision: int) -> Choices:
-    """The modes, with a note at the present one. `revision`: of the cluster as the screen shows
-    it."""
+    """The modes, with a note beside the present one. `revision`: the revision of the cluster that
+    the screen shows."""
     return Choices(
         "Auto-scaling?",
         tuple(

@@ -1,8 +1,8 @@
-"""The operator's own commands, each for a row: the table `[commands]`, which is checked before
-anything is drawn; a command with a row's values; and the program that runs.
+"""The operator's own commands, which run for a row: the table `[commands]`, which is checked before
+anything is drawn; a command filled with a row's values; and the program that runs.
 
 Clients choose the ids of their requests, so the values of a row come from strangers. A value always
-becomes a whole argument in a list that is executed directly: no shell reads it, and a value that
+becomes a whole argument in a list that is executed directly. So no shell reads it, and a value that
 begins with a dash cannot become an option.
 """
 
@@ -33,20 +33,20 @@ from tui.actions import Action, Place, Target
 from tui.typed_commands import ALIASES, FORMS
 
 OWN = "own."
-"""How the ids of their actions begin."""
+"""The beginning of the ids of these commands' actions."""
 FIELDS: Mapping[Kind, tuple[str, ...]] = {
     Kind.INSTANCE: ("id", "cluster", "state", "incarnation", "pid", "node"),
     Kind.REQUEST: ("id", "instance", "cluster"),
 }
 """The values that a row of each kind has."""
 PLACEHOLDER = re.compile(r"(--?[A-Za-z][\w-]*=)?\{([a-z_]+)\}")
-"""The form of a whole argument, or of the value of a long option."""
+"""Matches an argument that is a placeholder, or an option whose value is one."""
 MAX_SHOWN = 240
 """How many characters of an argument are shown."""
 MAX_LINES = 5000
 MAX_LINE_BYTES = 1000
 BATCH, PAUSE_S = 100, 0.01
-"""After each batch of lines the program has to wait: a program that wrote all the time left the
+"""After each batch of lines the program has to wait: a program that wrote without a pause left the
 dashboard no time for keys."""
 WAKE_S = 0.1
 """The time between two looks for new lines."""
@@ -58,7 +58,8 @@ _ANY_FIELD = re.compile(r"\{(" + "|".join(sorted({*sum(FIELDS.values(), ())})) +
 
 @dataclass(frozen=True, slots=True)
 class OwnCommand:
-    """`run`: the program and its arguments, with placeholders as `{id}` for the row's values."""
+    """A command of the operator. `run`: the program and its arguments, with placeholders such as
+    `{id}` for the row's values."""
 
     name: str
     run: tuple[str, ...]
@@ -102,8 +103,8 @@ class Run:
         return printable(self.told or shlex.join(self.arguments))
 
     def plan(self, _: object) -> Plan[Self]:
-        """The exact arguments, one in each line: so no value can look like two arguments, and a
-        long argument does not hide those after it."""
+        """The exact arguments, each on a line of its own: so no value can look like two arguments,
+        and a long argument does not hide those after it."""
         lines = [f"{place}  {_shortened(each)}" for place, each in enumerate(self.arguments)]
         return Plan(tuple(lines), self)
 
@@ -115,8 +116,8 @@ def _shortened(argument: str) -> str:
 
 
 def values(kind: Kind, target: Target, status: ClusterStatus, cluster: str) -> dict[str, str]:
-    """The row's values by name, without those that it does not have. `cluster`: the value for
-    `--cluster`."""
+    """The row's values by name; values that the row does not have are left out. `cluster`: the
+    value for `--cluster`."""
     found: dict[str, object] = {"id": target.of(kind), "cluster": cluster}
     if kind is Kind.REQUEST:
         found["instance"] = target.instance_id
@@ -128,8 +129,9 @@ def values(kind: Kind, target: Target, status: ClusterStatus, cluster: str) -> d
 
 
 def filled(command: OwnCommand, row: Mapping[str, str]) -> Run:
-    """The command with the row's values in their places. Raises UsageError if the row has no such
-    value, if no program can be given the value, or if it would be read as an option."""
+    """The command with the row's values in place of the placeholders. Raises UsageError if the row
+    does not have a value, if no program can be given the value, or if the value would be read as an
+    option."""
     arguments: list[str] = []
     for argument in command.run:
         match = PLACEHOLDER.fullmatch(argument)
@@ -151,7 +153,7 @@ def filled(command: OwnCommand, row: Mapping[str, str]) -> Run:
 
 
 def _plain(name: str, value: str) -> str:
-    """The value, which any program can be given. Raises UsageError if that is not so."""
+    """Returns the value if any program can be given it. Otherwise raises UsageError."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -228,9 +230,9 @@ def own_actions(commands: tuple[OwnCommand, ...]) -> list[Action]:
 class Program:
     """A program that runs without a terminal, in a session and a process group of its own.
 
-    When the program ends, everything that is left of the group ends too. `stop` ends the program,
-    and so does the end of this process, however that comes about: a guard, which leads the group,
-    sees to that (`program_guard`).
+    When the program ends, everything that is left of the group ends too. The program itself ends at
+    `stop`, and also when this process ends, however that comes about: the guard that leads the
+    group sees to that (`program_guard`).
     """
 
     def __init__(
@@ -302,9 +304,9 @@ class Program:
                 time.sleep(WAKE_S)
 
     def _wait(self, guard: socket.socket) -> None:
-        """Waits for the end of the program. The group is signalled before its leader is reaped:
-        until then no other group can have its number. `guard` must stay open meanwhile; over it the
-        guard says why it could not start the program."""
+        """Waits for the end of the program. The group is signalled before its leader is reaped,
+        because until then no other group can have its number. `guard` must stay open meanwhile:
+        over it the guard says why it could not start the program."""
         assert self._process is not None
         timer = threading.Timer(self._timeout_s, self._expire)
         timer.daemon = True
@@ -340,8 +342,8 @@ class Program:
 
 async def in_terminal(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     """Runs a program to its end in the terminal of this process. Returns why it failed, or an empty
-    text. Ctrl-C goes to the program meanwhile. The event loop keeps running: frames from the
-    controller have to be taken, or a recording of them stops."""
+    text. Meanwhile Ctrl-C goes to the program. The event loop keeps running, because frames from
+    the controller have to be taken: otherwise a recording of them would stop."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         process = await asyncio.create_subprocess_exec(

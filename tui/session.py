@@ -1,7 +1,8 @@
-"""The session of a dashboard: what is known of the cluster, the orders given, and the options.
+"""The session of a dashboard: what it knows about the cluster, which orders were given, and the
+options.
 
-Every screen draws from the session. It knows no screen and no widget; the application, which owns
-it, opens those.
+Every screen draws from the session. The session knows no screen and no widget; the application,
+which owns the session, opens those.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -35,7 +36,7 @@ MESSAGE_S = 6.0
 
 @dataclass(frozen=True)
 class Options:
-    """How the dashboard is to look, by the options of `llumctl top`."""
+    """How the dashboard is to look and behave, as the options of `llumctl top` say."""
 
     glyphs: Glyphs = UNICODE
     theme: str = DEFAULT_THEME
@@ -44,20 +45,20 @@ class Options:
     keymap: Mapping[str, str] = field(default_factory=dict)
     """Rebound keys, as `tui.actions.checked_keymap` returns them."""
     limits: ConsoleTable = field(default_factory=ConsoleTable)
-    """When there is an alarm, and whether the session begins read-only."""
+    """At which figures there is an alarm, and whether the session begins read-only."""
     readonly: bool = False
-    """Nothing can be changed in this session."""
+    """Whether this session is read-only: nothing can be changed in it."""
     in_browser: bool = False
-    """The dashboard is shown in a browser, whose user has no shell on this machine and gets none:
-    no command runs, no file is written, and the dashboard cannot be suspended."""
+    """Whether the dashboard is shown in a browser. The browser's user has no shell on this machine
+    and gets none: no command runs, no file is written, and the dashboard cannot be suspended."""
     own: tuple[OwnCommand, ...] = ()
     """The operator's own commands, as `tui.own_commands.checked_commands` returns them."""
     cluster: str = ""
-    """What `--cluster` has to be to mean this cluster: a name, or a URL. A remote cluster may have
+    """The value of `--cluster` that means this cluster: a name, or a URL. A remote cluster may have
     the same name as a local one."""
     of_cluster: str = ""
-    """What a command needs behind it to act on this cluster, as ` --cluster prod`; empty if it does
-    so anyway."""
+    """The flags to add to a command so that it acts on this cluster, such as ` --cluster prod`;
+    empty if it does so without them."""
     recording: bool = False
     when_drawn: Callable[[], None] = lambda: None
     """Called once, after the first screen."""
@@ -82,15 +83,15 @@ class Session:
         redraw: Callable[[], None],
         pump: Callable[[], None],
     ) -> None:
-        """`caller` None: a replay. `redraw` draws the screens again; `pump` first takes what the
-        source has."""
+        """`caller`: None for a replay. `redraw` draws the screens again; `pump` does so too, after
+        taking what the source has."""
         self.source = source
         self.options = options
         self.glyphs = options.glyphs
         self.state = DashboardState(limits=options.limits)
         """The present state, whatever the screen shows."""
         self.frozen: DashboardState | None = None
-        """The state at which the operator froze the screen."""
+        """The state at which the operator froze the screen; None if it is not frozen."""
         self._frozen_at_s = 0.0
         self.orders = SessionOrders(caller, options.of_cluster)
         self.is_read_only = options.readonly or options.limits.readonly
@@ -99,12 +100,12 @@ class Session:
         self._has_cluster = caller is not None
         self.own = own_actions(options.own)
         self.replay: Replaying | None = None
-        """None for a live controller."""
+        """The keys of a replay; None for a live controller."""
         if isinstance(source, ReplaySource):
             self.replay = Replaying(source, options.keymap, options.zone, self.say, pump)
 
     def take(self) -> None:
-        """Takes what the source has heard, and follows the orders."""
+        """Takes what the source has heard, and carries the orders on."""
         self.state = reduce(self.state, self.source.take())
         self._follow_orders()
 
@@ -178,12 +179,13 @@ class Session:
         return first_of(action_id, self.options.keymap)
 
     def say(self, text: str, tone: Tone = Tone.WARN, *, stays: bool = False) -> None:
-        """Shows a message on the bottom line for a while. A bad one goes away with the next key, as
-        it answers the last one, unless it `stays` as long as others."""
+        """Shows a message on the bottom line for a while. A message about something bad goes away
+        with the next key, because it answers the last key, unless it `stays` as long as other
+        messages."""
         self.message.show(self.options.aimed(text), tone, stays=stays)
 
     def bottom_line(self, keys: Sequence[tuple[str, str]], width: int) -> Line:
-        """The message if there is one, else trouble with the stream, else the orders under way and
+        """The message, if there is one; else trouble with the stream; else the orders under way and
         the keys. `keys`: pairs of key and word; the last two are always shown."""
         if self.message.line:
             return self.message.line
@@ -202,7 +204,8 @@ class Session:
     # Orders
 
     def ask(self, question: Work, then: Then) -> None:
-        """Asks the controller; `then` gets the answer or the error on the screen's own thread."""
+        """Asks the controller. `then` is called with the answer or the error, on the screen's own
+        thread."""
 
         def answered(answer: Any, error: Exception | None) -> None:
             if isinstance(error, LlumctlError):
@@ -219,8 +222,8 @@ class Session:
         self._follow_orders()
 
     def locked(self) -> str:
-        """Why nothing can be changed now: the one place that decides it. Empty if orders may be
-        given."""
+        """Why nothing can be changed now; empty if orders may be given. Nothing else decides
+        this."""
         state, now_s = self.state, self.source.now_s()
         if not self._has_cluster:
             return "this is a replay: there is no cluster to change"
@@ -256,8 +259,8 @@ class Session:
         ]
 
     def _follow_orders(self) -> None:
-        """Takes the controller's answers, sends the orders that are due, and says what became of
-        them."""
+        """Takes the controller's answers, sends the orders that are due, and says how orders
+        ended."""
         for call in self.orders.pump(self.source.now_s(), self.locked(), self.state.status):
             if self._is_told_by_another(call):
                 continue
@@ -277,7 +280,7 @@ class Session:
 
 
 class Message:
-    """The last message on the bottom line, which is shown for MESSAGE_S."""
+    """The last message on the bottom line, which stays there for MESSAGE_S."""
 
     def __init__(
         self,

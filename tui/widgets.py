@@ -35,7 +35,7 @@ _COMPONENTS = {f"tone--{tone}" for tone in Tone} | {
 
 class Toned(Widget):
     """A widget that is painted in tones. It computes its styles once, and again when Textual says
-    that they changed: they took a quarter of the time of a frame."""
+    that they have changed: computing them each time took a quarter of the time of a frame."""
 
     COMPONENT_CLASSES = _COMPONENTS
 
@@ -48,9 +48,10 @@ class Toned(Widget):
         super().notify_style_update()
 
     def strip_of(self, line: Line, over: str = "", *, fits: bool = False) -> Strip:
-        """A line in the widget's width. Neighbouring pieces of one style are joined, as each style
-        costs some 20 bytes on the way to the terminal. `over`: a component that lies on top of
-        every tone, such as a cursor. `fits`: the whole line can be encoded and has room."""
+        """A line in the widget's width. Neighbouring pieces of the same style are joined, because
+        each style costs some 20 bytes on the way to the terminal. `over`: a component that lies on
+        top of every tone, such as a cursor. `fits`: whether it is known that the whole line can be
+        encoded and has room."""
         width = self.outer_size.width
         if not fits:
             line = self._encodable(line)
@@ -88,7 +89,8 @@ class Lines(Toned):
         self._bar = False
 
     def show(self, lines: Sequence[Line], *, bar: bool = False) -> None:
-        """Paints the lines that differ. `bar`: the first line is highlighted in its whole width."""
+        """Paints those lines that differ from the painted ones. `bar`: the first line is
+        highlighted in its whole width."""
         if bar != self._bar:
             self._bar = bar
             self.refresh()
@@ -118,7 +120,7 @@ class Prompt(Input):
         Binding("down", "history(-1)", show=False),
     ]
     typing: Typing | None = None
-    """Completes what is typed; None if that is no command."""
+    """Completes the command that is typed; None if the text is no command."""
 
     class GivenUp(Message):
         pass
@@ -140,11 +142,11 @@ class Prompt(Input):
 
 
 class Bottom(Horizontal):
-    """The bottom line: the text that is being typed, else a message, else the keys. `purpose` is
-    `:` or `/` while something is typed, else empty."""
+    """The bottom line. It shows the text that is being typed, or else a message, or else the keys.
+    `purpose` is `:` or `/` while something is typed, else empty."""
 
     class Typed(Message):
-        """Sent with each change; `done` with Enter, `given_up` with Esc."""
+        """Sent whenever the text changes, with `done` at Enter, and with `given_up` at Esc."""
 
         def __init__(self, purpose: str, text: str, *, done: bool, given_up: bool) -> None:
             super().__init__()
@@ -188,8 +190,8 @@ class Bottom(Horizontal):
         self.say(())
 
     def take(self, character: str) -> bool:
-        """Types a character that went to the table because it was typed before this line had the
-        focus. Returns False if nothing is being typed."""
+        """Types a character that went to the table, because the operator typed it before this line
+        had the focus. Returns False if nothing is being typed."""
         if self.purpose:
             self.query_one(Prompt).insert_text_at_cursor(character)
         return bool(self.purpose)
@@ -209,7 +211,7 @@ class Bottom(Horizontal):
         self._end("", given_up=True)
 
     def _hint(self, text: str) -> None:
-        """Shows on the right what is valid next."""
+        """Shows at the right end which words are valid next."""
         if self._typing is not None:
             words = printable(self._typing.hint(text, self.size.width // 2 - 1))
             self.query_one("#hints", Lines).show([(Span(words, Tone.DIM),)])
@@ -246,13 +248,15 @@ Note = Callable[[Item], tuple[str, Span] | None]
 
 
 class TableView(Toned, Generic[Item], can_focus=True):
-    """A table that scrolls by itself: a title, column heads, rows, and a cursor, which is an id.
+    """A table that scrolls by itself: a title, column heads, rows, and a cursor, which is the id of
+    a row.
 
-    Until the operator moves the cursor, it lies on the first row, even if that becomes another one:
-    so the table shows the top of its order, the worst first. Once moved, the cursor is held: it
-    stays with its row through sorting and refreshing, until the operator goes to the first row.
+    Until the operator moves the cursor, it lies on the first row, even if another row becomes the
+    first: so the table shows the top of its order, the worst first. Once the operator has moved it,
+    the cursor is held: it stays with its row through sorting and refreshing, until the operator
+    goes to the first row.
 
-    Only rows whose cells differ are painted again, each from the first such cell to the last:
+    Only rows whose cells differ are painted again, each from the first such cell to the last.
     Textual begins each region of a line at the line's start, so one region costs fewer bytes than
     several.
     """
@@ -260,7 +264,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
     BINDINGS = bindings(Place.TABLE)
 
     class Opened(Message):
-        """Enter, or a second click, on a row, which is about `target`."""
+        """The operator pressed Enter, or clicked twice, on a row about `target`."""
 
         def __init__(self, view: "TableView[Any]", item_id: str, target: Target) -> None:
             super().__init__()
@@ -284,7 +288,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
             self.column = column
 
     class Moved(Message):
-        """The operator moved the cursor; `at_end`: to the last row."""
+        """The operator moved the cursor. `at_end`: whether it is on the last row now."""
 
         def __init__(self, view: "TableView[Any]", at_end: bool) -> None:
             super().__init__()
@@ -301,17 +305,17 @@ class TableView(Toned, Generic[Item], can_focus=True):
         is_heading: Callable[[Item], bool] = lambda _: False,
         empty: str = "",
     ) -> None:
-        """`note_of(item)`: a column and a text that takes the place of the cells from there on, or
-        None. The cursor never lies on a row that `is_heading`, which stays in view with the row
-        below it. `empty`: what a table without rows says."""
+        """`note_of(item)`: a column, and a text that replaces the cells from that column on, or
+        None. The cursor never lies on a row that `is_heading`; such a row stays in view together
+        with the row below it. `empty`: what a table without rows says."""
         super().__init__(id=id)
         self.items: Sequence[Item] = ()
         self.cursor_id: str | None = None
         self.held = False
-        """Whether the cursor stays with its row; else it lies on the first row."""
+        """Whether the cursor stays with its row; otherwise it lies on the first row."""
         self._marks: dict[str, str] = {}
-        """The ids of the marked rows, and the subject of each when it was marked: a queue's head
-        soon is another request."""
+        """The ids of the marked rows, and what each row was about when it was marked: a moment
+        later another request may be the head of a queue."""
         self._wanted_id: str | None = None
         self._columns = columns
         self._glyphs = glyphs
@@ -339,8 +343,9 @@ class TableView(Toned, Generic[Item], can_focus=True):
         caption: Sequence[Line] = (),
         filtered: bool = False,
     ) -> None:
-        """`follow` keeps the cursor on the last row; when following ends, the cursor is held there.
-        The caption takes the last lines. `filtered`: whether a filter may have left rows out."""
+        """`follow`: whether the cursor stays on the last row; when following ends, the cursor is
+        held there. The caption takes the last lines. `filtered`: whether a filter may have left
+        rows out."""
         if (caption, filtered) != (self._caption, self._filtered):
             self._caption, self._filtered = caption, filtered
             self.refresh()
@@ -367,8 +372,8 @@ class TableView(Toned, Generic[Item], can_focus=True):
             self.refresh()
 
     def hold(self, item_id: str) -> None:
-        """Moves the cursor to this row once the row is there, unless the operator moves it
-        first."""
+        """Moves the cursor to this row as soon as the row is there, unless the operator moves the
+        cursor first."""
         self._wanted_id = item_id
 
     @property
@@ -401,7 +406,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
 
     @property
     def position(self) -> str:
-        """`3-12 of 64` if not all rows fit, else empty; headings do not count."""
+        """`3-12 of 64` if not all rows fit, else empty. Headings are not counted."""
         rows = self._num_visible()
         if not rows or len(self.items) <= rows:
             return ""
@@ -422,8 +427,8 @@ class TableView(Toned, Generic[Item], can_focus=True):
         return max(0, min(self._cursor, len(self.items) - 1))
 
     def _beside_headings(self, row: int, step: int = 1) -> int:
-        """The next row in that direction that is no heading, or in the other direction if there is
-        none."""
+        """The nearest row in that direction that is not a heading; if there is none, the nearest in
+        the other direction."""
         for direction in (step, -step):
             place = row
             while 0 <= place < len(self.items):
@@ -538,7 +543,8 @@ class TableView(Toned, Generic[Item], can_focus=True):
         self._move_to(self._cursor + pages * max(1, self._num_visible() - 1))
 
     def action_first(self) -> None:
-        """Moves to the first row and stays on it, whichever row that becomes."""
+        """Moves the cursor to the first row. From then on it lies on the first row, whichever row
+        that is."""
         self._move_to(0, held=False)
 
     def action_last(self) -> None:

@@ -1,7 +1,8 @@
-"""What happened: the event list of the cluster, the history of one instance, the end of a log.
+"""What happened: the event list of the cluster, the history of one instance, and the end of a log.
 
 The event list has a line for each event that is not routine, and a line wherever events were lost.
-Routine events are rates below the list, or lines among the others if all are wanted.
+Routine events are shown as rates below the list or, if the operator wants all events, as lines
+among the others.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,8 @@ _TONES: Mapping[Severity, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """`count`: to how many requests the same happened at the same place in the same second."""
+    """A line of the event list. `count`: how many requests had the same event at the same place in
+    the same second."""
 
     entry: Entry
     zone: tzinfo | None
@@ -65,8 +67,8 @@ class EventRow:
 def rows(
     state: DashboardState, zone: tzinfo | None, names: Names, *, routine: bool
 ) -> list[EventRow]:
-    """The oldest first. `routine`: with routine events; without them, the same event of many
-    requests at once is one line."""
+    """The rows, the oldest first. `routine`: whether routine events have rows. If not, the same
+    event of many requests at once takes one row."""
     if routine:
         return [EventRow(entry, zone, names) for entry in state.entries]
     found: list[EventRow] = []
@@ -127,7 +129,8 @@ def rates(state: DashboardState, width: int, max_lines: int) -> list[Line]:
 
 
 def word(event: Event) -> str:
-    """The kind of an event: `instance_died` beside the instance's name is `died`."""
+    """One word for the kind of an event: beside the instance's name `instance_died` becomes
+    `died`."""
     if event.kind == "migration_failed":
         return "not moved"  # the column is ten characters wide
     if event.kind == "room_not_made":
@@ -148,8 +151,8 @@ def who(event: Event) -> str:
 
 
 def what(event: Event, name: str | None = None) -> str:
-    """What an event says: the request, the reason, the actor. `name`: of the request; None for its
-    id."""
+    """What an event says: the request, the reason, the actor. `name`: the request's name on the
+    screen; None means that its id is shown."""
     request = event.request_id or "" if name is None else name
     return printable("  ".join((request, *event_words.reasons(event)))).strip()
 
@@ -242,7 +245,7 @@ HISTORY_COLUMNS: tuple[Column[HistoryRow], ...] = (
 
 
 def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -> list[HistoryRow]:
-    """Newest first."""
+    """The rows, the newest first."""
     history = state.histories.get(instance_id)
     found = [
         HistoryRow(
@@ -267,7 +270,7 @@ def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -
 
 
 def _change(change: Change) -> tuple[str, ...]:
-    """The first status says what the state is, but not since when."""
+    """What a change says. The first status says what the state is, but not since when."""
     before = "already so when this view began" if change.was_so else ""
     return f"incarnation {change.incarnation}", before, change.detail
 
@@ -285,8 +288,8 @@ class LogRow:
 
 
 def log_rows(state: DashboardState, member_id: str) -> list[LogRow]:
-    """The lines as they were written, the newest last, but without tabs, which would shift the text
-    after them."""
+    """The lines of the log, the newest last, made harmless for the terminal. Tabs are replaced,
+    because they would shift the text after them."""
     answer = state.log
     if answer is None or answer.member_id != member_id or answer.found is None:
         return []
@@ -297,7 +300,8 @@ def log_rows(state: DashboardState, member_id: str) -> list[LogRow]:
 
 
 def log_trouble(state: DashboardState, member_id: str, *, has_logs: bool) -> Line:
-    """Why there are no lines; empty if there may be some. `has_logs`: False for a recording."""
+    """Why the log has no lines; empty if it may have some. `has_logs`: False for a recording, which
+    has no logs."""
     answer = state.log
     if not has_logs:
         return (Span("  a recording has no logs", Tone.DIM),)

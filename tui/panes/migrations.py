@@ -1,5 +1,5 @@
-"""Requests that go elsewhere: evacuations, replays and moves, waiting, under way or just ended; and
-the matrix of moves between instances."""
+"""Requests that go elsewhere: evacuations, replays and moves that wait, are under way or have just
+ended; and the matrix of moves between instances."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -49,8 +49,8 @@ _TONES: Mapping[str, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class MigrationRow:
-    """A move, a replay or an evacuation, as the cells of its row. `stage`: its state or outcome;
-    `age`: the time since it began or, dim, since it ended."""
+    """A row about a move, a replay or an evacuation. `stage`: its state or outcome; `age`: the time
+    since it began or, if dim, since it ended."""
 
     id: str
     target: Target
@@ -64,8 +64,8 @@ class MigrationRow:
     age: Span
     why: str
     what: str = ""
-    """`replay`; or, for an evacuation, the number of requests that are left, which is shown in the
-    place of the request."""
+    """`replay`; for an evacuation, the number of requests that are left, which stands in place of
+    the request."""
 
     @property
     def text(self) -> str:
@@ -73,8 +73,8 @@ class MigrationRow:
 
 
 def rows(state: DashboardState, names: Names) -> list[MigrationRow]:
-    """Evacuations, the next one first; replays and moves under way, the oldest first; waiting
-    moves; and those that ended, the newest first."""
+    """Evacuations, the next one first; then replays and moves under way, the oldest first; then
+    waiting moves; then what has ended, the newest first."""
     status = state.status
     if status is None:
         return []
@@ -104,7 +104,7 @@ def way(move: MoveStatus | EndedMoveStatus) -> str:
 
 
 def stage(move: MoveStatus) -> str:
-    """What a move does now, with the stage of the copy."""
+    """What a move does now and, while it copies, which stage of the copy that is."""
     if move.state == "copying" and move.stage:
         return f"copying {move.stage}"
     return _STAGES.get(move.state, move.state)
@@ -123,7 +123,7 @@ def _evacuations(status: ClusterStatus, now_s: float, names: Names) -> list[Migr
 def _evacuation(
     item: InstanceStatus, drain: DrainStatus, left_s: float, names: Names
 ) -> MigrationRow:
-    """The age of an evacuation is the time until the instance goes, with a minus."""
+    """The row's age is the time until the instance goes, with a minus."""
     left = duration(max(0.0, left_s))
     return MigrationRow(
         id=f"evacuation {item.id}",
@@ -172,7 +172,7 @@ def _replay(replay: ReplayStatus | EndedReplayStatus, age: Span, names: Names) -
 
 
 def _ended(each: EndedMoveStatus | EndedReplayStatus, now_s: float, names: Names) -> MigrationRow:
-    """The row's instance is the one where the request went, or stayed."""
+    """The row's instance is the one to which the request went, or at which it stayed."""
     age = Span(duration(max(0.0, now_s - each.ended_s)), Tone.DIM)
     if isinstance(each, EndedReplayStatus):
         return _replay(each, age, names)
@@ -219,8 +219,8 @@ _FROM = 9
 
 
 def num_matrix_lines(state: DashboardState) -> int:
-    """How many lines the matrix takes: none if nothing has moved for a minute. The height depends
-    on the number of instances, so that it does not change with each move."""
+    """How many lines the matrix takes; none if nothing has moved for a minute. The height follows
+    from the number of instances, so that it does not change with each move."""
     if not state.ways:
         return 0
     return _MATRIX_HEAD_LINES + min(
@@ -229,10 +229,10 @@ def num_matrix_lines(state: DashboardState) -> int:
 
 
 def matrix_lines(state: DashboardState, width: int, height: int, glyphs: Glyphs) -> list[Line]:
-    """How many requests moved from each instance to each other in the last minute.
+    """How many requests moved from each instance to each other instance in the last minute.
 
-    The sources stand below each other, the destinations side by side. If not all fit, the matrix
-    shows those with the most moves.
+    Each source has a row, each destination a column. If not all of them fit, the matrix shows those
+    with the most moves.
     """
     counts = Counter((way.source, way.destination) for way in state.ways)
     sources = _most({pair: pair[0] for pair in counts}, counts, height - _MATRIX_HEAD_LINES)

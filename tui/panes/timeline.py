@@ -1,9 +1,9 @@
-"""The life of a request: what happened, which phase that began, and how long the phase lasted.
+"""The life of a request: what happened, which phase began with that, and how long the phase lasted.
 
 There are no events for the first token and for the pause at the end of a move: they are derived
 from the request's time to first token and from the move's downtime. An evicted request that is
-admitted again computes its tokens again; that is shown as decoding, as nothing says when it is
-over.
+admitted again computes its tokens again. That time is shown as decoding, because nothing says when
+it ends.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ _PHASES: Mapping[str, Phase] = {
     "request_lost": Phase.HELD,
     "request_found": Phase.DECODE,
 }
-"""The phases that other events begin."""
+"""The phases that begin with events of other kinds."""
 _EVENT_TONES: Mapping[str, Tone] = {
     "evicted": Tone.WARN,
     "request_lost": Tone.BAD,
@@ -80,8 +80,8 @@ _LETTERS: Mapping[Phase, str] = {phase: phase[0].upper() for phase in Phase}
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened `at_s` after the request arrived. `phase`: the phase that it began,
-    or None. `length_s`: of that phase; None if the phase goes on."""
+    """Something that happened `at_s` after the request arrived. `phase`: the phase that began with
+    it, or None. `length_s`: the length of that phase; None if the phase goes on."""
 
     at_s: float
     what: str
@@ -94,7 +94,7 @@ class Moment:
 
 
 def moments(found: Explanation) -> list[Moment]:
-    """Oldest first."""
+    """The moments of the request's life, the oldest first."""
     told = list(_told(found))
     ended = next((moment.at_s for moment in told if moment.ends), None)
     now_s = max(found.request.age_s, told[-1].at_s) if ended is None else ended
@@ -110,8 +110,8 @@ def moments(found: Explanation) -> list[Moment]:
 
 
 def _told(found: Explanation) -> Iterator[Moment]:
-    """The moments in order. Clocks of several machines may differ a little, so no moment is put
-    before the one that came before it."""
+    """The moments in order. The clocks of several machines may differ a little, so a moment that
+    seems to lie before its predecessor is given the predecessor's time."""
     request = found.request
     words = f"arrived at {request.frontend_id}: {request.num_prompt_tokens} prompt tokens"
     yield Moment(0.0, f"{words}, {request.level}", Tone.STRONG, Phase.HELD)
@@ -215,7 +215,7 @@ _INDENT = "    "
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """A moment, or, with `note`, a further line about it."""
+    """A moment. With `note`, a further line about the moment above it."""
 
     id: str
     request_id: str
@@ -232,7 +232,7 @@ class TimelineRow:
 
 
 def rows(found: Explanation, width: int) -> list[TimelineRow]:
-    """Each moment, and below it the notes about it, in lines that fit."""
+    """Each moment, and below it the notes about it, broken into lines that fit."""
     shown: list[TimelineRow] = []
     for place, moment in enumerate(moments(found)):
         room = max(20, width - NOTE_X - len(_INDENT))
@@ -252,7 +252,7 @@ SORTS = {"time": False, "length": True}
 
 
 def ordered(found: list[TimelineRow], sort: str, *, descending: bool) -> list[TimelineRow]:
-    """Sorts the moments, with their notes below them. Moments that began no phase count as the
+    """Sorts the moments; each keeps its notes below it. Moments that began no phase count as the
     shortest."""
     groups = [list(lines) for _, lines in groupby(found, key=lambda row: row.id.partition(".")[0])]
     if sort == "length":
@@ -349,7 +349,8 @@ def _facts(request: RequestStatus) -> list[Fact]:
 
 
 def _wrapped(label: str, words: str, width: int, tone: Tone) -> list[Line]:
-    """The words in several lines: why a held request waits takes some 170 characters."""
+    """The words in several lines, because the reason why a held request waits takes some 170
+    characters."""
     room = max(20, width - LABEL_WIDTH - 3)
     first, *rest = drawing.wrapped(printable(words), room) or [""]
     return [labelled(label, Span(first, tone)), *(labelled("", Span(more, tone)) for more in rest)]
