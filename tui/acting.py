@@ -1,8 +1,8 @@
-"""What the operator's keys and typed commands do; both make the same calls.
+"""Carries out the operator's keys and typed commands; both make the same calls.
 
 Orders (`OrderDialogs`) are the only way in which the dashboard changes the cluster. The operator's
 own commands (`OwnPrograms`) run a program. A text that was typed after `:` (`CommandLine`) calls
-one of these, or the application.
+one of these two, or the application.
 """
 
 import asyncio
@@ -39,20 +39,21 @@ from tui.typed_commands import Command, Known, Typing, named, parse
 
 DAY_S = 86_400.0
 NO_MEMBERS = ("controller", "head")
-"""Processes that have a log and are no members."""
+"""Processes that have a log, but are not members."""
 
 
 class OrderDialogs:
-    """Begins orders: asks for what is missing and for consent, and gives them to the session."""
+    """Begins orders: asks the operator for what is missing and for consent, and then gives the
+    orders to the session."""
 
     def __init__(self, session: Session, app: App[None]) -> None:
         self._session = session
         self._app = app
 
     def act(self, action_id: str, *targets: Target, marked: bool = False) -> None:
-        """Begins what the action does to the rows' instances or requests, as they were when the key
-        was pressed. An action on marked rows is confirmed in any case: the cursor may be
-        elsewhere."""
+        """Begins the action for these rows' instances or requests. `targets`: what the rows were
+        about when the key was pressed. An action on marked rows is confirmed in any case, because
+        the cursor may be elsewhere."""
         session = self._session
         change, status = action_of(action_id).change, session.state.status
         assert change is not None
@@ -83,7 +84,7 @@ class OrderDialogs:
             self._begin(order)
 
     def scale(self, number: str) -> None:
-        """`number`: of instances, as `llumctl scale` takes it."""
+        """`number`: the number of instances, in the forms of `llumctl scale`."""
         if self._is_locked("scale"):
             return
         try:
@@ -106,12 +107,13 @@ class OrderDialogs:
             self._app.push_screen(EditScreen(setting), self._begin_if)
 
     def undo(self, operation_id: str = "") -> None:
-        """Takes back that operation of the audit log, or the last one, whoever did it."""
+        """Takes back this operation of the audit log or, without an id, the last one, whoever did
+        it."""
         if not self._is_locked("undo"):
             self._confirm(TakeBack(operation_id, self._session.options.zone))
 
     def _is_locked(self, what: str) -> bool:
-        """Says so if nothing can be changed now."""
+        """Whether nothing can be changed now. If so, a message says why."""
         if locked := self._session.locked():
             self._session.say(f"no {what} now: {locked}", Tone.BAD)
         return bool(locked)
@@ -136,17 +138,17 @@ class OrderDialogs:
         self._app.push_screen(ConfirmScreen(asked), self._give)
 
     def _give(self, agreed: Any) -> None:
-        """The dialog ended with orders, or with None."""
+        """Gives the orders with which a dialog ended; None means that it ended without any."""
         if agreed is not None:
             self._session.give(agreed)
 
 
 class OwnPrograms:
-    """Runs the operator's own commands, from their key to their output. They are locked like
-    orders, as the row's values must be those of the present."""
+    """Runs the operator's own commands, from the key to the output. They are locked like orders,
+    because the row's values must be those of the present."""
 
     def __init__(self, session: Session, app: App[None], wake: Callable[[], None]) -> None:
-        """Any thread calls `wake` when there is more to draw."""
+        """`wake` is called, on any thread, when there is more to draw."""
         self.has_terminal = True
         """Whether the dashboard has the terminal; while a program has it, nothing may be drawn."""
         self._session = session
@@ -160,8 +162,8 @@ class OwnPrograms:
         return list(self._commands)
 
     def begin(self, name: str) -> None:
-        """Begins a command for the row under the cursor, once the operator has seen what it
-        executes and agreed."""
+        """Begins a command for the row under the cursor. The command runs once the operator has
+        seen what it executes and has agreed."""
         session, command, screen = self._session, self._commands[name], self._app.screen
         status = session.state.status
         if locked := self._locked():
@@ -177,8 +179,8 @@ class OwnPrograms:
                 self._app.push_screen(ConfirmScreen(run), self._agreed)
 
     def of_llumctl(self, name: str, *arguments: str, of_cluster: bool) -> None:
-        """Shows the output of a command of the command line that changes nothing, without asking.
-        `of_cluster`: whether the command is about the cluster shown here."""
+        """Runs a command of the command line that changes nothing, and shows its output. The
+        operator is not asked. `of_cluster`: whether the command is about the cluster shown here."""
         if self._session.options.in_browser or self._session.replay is not None:
             where = "browser" if self._session.options.in_browser else "replay"
             self._session.say(f"a {where} runs no commands here", Tone.BAD)
@@ -218,7 +220,7 @@ class OwnPrograms:
         self._app.push_screen(OutputScreen(run, self._program))
 
     def stop(self) -> None:
-        """Ends the program that runs: none outlives the dashboard."""
+        """Ends the program that runs: no program outlives the dashboard."""
         if self._program is not None:
             self._program.stop()
 
@@ -251,7 +253,8 @@ class CommandLine:
         programs: OwnPrograms,
         does: Mapping[str, Callable[[Command], object]],
     ) -> None:
-        """`does`: the commands of the application itself, by their names."""
+        """`does`: for each command that the application itself carries out, by its name, the
+        function that does so."""
         self._session = session
         self._app = app
         self._dialogs = dialogs
@@ -277,8 +280,8 @@ class CommandLine:
         }
 
     def begin(self) -> Typing:
-        """What completes a command that is typed now. Asks the controller which settings there are,
-        once."""
+        """Returns what completes the command that is being typed. Also asks the controller, once in
+        a session, which settings there are."""
         if not self._settings:
             self._session.ask(lambda client: client.settings(), self._know)
         return self._typing
@@ -287,7 +290,7 @@ class CommandLine:
         self._settings = () if found is None else tuple(each.key for each in found.settings)
 
     def known(self) -> Known:
-        """The words that a command can name now."""
+        """The words that a command can have now."""
         screen, state = self._app.screen, self._session.shown
         offered = self._session.actions([Place.ROWS])
         return Known(
@@ -341,7 +344,8 @@ class CommandLine:
         begin: Callable[[Command, Sequence[Target]], None],
     ) -> None:
         """Calls `begin` with the requests that the references name. An order needs the id of its
-        request, so the controller is asked for it if a reference is no id on the screens."""
+        request, so if a reference is not an id on the screens, the controller is asked for the
+        id."""
         if self._session.locked() or set(references) <= set(requests_in(self._session.shown)):
             begin(command, [Target(request_id=each) for each in references])
             return
@@ -374,8 +378,8 @@ class CommandLine:
         self._to(command, lambda id_, to: Migrate(id_, MigrateRequest(to=to)))
 
     def _to(self, command: Command, order: Callable[[str, str], AnyOrder]) -> None:
-        """Begins an order about a request. The level or the destination was typed after the
-        request, or the operator chooses it."""
+        """Begins an order about a request. Either the level or the destination was typed after the
+        request, or the operator chooses it now."""
         reference, *to = command.arguments
 
         def begin(command: Command, targets: Sequence[Target]) -> None:
@@ -387,7 +391,8 @@ class CommandLine:
         self._with_ids(command, [reference], begin)
 
     def _set(self, command: Command) -> None:
-        """Sets settings; shows a setting that has no value behind it, or all settings."""
+        """Sets settings. A setting that was typed without a value is shown instead; without any
+        setting, all are shown."""
         if "=" in command.argument:
             self._dialogs.order(SetSettings.to(command.arguments))
         else:
@@ -434,7 +439,7 @@ class CommandLine:
 
 
 def requests_in(state: DashboardState) -> list[str]:
-    """The ids of requests that the screens show, the newest events first."""
+    """The ids of requests that the screens show; those of the newest events come first."""
     found: dict[str, None] = {}
     if state.requests is not None and state.requests.found is not None:
         found.update(dict.fromkeys(item.id for item in state.requests.found.requests))

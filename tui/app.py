@@ -1,8 +1,9 @@
-"""The dashboard as an application: it hears, reduces and draws on one timer.
+"""The dashboard as an application: on one timer it takes what was heard, reduces it to a state, and
+draws the state.
 
 Nothing here waits for the controller: `Source.take` returns what has come, and the source's threads
-are daemons, so that leaving does not wait for them either. Below the application stand its parts
-that belong to no one screen: the palette, pictures, and the end of the terminal.
+are daemons, so that leaving does not wait for them either. Below the application stand the parts
+that belong to no single screen: the palette, pictures, and the end of the terminal.
 """
 
 import asyncio
@@ -55,7 +56,7 @@ REPLAY_TICK_S = 0.25
 MIN_TICK_S, MAX_TICK_S = 0.5, 1.0
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 NOT_IN_PALETTE = ("row_", "palette", "command", "replay_")
-"""Beginnings of the ids of actions that the palette leaves out."""
+"""The palette leaves out the actions whose ids begin like this."""
 
 Do = Callable[[str, DOMNode], Awaitable[Any]]
 
@@ -68,10 +69,10 @@ class Dashboard(App[None]):
     TITLE = "llumctl top"
 
     def __init__(self, source: Source, options: Options, caller: Caller | None = None) -> None:
-        """`caller`: for a live controller; a replay has none."""
+        """`caller`: makes the calls to a live controller; a replay has none."""
         super().__init__()
         self.glyphs = options.glyphs
-        """Where the widgets look for the characters that the terminal can show."""
+        """The characters that the terminal can show. The widgets look for them here."""
         self.session = Session(
             source,
             options,
@@ -103,7 +104,7 @@ class Dashboard(App[None]):
             },
         )
         self._woken = False
-        """Whether `pump` is going to be called."""
+        """Whether a call of `pump` has been ordered and is still to come."""
         self._below: Below | None = None
         self.animation_level = "none"
         for theme in THEMES.values():
@@ -118,8 +119,8 @@ class Dashboard(App[None]):
             caller.wake = self._wake
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Leaves out the filter that looks for colours of the terminal's own palette in each piece
-        of each line: our themes have none."""
+        """Leaves out Textual's filter that looks for colours of the terminal's own palette in each
+        piece of each line: our themes have no such colours."""
         return [
             each for each in super().get_line_filters() if not isinstance(each, ANSIToTruecolor)
         ]
@@ -143,7 +144,7 @@ class Dashboard(App[None]):
         self.own_programs.stop()
 
     def _tick(self) -> None:
-        """Draws only the ages if nothing is new: everything else would look the same."""
+        """Draws only the ages if nothing is new, because everything else would look the same."""
         self._end_with_terminal()
         if self.own_programs.has_terminal:
             self._follow_size()
@@ -157,14 +158,15 @@ class Dashboard(App[None]):
             end_with_terminal()
 
     def _leave(self, number: int) -> None:
-        """Gives the terminal back, unless that is gone too; the exit code names the signal."""
+        """Gives the terminal back, unless the terminal is gone too. The exit code names the
+        signal."""
         self._end_with_terminal()
         self.exit(return_code=128 + number)
 
     def _follow_size(self) -> None:
         """Textual learns of a new size by a signal. A second signal can interrupt the handler of
-        the first between asking for the size and telling it, and then the older size is told last.
-        """
+        the first after it asked for the size and before it reported it. Then the older size is
+        reported last."""
         screens = self.screen_stack
         if self.is_web or self.is_headless or not screens:
             return
@@ -173,8 +175,8 @@ class Dashboard(App[None]):
             self.post_message(Resize(size, size))
 
     def _wake(self) -> None:
-        """Has a status or a reply shown at once, with all that came before it. Any thread may call
-        this."""
+        """Shows a status or a reply at once, with everything that came before it. Any thread may
+        call this."""
         if not self._woken:
             self._woken = True
             self.call_later(self.pump)
@@ -197,8 +199,8 @@ class Dashboard(App[None]):
                 screen.show()
 
     def _visible(self) -> Iterator[Screen[Any]]:
-        """The screen on top, and below dialogs what they lie on. A screen that comes into view
-        again draws itself."""
+        """The screen on top and, if that is a dialog, the screens that it covers. A screen that
+        comes into view again draws itself."""
         for screen in reversed(self.screen_stack):
             yield screen
             if not screen.is_modal:
@@ -213,7 +215,7 @@ class Dashboard(App[None]):
             self.open(event.target)
 
     def open(self, target: Target) -> None:
-        """Opens the screen of the request, or of the instance if the target names no request."""
+        """Opens the screen of the request or, if the target names no request, of the instance."""
         if target.request_id:
             self.push_screen(RequestScreen(target.request_id))
         else:
@@ -242,7 +244,8 @@ class Dashboard(App[None]):
         self.order_dialogs.edit_setting(event.setting)
 
     def on_table_view_copied(self, event: TableView.Copied) -> None:
-        """The terminal copies (OSC 52) and does not answer, so the id is said too."""
+        """Copies the id by way of the terminal (OSC 52). The terminal does not answer, so a message
+        says the id too."""
         if subject := event.target.subject:
             self.copy_to_clipboard(subject)
             self.session.say(f"copied {printable(subject)}", Tone.GOOD)
@@ -267,7 +270,8 @@ class Dashboard(App[None]):
         self.theme = command.argument
 
     def leave(self) -> None:
-        """Stops listening first: parsing what comes would take time from the exit."""
+        """Leaves the dashboard. First it stops listening: parsing what comes would delay the
+        exit."""
         self.session.source.stop()
         self.exit()
 
@@ -309,7 +313,7 @@ class Dashboard(App[None]):
         self.push_screen(LogScreen())
 
     def action_command(self, text: str = "") -> None:
-        """Opens the line for a command, with its beginning."""
+        """Opens the line in which a command is typed. The line begins with this text."""
         self.screen.query_one(Bottom).ask(":", text, self.command_line.begin())
 
     def action_seek_to(self) -> None:
@@ -396,7 +400,7 @@ class Dashboard(App[None]):
 
     def on_key(self, event: Key) -> None:
         """Several keys come at once if they are pasted, sent by tmux, or typed while the machine is
-        busy. The keys after a `:` are text of the command, not keys of the table that still has the
+        busy. Then the keys after a `:` belong to the command, although the table still has the
         focus."""
         if event.is_printable and event.character and isinstance(self.screen, PaintedScreen):
             bottom = next(iter(self.screen.query(Bottom)), None)
@@ -423,8 +427,8 @@ def _save_picture(svg: str, folder: Path, cluster: str, time_s: float, zone: tzi
 
 
 def tick_s(source: Source) -> float:
-    """How often the age on the screen is drawn: seldom on slow links. A status is drawn when it
-    comes."""
+    """How often the age on the screen is drawn; on slow links seldom. A status is drawn as soon as
+    it comes."""
     if isinstance(source, ReplaySource):
         return REPLAY_TICK_S
     return max(MIN_TICK_S, min(MAX_TICK_S, source.status_every_s / 2))
@@ -432,8 +436,8 @@ def tick_s(source: Source) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """The screen from which the palette was opened, and what its keys would have acted on then: the
-    rows move while the operator looks for a word."""
+    """The screen from which the palette was opened, and what its keys would have acted on at that
+    time: the rows move while the operator looks for a word."""
 
     screen: PaintedScreen
     targets: Sequence[Target]
@@ -488,7 +492,7 @@ def _typed(app: Dashboard, text: str, help_text: str) -> PaletteEntry:
 
 
 def is_terminal_gone() -> bool:
-    """Whether the terminal hung up without ending this process, as can happen when a session is
+    """Whether the terminal hung up without ending this process, which can happen when a session is
     lost."""
     stdin = sys.__stdin__
     if stdin is None:
@@ -499,8 +503,8 @@ def is_terminal_gone() -> bool:
 
 
 def end_with_terminal() -> None:
-    """Ends the process as a hang-up does that is not ignored: a usual exit would wait for what is
-    still to be drawn."""
+    """Ends the process in the way in which a hang-up would have ended it. A usual exit would wait
+    for what is still to be drawn."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.raise_signal(signal.SIGHUP)
 

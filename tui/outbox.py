@@ -3,9 +3,9 @@
 `Outbox` is a machine without a clock or a network. An order is sent within SEND_WITHIN_S after it
 was given, or never: it is cancelled if it waits longer, or if the screen goes stale before. It is
 sent only once. If no answer comes, the order may have been carried out all the same. So the
-controller is asked, by the order's key, what it answered, until it says so or cannot tell; that
-question changes nothing. `SessionOrders` sends and asks through a caller. The session's log shows
-the calls of the outbox as rows and in words.
+controller is asked, by the order's key, what it answered, until it says so or cannot tell; asking
+changes nothing. `SessionOrders` does the sending and asking through a caller. The session's log
+shows the calls of the outbox, as rows and in words.
 """
 
 import itertools
@@ -44,8 +44,8 @@ Then = Callable[[Any, Exception | None], None]
 SEND_WITHIN_S = 5.0
 ASK_EVERY_S = 1.0
 NETWORK_S = 15.0
-"""The longest time for connecting, sending and reading together: each may take as long as a
-client's own time-out."""
+"""The longest time that connecting, sending and reading take together: each of the three may take
+as long as a client's timeout."""
 
 
 class Phase(StrEnum):
@@ -59,7 +59,8 @@ class Phase(StrEnum):
 
 
 OVER = (Phase.UNDER_WAY, Phase.DONE, Phase.FAILED, Phase.CANCELLED)
-"""Phases in which nothing is sent or asked any more; an order under way goes on by itself."""
+"""Phases in which nothing is sent or asked any more. An order that is under way goes on by
+itself."""
 
 
 TONES = {
@@ -72,8 +73,8 @@ TONES = {
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The controller has no call with the key about which it was asked. `up_s`: for how long the
-    controller has run; `revision`: the cluster's."""
+    """The controller was asked about a key and has no call with it. `up_s`: how long the controller
+    has been running; `revision`: the cluster's revision."""
 
     up_s: float
     revision: int
@@ -81,7 +82,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An order and its outcome. `time_s`: when it was given, by the controller's clock."""
+    """An order and its outcome. `time_s`: when it was given, on the controller's clock."""
 
     call_id: int
     order: AnyOrder
@@ -95,12 +96,12 @@ class Call:
     can_undo: bool = False
     awaits: tuple[Awaited, ...] = ()
     since_revision: int = 0
-    """The revision of the cluster that the call made."""
+    """The revision of the cluster that the order produced."""
     sent_at_s: float = 0.0
     ask_at_s: float | None = None
-    """When the controller is asked next; None while it is being asked, or if it cannot tell."""
+    """When the controller is asked next. None while it is being asked, and if it cannot tell."""
     num_missing: int = 0
-    """How often the controller said that it had no such call."""
+    """How often the controller has said that it has no such call."""
 
     @property
     def is_over(self) -> bool:
@@ -113,17 +114,18 @@ class Call:
 
 
 class Outbox:
-    """`due` and `to_ask` return each call and each question once; the caller carries it out at
+    """`due` and `to_ask` return each call and each question once; the caller must carry it out at
     once."""
 
     def __init__(self, of_cluster: str = "") -> None:
-        """`of_cluster`: what a command needs behind it to mean this cluster, as ` --cluster
-        prod`."""
+        """`of_cluster`: the flags to add to a command so that it means this cluster, such as `
+        --cluster prod`."""
         self._of_cluster = of_cluster
         self._calls: dict[int, Call] = {}
         self._own: dict[int, int] = {}
-        """From a revision to the one that an order of this session made of it. An order that was
-        given before the screen showed the later revision is sent for the later one."""
+        """For each revision that an order of this session has changed, the revision that the order
+        produced. An order that was given before the screen showed the later revision is sent for
+        the later one."""
 
     def __iter__(self) -> Iterator[Call]:
         """All calls of the session, in the order in which they were given."""
@@ -139,8 +141,8 @@ class Outbox:
         return call
 
     def due(self, now_s: float, locked: str) -> list[Call]:
-        """Returns the calls that have to be sent now, and cancels those that may no longer be sent.
-        `locked`: why nothing may be changed now, or empty."""
+        """Returns the calls that must be sent now, and cancels those that may no longer be sent.
+        `locked`: why nothing may be changed now; empty if changes are allowed."""
         found: list[Call] = []
         for call in [each for each in self if each.phase is Phase.QUEUED]:
             if locked:
@@ -160,7 +162,7 @@ class Outbox:
         return found
 
     def to_ask(self, now_s: float) -> list[Call]:
-        """The calls about which the controller has to be asked now."""
+        """Returns the calls about which the controller must be asked now."""
         for call in [each for each in self if each.phase is Phase.SENT]:
             if now_s - call.sent_at_s >= NETWORK_S + call.order.takes_s:
                 self._lose(call, "no answer came", now_s)
@@ -174,7 +176,7 @@ class Outbox:
         return found
 
     def hear_report(self, call_id: int, report: Any) -> None:
-        """The controller's answer, whether to the call or to a question about it."""
+        """Takes the controller's answer, whether to the call itself or to a question about it."""
         call = self._calls[call_id]
         if call.is_over:
             return
@@ -194,8 +196,8 @@ class Outbox:
         )
 
     def hear_status(self, status: ClusterStatus) -> None:
-        """Follows the calls under way. A status from before a call's answer says nothing about
-        it."""
+        """Follows the calls under way. A status that is older than a call's answer says nothing
+        about that call."""
         for call in [each for each in self if each.phase is Phase.UNDER_WAY]:
             if status.revision < call.since_revision:
                 continue
@@ -209,7 +211,8 @@ class Outbox:
             self._calls[call.call_id] = replace(call, text=text, phase=phase, can_undo=can_undo)
 
     def hear_error(self, call_id: int, error: Exception, now_s: float, *, asked: bool) -> None:
-        """The call was refused or failed or, with `asked`, a question about it."""
+        """Takes the error of a call that was refused or failed or, with `asked`, the error of a
+        question about the call."""
         call = self._calls[call_id]
         if call.is_over:
             return
@@ -229,8 +232,9 @@ class Outbox:
             self._end(call, Phase.FAILED, why)
 
     def hear_missing(self, call_id: int, missing: Missing, now_s: float) -> None:
-        """The controller has no such call. This is believed only if the same controller process
-        says it twice: a call that was still on its way would have arrived by then."""
+        """Takes the answer that the controller has no such call. This is believed only if the same
+        controller process says it twice: by then, a call that was still on its way would have
+        arrived."""
         call = self._calls[call_id]
         if call.is_over:
             return
@@ -261,7 +265,8 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """The call that a reply is about; `asked`: the reply answers a question about the call."""
+    """What a reply is about: a call. `asked`: whether the reply answers a question about the
+    call."""
 
     call_id: int
     asked: bool
@@ -271,8 +276,8 @@ class SessionOrders:
     """Sends the orders of the outbox, and asks the controller questions."""
 
     def __init__(self, caller: Caller | None, of_cluster: str = "") -> None:
-        """`caller` None: a replay, in which nothing can be asked or ordered. `of_cluster`: as
-        `Outbox` takes it."""
+        """`caller`: None for a replay, in which nothing can be asked or ordered. `of_cluster`: as
+        for `Outbox`."""
         self.outbox = Outbox(of_cluster)
         self._caller = caller
         self._tickets = itertools.count(1)
@@ -282,12 +287,12 @@ class SessionOrders:
         return self.outbox.put(order, secrets.token_hex(8), now_s, time_s)
 
     def ask(self, question: Work, then: Then) -> None:
-        """Calls `then` with the answer or the error, in a later `pump`."""
+        """Asks a question. A later `pump` calls `then` with the answer or the error."""
         self._call(question, then)
 
     def pump(self, now_s: float, locked: str, status: ClusterStatus | None) -> list[Call]:
         """Takes the replies, sends the calls that are due, and returns the calls whose phase has
-        changed. `status`: the last one of the cluster."""
+        changed. `status`: the last status of the cluster."""
         before = {call.call_id: call.phase for call in self.outbox}
         if status is not None:
             self.outbox.hear_status(status)
@@ -360,12 +365,12 @@ class LogRow:
 
 
 def log_rows(calls: Iterable[Call], zone: tzinfo | None) -> list[LogRow]:
-    """Newest first."""
+    """The rows, the newest first."""
     return [LogRow(call, zone) for call in calls][::-1]
 
 
 def told(call: Call) -> str:
-    """One line for the bottom of the screen; names a request's id, which is long, only once."""
+    """One line for the bottom of the screen. It names a request's id, which is long, only once."""
     text = call.text.replace(f"request {call.order.lane} ", "it ")
     return printable(f"{call.order.title}: {text or call.phase}")
 
@@ -382,7 +387,7 @@ def whole(call: Call, width: int) -> list[Line]:
 
 
 def under_way(calls: Iterable[Call], width: int, glyphs: Glyphs) -> Line:
-    """The last order under way, for the bottom line; takes at most half of the width."""
+    """The last order that is under way, for the bottom line; takes at most half of the width."""
     found = [call for call in calls if call.phase is Phase.UNDER_WAY]
     if not found:
         return ()

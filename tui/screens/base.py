@@ -19,7 +19,7 @@ from tui.session import Session
 from tui.widgets import Bottom, Lines, Note, TableView
 
 WIDE = 110
-"""From this width on the header has two lines."""
+"""From this width on, the header has two lines."""
 
 
 class PaintedScreen(Screen[None]):
@@ -36,7 +36,7 @@ class PaintedScreen(Screen[None]):
             self.instance = instance
 
     filter_before = ""
-    """The filter that comes back if the operator gives up typing another one."""
+    """The filter that applies again if the operator stops typing another one."""
 
     @property
     def session(self) -> Session:
@@ -55,7 +55,8 @@ class PaintedScreen(Screen[None]):
         self.show()
 
     def show_age(self) -> None:
-        """Draws the same state a while later; a screen whose tables do not change overrides it."""
+        """Draws the same state a while later. A screen overrides this if its tables do not change
+        with time."""
         self.show()
 
     def target(self) -> Target:
@@ -67,8 +68,8 @@ class PaintedScreen(Screen[None]):
         return None
 
     def targets(self) -> tuple[tuple[Target, ...], bool]:
-        """What a key acts on: the marked rows of the table with the focus, and True; without any
-        the row under the cursor, and False."""
+        """What a key acts on, and whether that is marked rows: the marked rows of the table with
+        the focus or, if there are none, the row under the cursor."""
         table = self.marks()
         marked = table.marked if table is not None else ()
         return (marked, True) if marked else ((self.target(),), False)
@@ -86,12 +87,14 @@ class PaintedScreen(Screen[None]):
 
     @property
     def orders(self) -> Mapping[str, bool]:
-        """The columns by which the table can be sorted, and whether the largest comes first."""
+        """The columns by which the table can be sorted, each with whether the largest value comes
+        first."""
         return {}
 
     @property
     def order(self) -> tuple[str, bool]:
-        """The column by which the table is sorted, and whether the largest comes first now."""
+        """The column by which the table is sorted now, and whether the largest value comes
+        first."""
         return "", False
 
     def sort_by(self, column: str) -> None:
@@ -112,7 +115,8 @@ class PaintedScreen(Screen[None]):
             self.session.say("this row cannot be marked")
 
     def action_sort(self) -> None:
-        """Lets the operator choose a column; choosing the column in force reverses the order."""
+        """Lets the operator choose a column. To choose the present column again reverses the
+        order."""
         if self.orders:
             self.app.push_screen(SortScreen(self.orders, *self.order), self._sort)
 
@@ -130,7 +134,8 @@ class PaintedScreen(Screen[None]):
         self.query_one(Bottom).ask("/", self.filter_before)
 
     def on_bottom_typed(self, event: Bottom.Typed) -> None:
-        """Follows the filter that is typed. The application runs what was typed after `:`."""
+        """Follows the filter while it is typed. (What is typed after `:` is run by the
+        application.)"""
         if event.done:
             self.in_focus.focus()
         if event.purpose == "/":
@@ -147,13 +152,14 @@ class PaintedScreen(Screen[None]):
         return self.session.shown.alarms
 
     def paint_top(self) -> None:
-        """The frame of a screen that always has room for all of it."""
+        """Paints the frame of a screen that always has room for all of it."""
         self.paint_frame(2 if self.size.width >= WIDE else 1, self.alarms())
 
     def paint_frame(
         self, header_lines: int, alarms: Sequence[Alarm], notes: Sequence[Line] = ()
     ) -> None:
-        """`alarms`: the worst first; they get a line of their own, above `notes`."""
+        """Paints the header and the bottom line. `alarms`: the worst first; they get a line of
+        their own, above `notes`."""
         session, width = self.session, self.size.width
         live, count = session.liveness(), max(1, header_lines)
         self.set_class(live.is_stale, "-stale")
@@ -189,8 +195,9 @@ class PaintedScreen(Screen[None]):
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a screen. `sorts`: the names of its orders, the first of which is in force at
-    first, and whether the largest comes first unless the operator reverses it."""
+    """A table of a screen. `sorts`: the names of its orders, the first of which is in force at the
+    beginning. For each order: whether the largest value comes first, unless the operator reverses
+    it."""
 
     columns: Sequence[Column[Any]]
     sorts: Mapping[str, bool] = field(default_factory=dict)
@@ -199,20 +206,20 @@ class Table:
 
 
 class TableScreen(PaintedScreen):
-    """What the screens behind the main one share: a header, facts if `FACTS`, and tables.
+    """What the screens behind the main one share: a header, facts if `FACTS` is set, and tables.
 
-    Textual calls the handlers (`on_...`) of every class of a screen, those of its own class first:
-    so no handler calls the one that it extends.
+    Textual calls the handlers (`on_...`) of every class of a screen, those of its own class first.
+    So no handler calls the one that it extends.
     """
 
     BINDINGS = bindings(Place.DETAIL)
     PLACES: tuple[Place, ...] = (Place.DETAIL,)
     FACTS = False
     TABLES: ClassVar[Mapping[str, Table]]
-    """By their ids; the first one has the focus at first."""
+    """The tables, by their ids. The first table has the focus at the beginning."""
     FOLLOWED = ""
-    """The id of a table whose newest line, the last, stays in view until the operator moves the
-    cursor elsewhere."""
+    """The id of a table whose last line, which is its newest, stays in view until the operator
+    moves the cursor elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,8 +254,9 @@ class TableScreen(PaintedScreen):
         top.show(lines)
 
     def is_due(self, every_s: float = 0.0) -> bool:
-        """Whether to ask for what the screen shows, which the caller then does: as often as
-        statuses come, but not more often than `every_s`, and only while the screen is on top."""
+        """Whether it is time to ask for what the screen shows. If so, the caller asks. That is as
+        often as statuses come, but not more often than every `every_s`, and only while the screen
+        is on top."""
         source = self.session.source
         now_s, every_s = source.now_s(), max(source.status_every_s, every_s)
         asked_at_s = self._asked_at_s
@@ -258,7 +266,7 @@ class TableScreen(PaintedScreen):
         return True
 
     def ask_soon(self) -> None:
-        """The next drawing asks in any case."""
+        """Makes the next drawing ask in any case."""
         self._asked_at_s = None
 
     def on_mount(self) -> None:
@@ -277,7 +285,7 @@ class TableScreen(PaintedScreen):
 
 @dataclass
 class TableChoice:
-    """What the operator chose to see of a table."""
+    """How the operator chose to see a table."""
 
     sort: str
     descending: bool
@@ -310,13 +318,13 @@ class DetailScreen(TableScreen):
 
     @property
     def choice(self) -> TableChoice:
-        """The choice for the table with the focus."""
+        """The operator's choice for the table with the focus."""
         return self.choices[self.focused_table]
 
     def fill(
         self, name: str, rows: Sequence[Any], title: str, *facts: Span, follow: bool = False
     ) -> None:
-        """Shows the rows that pass the filter, in the order that they have."""
+        """Shows those rows that pass the filter, in the order that they have."""
         if wanted := self.choices[name].wanted:
             rows = [row for row in rows if matches(row.text, wanted)]
         self.put(name, rows, title, *facts, follow=follow)
@@ -324,7 +332,7 @@ class DetailScreen(TableScreen):
     def put(
         self, name: str, rows: Sequence[Any], title: str, *facts: Span, follow: bool = False
     ) -> None:
-        """Shows these rows, which have passed the filter."""
+        """Shows these rows, all of which have passed the filter."""
         chosen = self.choices[name]
         order = f"  sort:{chosen.sort}{'v' if chosen.descending else '^'}"
         words = Span(f"{order}  filter:{chosen.wanted or '-'}", Tone.DIM)
@@ -332,8 +340,8 @@ class DetailScreen(TableScreen):
         self.table(name).show(rows, line, follow=follow, filtered=bool(chosen.wanted))
 
     def fill_log(self, member_id: str, title: str, *, has_logs: bool) -> None:
-        """Shows the last lines of a member's log in the table `log`. `has_logs`: as
-        `events.log_trouble` takes it."""
+        """Shows the last lines of a member's log in the table `log`. `has_logs`: as for
+        `events.log_trouble`."""
         shown = self.session.shown
         lines = events.log_rows(shown, member_id)
         newest_first = self.choices["log"].descending

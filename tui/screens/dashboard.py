@@ -23,11 +23,12 @@ from tui.state import DashboardState
 from tui.widgets import Bottom, Lines, TableView
 
 TALL = 10
-"""Below this height there is only one pane."""
+"""If the terminal is lower than this, only one pane is shown."""
 MIN_FOR_ALARM = 6
 MIN_LOWER = 5
 EMPTY, EMPTY_WIDTH = 3, 28
-"""The room of an empty pane: its title, its heads and a line that says that it is empty."""
+"""The room that an empty pane takes: the lines of its title, its heads and the words that it is
+empty; and its width."""
 MIN_BESIDE_MATRIX = 12
 """How many lines events keep below the matrix of moves."""
 
@@ -43,7 +44,7 @@ class Pane(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """`gap`: empty columns on its left."""
+    """The place of a pane. `gap`: the number of empty columns on its left."""
 
     width: int
     height: int
@@ -52,9 +53,9 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What is visible; panes that are not in `boxes` are hidden. If the panes are side by side,
-    moves are above queue heads, and to the right of both are events, below the matrix of moves if
-    there is one."""
+    """Which panes are visible, and where. Panes that are not in `boxes` are hidden. If the panes
+    are side by side, moves are above queue heads, and events are to the right of both, below the
+    matrix of moves if there is one."""
 
     header_lines: int
     alarm_lines: int
@@ -128,7 +129,7 @@ def arrange(
 
 @dataclass
 class View:
-    """What the operator chose to see; data does not change it."""
+    """What the operator chose to see. New data does not change it."""
 
     sort: str = "freeness"
     descending: bool = False
@@ -143,8 +144,8 @@ class View:
     """Whether the newest event stays in view."""
 
     def sort_by(self, column: str) -> None:
-        """Sorts by a column so that the first row is what an operator looks for; the same column
-        again reverses the order."""
+        """Sorts by a column, in the direction in which the first row is what an operator looks for.
+        Choosing the same column again reverses the direction."""
         again = column == self.sort
         self.descending = not self.descending if again else ORDERS[column]
         self.sort = column
@@ -158,7 +159,7 @@ class View:
             self.zoomed = pane
 
     def back(self) -> None:
-        """Goes back one step: out of the zoom, else to the instances."""
+        """Goes back one step: leaves the zoom or, if no pane is zoomed, goes to the instances."""
         if self.zoomed is not None:
             self.zoomed = None
         else:
@@ -176,8 +177,8 @@ _TABS = (*_LEFT, Pane.EVENTS)
 QUIET_S = 10.0
 
 Found = tuple[list[Any], int, int]
-"""The lines of a pane after the filter, the number of rows among them, and the number of rows
-before the filter."""
+"""The lines of a pane after the filter, the number of rows among these lines, and the number of
+rows before the filter."""
 
 
 class DashboardScreen(PaintedScreen):
@@ -309,7 +310,8 @@ class DashboardScreen(PaintedScreen):
         return instances.grouped(rows, self.session.shown.status, filtered=filtered)
 
     def _all_events(self) -> bool:
-        """Whether routine events are lines too: if the operator expands events or filters them."""
+        """Whether routine events have lines too. They do if the operator expands or filters
+        events."""
         return self.view.expanded or bool(self.view.filters.get(Pane.EVENTS))
 
     def _rates(self, box: Box | None) -> list[Line]:
@@ -323,8 +325,8 @@ class DashboardScreen(PaintedScreen):
         return [row for row in rows if instances.matches(row.text, wanted)]
 
     def _place(self, arrangement: Arrangement) -> None:
-        """Shows tables first, then moves the focus, then hides tables: a hidden table cannot keep
-        the focus."""
+        """Shows tables first, then moves the focus, then hides tables, because a hidden table
+        cannot keep the focus."""
         view, boxes = self.view, arrangement.boxes
         if view.focused not in boxes:
             view.focused = next(iter(boxes))
@@ -455,7 +457,7 @@ class DashboardScreen(PaintedScreen):
         self.show()
 
     def show_events(self, text: str) -> None:
-        """Shows all events, or those with these words."""
+        """Shows all events or, if there is a text, the events with these words."""
         self.view.expanded = True
         self.view.go_to(Pane.EVENTS)
         self.filter_by(text)
@@ -481,8 +483,8 @@ class DashboardScreen(PaintedScreen):
 
 
 def _empty(state: DashboardState, found: Mapping[Pane, Found]) -> set[Pane]:
-    """The panes without rows. The pane of queue heads counts as empty only after a while, as
-    requests come and go there from one status to the next."""
+    """The panes without rows. The pane of queue heads counts as empty only when it has been without
+    rows for a while, because requests come and go there from one status to the next."""
     panes = {Pane.MIGRATIONS} if not found[Pane.MIGRATIONS][2] else set()
     if state.time_s - state.head_seen_s > QUIET_S:
         panes.add(Pane.QUEUE)

@@ -24,13 +24,13 @@ from tui.state import DashboardState, RequestsArrived
 from tui.widgets import TableView
 
 S_PER_REQUEST = 0.001
-"""For each request in a list, how long the screen waits before it asks again: fetching, parsing and
-drawing a request takes some 20 us."""
+"""The screen waits this much longer, for each request in a list, before it asks again: fetching,
+parsing and drawing a request takes some 20 us."""
 
 
 class Listed:
-    """The requests of one answer as rows, which are made only once: a screen is drawn several times
-    before the next answer, and making 2,000 rows each time took a third of a core."""
+    """The requests of one answer, as rows. The rows are made only once: a screen is drawn several
+    times before the next answer, and making 2,000 rows each time took a third of a core."""
 
     def __init__(self) -> None:
         self._answer: RequestsArrived | None = None
@@ -44,13 +44,14 @@ class Listed:
         return len(self._rows) * S_PER_REQUEST
 
     def take(self, answer: RequestsArrived, state: DashboardState, ellipsis: str) -> None:
-        """`state` says which other requests the screens name."""
+        """Takes an answer. The `state` says which other requests are named on the screens."""
         if answer is not self._answer:
             self._answer, self._chosen_by = answer, None
             self._rows = requests.rows(answer.found, names(state, ellipsis, routine=False))
 
     def chosen(self, choice: TableChoice) -> Sequence[RequestRow]:
-        """The rows that pass the filter, in order; the same object until something changes."""
+        """The rows that pass the filter, sorted. The same object is returned until something
+        changes."""
         by = (choice.sort, choice.descending, choice.wanted)
         if by != self._chosen_by:
             rows = requests.ordered(self._rows, choice.sort, descending=choice.descending)
@@ -92,14 +93,14 @@ class RequestsScreen(DetailScreen):
             self.post_message(self.Wanted(event.target))
 
     def ask(self) -> None:
-        """Asks for the requests as often as statuses come, and seldom for a long list; answers
-        arrive with everything else."""
+        """Asks for the requests: as often as statuses come, but seldom if the list is long. The
+        answers arrive with everything else that is heard."""
         if self.is_due(self._listed.every_s):
             self._impossible = not self.session.source.ask_requests(self.instance_id)
             self.ask_more()
 
     def ask_more(self) -> None:
-        """Asks, just as often, for what else the screen shows."""
+        """Asks, equally often, for what else the screen shows."""
 
     def fill_requests(self, state: DashboardState) -> None:
         answer = state.requests
@@ -118,7 +119,8 @@ class RequestsScreen(DetailScreen):
         self.put("requests", rows, "Requests", *facts)
 
     def _counted(self, found: RequestList, at_s: float) -> Line:
-        """How many requests there are and, if the screen asks seldom, how old the answer is."""
+        """How many requests there are and, if the screen asks only seldom, how old the answer
+        is."""
         num, source = len(found.requests), self.session.source
         count = f"{num} of {found.num_matching}" if found.num_matching > num else f"{num}"
         spans = [Span(f" ({count})")]
@@ -142,7 +144,8 @@ class InstanceScreen(RequestsScreen):
     FACTS = True
     FOLLOWED = "log"
     TALL = 40
-    """From this height on, history and log have a place each; below it they share one."""
+    """From this height on, history and log each have a place of their own; below it they share
+    one."""
 
     def __init__(self, instance_id: str, request_id: str = "") -> None:
         """`request_id`: the request whose row was opened, if any."""
@@ -179,8 +182,8 @@ class InstanceScreen(RequestsScreen):
         self.fill_log(self.instance_id, self._tabs("Log"), has_logs=self._has_logs)
 
     def _history_rows(self, state: DashboardState) -> list[HistoryRow]:
-        """The rows of the history, made again only when something has happened: it takes a look at
-        up to 1,200 entries."""
+        """The rows of the history. They are made again only when something has happened, because up
+        to 1,200 entries have to be looked at."""
         of = state.histories.get(self.instance_id)
         changes = of.changes if of is not None else ()
         known = self._history
@@ -213,13 +216,13 @@ class InstanceScreen(RequestsScreen):
             self.table(name).styles.height = "1fr" if above else "2fr"
 
     def _tabs(self, name: str) -> str:
-        """The title, with the name of the table that shares the place."""
+        """The title of a table, with the name of the table that shares its place."""
         if self._is_tall:
             return name
         return "[History]  Log" if name == "History" else "History  [Log]"
 
     def _request_shown(self) -> str:
-        """The request under the cursor, else the one whose row was opened."""
+        """The request under the cursor or, if there is none, the one whose row was opened."""
         table = self.table("requests")
         return (table.cursor_id if table.held else None) or self.request_id
 
@@ -268,8 +271,8 @@ class RequestScreen(DetailScreen):
         self.post_message(self.Wanted(target, instance=True))
 
     def _ask(self) -> None:
-        """Asks a live controller until the request has ended; in a replay the request may be
-        before its end again."""
+        """Asks a live controller until the request has ended. In a replay it always asks, because
+        there a request that has ended may be alive again."""
         ended = self._known is not None and self._known.request.state in ENDED_STATES
         if (not ended or self.session.replay is not None) and self.is_due():
             self._impossible = not self.session.source.ask_explanation(self.request_id)
@@ -313,8 +316,8 @@ class MemberLogScreen(DetailScreen):
 
 
 class LogScreen(TableScreen):
-    """The log of this session's orders: its lines do not vanish as messages do, and the row under
-    the cursor is shown in full below the table."""
+    """The log of this session's orders. Unlike messages, its lines do not vanish. The row under the
+    cursor is shown in full below the table."""
 
     TABLES: ClassVar[Mapping[str, Table]] = {
         "log": Table(outbox.LOG_COLUMNS, empty="nothing was done here yet")
@@ -349,7 +352,7 @@ _OUTPUT_COLUMNS: tuple[Column[OutputRow], ...] = (
 
 
 class OutputScreen(TableScreen):
-    """The output of one of the operator's own commands. The program ends with the screen."""
+    """The output of one of the operator's own commands. Closing the screen ends the program."""
 
     TABLES: ClassVar[Mapping[str, Table]] = {"output": Table(_OUTPUT_COLUMNS, empty="nothing yet")}
     FOLLOWED = "output"

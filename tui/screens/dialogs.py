@@ -26,7 +26,8 @@ from tui.widgets import HEAD_LINES, Lines, TableView
 
 MAX_WIDTH = 100
 _FRAME_LINES = 6
-"""The border, the question, the buttons, and the lines between."""
+"""How many lines a dialog needs besides its contents: the border, the question, the buttons, and
+the lines between them."""
 _FRAME_WIDTH = 4
 _Order = AnyOrder | Together | Run
 Ended = TypeVar("Ended")
@@ -39,15 +40,15 @@ def session_of(screen: Screen[Any]) -> Session:
 
 
 def can_draw(screen: Screen[Any]) -> bool:
-    """Whether a screen's widgets are there: they come after the screen, and go one by one while
-    statuses, sizes and the focus still change."""
+    """Whether a screen's widgets are there. They are made after the screen, and they go one by one
+    while statuses, sizes and the focus still change."""
     return screen.is_mounted and screen.display and bool(screen.size.width)
 
 
 class Dialog(ModalScreen[Ended]):
-    """A frame of one width above the screen from which it was opened. It is drawn when it opens,
-    when its size changes, and with each status. A dialog that is left without a choice ends with
-    None."""
+    """A frame above the screen from which it was opened; all dialogs have the same width. A dialog
+    is drawn when it opens, when its size changes, and with each status. A dialog that is left
+    without a choice ends with None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c,ctrl+q", "app.quit", show=False)]
     WIDTH = MAX_WIDTH
@@ -79,10 +80,10 @@ class Dialog(ModalScreen[Ended]):
 class ConfirmScreen(Dialog[_Order | None]):
     """Asks before an order is given, and shows its plan.
 
-    Ends with the order to give, which carries the plan's revision.
+    The dialog ends with the order to give, which carries the plan's revision.
 
     The cursor is on Cancel. If a name must be typed, neither `y` nor the other button gives the
-    order without it.
+    order without the name.
     """
 
     AUTO_FOCUS = "#no"
@@ -174,7 +175,7 @@ class ConfirmScreen(Dialog[_Order | None]):
             self._give()
 
     def _give(self) -> None:
-        """Gives no order if the screen went stale under the dialog."""
+        """Gives the order, unless the screen went stale while the dialog was open."""
         if self.found is not None and not self.session.locked():
             self.dismiss(self.found.order)
         else:
@@ -187,7 +188,8 @@ def why_of(error: Exception) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """A line that does not fit goes on in the next one, further to the right."""
+    """The text in lines. A line that does not fit continues in the next one, further to the
+    right."""
     indent = " " * (len(text) - len(text.lstrip()))
     words = printable(text.lstrip())
     return wrapped(words, max(20, width), first=indent, later=f"{indent}    ")
@@ -213,7 +215,7 @@ class ListDialog(Dialog[Ended]):
         self.choices.focus()
 
     def fill(self, title: str, rows: Sequence[Any], words: Sequence[Line]) -> None:
-        """Shows the rows, as many as have room, and the words."""
+        """Shows the rows, as far as there is room, and the words below them."""
         room = max(1, self.size.height - 3 - len(words))
         self.choices.styles.height = min(room, HEAD_LINES + len(rows))
         self.choices.show(rows, (Span(title, Tone.STRONG),))
@@ -242,8 +244,8 @@ class ChoiceRow:
 class ChooseScreen(ListDialog[AnyOrder | Together | None]):
     """Lets the operator choose what an order is to say, and shows what each choice would take.
 
-    Ends with the chosen order. The choices are those of the moment at which the key was pressed,
-    and keep their places.
+    The dialog ends with the chosen order. The choices are those of the moment at which the key was
+    pressed, and stay where they are.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(Place.CHOICE)
@@ -285,7 +287,7 @@ class ChooseScreen(ListDialog[AnyOrder | Together | None]):
         return next((each for each in self.found.choices if each.name == here), None)
 
     def _ask(self) -> None:
-        """Asks what the choice under the cursor would take, once."""
+        """Asks, once for each choice, what the choice under the cursor would take."""
         choice = self._chosen()
         if choice is None or choice.estimate is None or choice.name in self._asked:
             return
@@ -339,8 +341,8 @@ def _direction(row: SortRow, _: int) -> Span:
 
 
 class SortScreen(ListDialog[str | None]):
-    """The list from which the order of a table is chosen. Ends with a column. The cursor is on the
-    column in force."""
+    """The list from which the order of a table is chosen. The dialog ends with a column. The cursor
+    is on the present column."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(Place.SORTING)
     WIDTH = 60
@@ -350,8 +352,8 @@ class SortScreen(ListDialog[str | None]):
     )
 
     def __init__(self, orders: Mapping[str, bool], column: str, descending: bool) -> None:
-        """`orders`: for each column, whether the largest comes first when it is chosen;
-        `descending`: whether the largest comes first in the order in force."""
+        """`orders`: for each column, whether the largest value comes first when that column is
+        chosen; `descending`: whether the largest value comes first now."""
         super().__init__()
         self._column = column
         self._rows = [

@@ -24,8 +24,8 @@ from tui.widgets import Lines, TableView
 
 _FACT_LINES = 4
 _SORTS = {"table": False, "changed": True}
-"""Orders: as in the configuration file, or with the settings first that differ from their
-default."""
+"""The orders of the list: as in the configuration file, or with those settings first that differ
+from their default."""
 _FROM = {"default": "the default", "start": "as it was started", "set": "set since"}
 _ORIGINS = {"default": Tone.DIM, "start": Tone.STRONG, "set": Tone.WARN}
 
@@ -111,8 +111,8 @@ _COLUMNS: tuple[Column[SettingRow], ...] = (
 
 
 class TuningScreen(DetailScreen):
-    """The settings. It asks for them again whenever the cluster has another revision: a setting
-    changes only with that."""
+    """The screen of the settings. It asks for them again whenever the cluster has another revision,
+    because no setting changes without a new revision."""
 
     BINDINGS = bindings(Place.TUNING)
     PLACES = (Place.TUNING, Place.DETAIL)
@@ -187,9 +187,9 @@ class TuningScreen(DetailScreen):
 
 
 class EditScreen(Dialog[SetSettings | None]):
-    """Asks for a setting's new value, and accepts none that the controller would refuse.
+    """Asks for a setting's new value, and accepts no value that the controller would refuse.
 
-    Ends with an order that passed a dry run.
+    The dialog ends with an order that passed a dry run.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(Place.CHOICE)
