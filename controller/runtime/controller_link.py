@@ -50,7 +50,7 @@ class ControllerLink:
         self.engine_change: Future[EngineChange] = Future()
         """The engine arguments that the controller named first; any thread may wait for them."""
         self.fingerprint = ""
-        """The engine's, once it is built."""
+        """The engine's fingerprint, once the engine is built."""
         self._mailbox = mailbox
         self._node = node
         self._num_live_reqs = num_live_reqs
@@ -93,7 +93,7 @@ class ControllerLink:
         self.say_hello()
 
     def say_hello(self, *, asks: bool = False) -> None:
-        """`asks`: asks for a Welcome even if nothing has changed."""
+        """Says Hello. `asks`: the Hello asks for a Welcome even if nothing has changed."""
         served, leaves_at_s = self._served_lately(), self._leaves_at_s
         hello = Hello(
             kind=self.kind,

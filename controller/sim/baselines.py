@@ -33,8 +33,8 @@ MIN_MATCH = 0.3
 there for that reason."""
 MAX_LOAD_GAP = 64
 MAX_LOAD_RATIO = 1.5
-"""SGLang's router: load alone decides if the busiest instance has so many more requests than the
-idlest, and so many times as many."""
+"""SGLang's router: load alone decides if the busiest instance exceeds the idlest both by
+MAX_LOAD_GAP requests and by the factor MAX_LOAD_RATIO."""
 
 
 # -- measures of load: larger is busier --------------------------------------------------------
@@ -146,7 +146,7 @@ DISPATCH: Mapping[str, Policy] = MappingProxyType(
 #     FCW        the first in the queue, and no running one
 #     FCWSR      the first in the queue, whatever its rank, then the shortest of the running ones
 #
-# Each begins with the rank, so that a lower priority makes room for a higher one, but for FCWSR.
+# All but FCWSR begin with the rank, so that a lower priority makes room for a higher one.
 #
 #     defrag     a live cluster's: the lowest below one threshold with the highest above another
 #     balanced   no thresholds: the lowest goes with the highest if it would still be the lower of
@@ -240,8 +240,8 @@ def relief_rules(pairing: str, victim: str) -> Callable[[ReliefView], ReliefRule
 def balanced_pairs(
     loads: Sequence[tuple[InstanceLoad, InstanceSnapshot]], left_out: Collection[tuple[str, str]]
 ) -> tuple[Pair, ...]:
-    """The lowest source first; each load comes with its snapshot. If a destination does not suit a
-    source, the next source may take it, as its requests may be smaller."""
+    """The pairs, the lowest source first. Each load comes with its snapshot. If a destination does
+    not suit a source, the next source may take it, as its requests may be smaller."""
     snapshots = {load.instance_id: snapshot for load, snapshot in loads}
     sources = sorted(
         (load for load, _ in loads if load.may_send),

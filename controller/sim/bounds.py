@@ -5,12 +5,14 @@ for free and at once, so that no free block is in the wrong place. A request is 
 the cluster has room for it, by the engine with the fewest requests; if no block is left for the
 next token the request that came last gives way, and goes back to its place in the queue.
 
-O2 also knows how long each answer will be. When a request ends it admits those from the head of the
-queue on with which all have room to their end, if the engines' steps take equally long. As they do
-not, an engine waits where its next step might leave too little for the others: blocks are lent by
-the banker's algorithm, the most that an engine will need being its claim. So nobody gives way.
+O2 also knows how long each answer will be. When a request ends, O2 admits requests from the head of
+the queue, as long as all requests would have room until their ends if the engines' steps took
+equally long. As they do not, an engine waits if its next step might leave too little for the
+others: blocks are lent by the banker's algorithm, where the claim of an engine is the most that it
+will need. So no request gives way.
 
-Both are for requests of one rank: ranks are ignored. Moves are not to be seen: they cost nothing.
+Both bounds are for requests of one rank: ranks are ignored. Moves do not appear, as they cost
+nothing.
 """
 
 import heapq
@@ -35,8 +37,8 @@ class Future:
     """How many blocks a batch will hold at most, if no request joins it and the lengths are known.
 
     Each request takes one token per step until its last step, and then gives everything back. So
-    the most is held just before one of these last steps. For each request what it has computed by
-    now, and how many steps from now its last one is."""
+    the most is held just before one of these last steps. For each request this stores how many
+    tokens it has computed by now, and how many steps from now its last step is."""
 
     num_computed: list[int] = field(default_factory=list)
     last_steps: list[int] = field(default_factory=list)
@@ -50,12 +52,12 @@ class Future:
         self.last_steps += other.last_steps
 
     def peak_blocks(self, block_size: int) -> int:
-        """n log n: of all requests that are there in step t, each holds ceil((c + t) / bs) blocks,
-        which is q + t // bs, and one more if the remainders of both make another block."""
+        """Takes n log n. In step t each request that is still there holds ceil((c + t) / bs)
+        blocks, which is q + t // bs, and one more if the remainders of both make another block."""
         if not self.num_computed:
             return 0
         lasts = np.array(self.last_steps)
-        order = np.argsort(-lasts)  # so that those who are there in a step stand before it
+        order = np.argsort(-lasts)  # so that the requests that are there in a step stand before it
         steps = lasts[order]
         quotients, rests = np.divmod(
             np.array(self.num_computed)[order] + block_size - 1, block_size
@@ -119,7 +121,7 @@ class PooledEngine:
         self._num_due = [0] * config.block_size
         """How many requests need another block for decode step d: by d modulo the block size."""
         self._ending: dict[int, list[PooledRequest]] = {}
-        """By the number of decode steps after which they end."""
+        """The decoding requests, by the number of decode steps after which they end."""
         self._chunks: dict[PooledRequest, int] = {}
         """How many prompt tokens the step under way computes."""
         self._decodes = False
@@ -183,8 +185,9 @@ class PooledEngine:
         return finished
 
     def _pick_chunks(self, num_decoding: int) -> None:
-        """In order of admission: what the step's tokens suffice for, in parts or, where prompts are
-        computed whole, at least the first one."""
+        """Picks the prompt tokens that the step computes, in order of admission, as far as the
+        step's tokens suffice. Prompts are computed in parts or, where they are computed whole, at
+        least the first one is."""
         budget = self._config.max_num_batched_tokens - num_decoding
         for request in self.prefilling:
             if budget <= 0:
@@ -248,14 +251,14 @@ class PooledEngine:
     # -- the future ------------------------------------------------------------------------
 
     def future(self, newcomer: PooledRequest | None = None) -> Future:
-        """Of the requests here, and of a newcomer.
+        """The future of the requests here, and of a newcomer.
 
-        Steps count from the one under way on, which is taken as over for all; where prompts are
-        computed whole those that do that do not count. Elsewhere a request in its prefill may
-        decode at once or only when all prompts before its own are computed: so it grows from now
-        on, and leaves as late as it may, except where it is alone: it may then need all blocks that
-        there are, and must not seem to need more. Without a newcomer no later future has a higher
-        peak.
+        Steps count from the one under way, which is taken as over for all requests. Where prompts
+        are computed whole, the steps that compute prompts do not count. Elsewhere a request in its
+        prefill may decode at once, or only when all prompts before its own are computed. So it is
+        taken to grow from now on, and to leave as late as it may. A request that is alone is an
+        exception: it may need all blocks that there are, and must not seem to need more. Without a
+        newcomer no later future has a higher peak.
         """
         config, future = self._config, Future()
         num_done = self._num_decodes + self._decodes
@@ -301,7 +304,7 @@ class PooledCluster:
         self._num_to_come = 0
 
     def run(self, trace: Trace) -> Outcome:
-        """Until all requests have ended.
+        """Runs until all requests have ended.
 
         Raises:
             ValueError: a request could never run on one instance; nothing has run then.
@@ -377,7 +380,8 @@ class PooledCluster:
     def _fits_to_the_end(
         self, request: PooledRequest, num_blocks: int, engine: PooledEngine
     ) -> bool:
-        """Takes note of the engine's higher claim if so."""
+        """Whether all requests have room until their ends if this one is admitted. If so, the
+        engine's claim is raised."""
         block_size = self._config.block_size
         future = engine.future(request)
         peak_blocks = future.peak_blocks(block_size)
@@ -420,7 +424,7 @@ class PooledCluster:
             self.events.after(duration_s, partial(self._end, engine))
 
     def _take(self, engine: PooledEngine, num_blocks: int) -> None:
-        """Gives back where the number is negative."""
+        """Takes blocks for the engine; gives blocks back if the number is negative."""
         engine.num_held_blocks += num_blocks
         self.num_free_blocks -= num_blocks
 

@@ -105,12 +105,12 @@ class SimEmptying:
         self.rules = relief_rules(policy.pairing, policy.victim)
         self.num_moved = 0
         self.num_failed: Counter[str] = Counter()
-        """By reason: how many moves failed."""
+        """How many moves failed, by reason."""
         self._instances = instances
         self._scheduler = scheduler
         self._balances = policy.pairing == BALANCED
         self._helps = False
-        cooling = Cooling()  # those that it is told of die, and never come back
+        cooling = Cooling()  # only dead destinations cool here, and they never come back
         self.closed_to_moves = Openness(scheduler, cooling).closed_to_moves
         self.rounds = ReliefRounds(
             self,
@@ -122,7 +122,7 @@ class SimEmptying:
         )
         self._loads = Loads(self.rounds.load_of, policy.rescheduling)
         self._sources: dict[str, SimSource] = {}
-        """By instance that was ever in a move or had an order: its source."""
+        """By instance id: the source of each instance that was ever in a move or had an order."""
 
     def source(self, instance_id: str) -> "SimSource":
         found = self._sources.get(instance_id)
@@ -227,9 +227,9 @@ class SimSource:
         self.block_bytes = emptying.block_bytes
         self.max_moves = emptying.max_moves
         self.num_moves = 0
-        """Under way, both directions together."""
+        """How many moves are under way, in both directions together."""
         self.moves: dict[str, SimMove] = {}
-        """From here, under way, by migration id."""
+        """The moves from here that are under way, by migration id."""
         self.machine = RelievingSource(self, "", emptying.rules)
         self._emptying = emptying
 
@@ -288,7 +288,8 @@ class SimSource:
     def _begin(self, begin: BeginMove) -> None:
         migration_id, candidate, emptying = begin.migration_id, begin.candidate, self._emptying
         there = emptying.source(begin.destination.instance_id)
-        # What the instances' tables of moves refuse. Live a full destination says so by a message.
+        # The instances' tables of moves refuse this. In a live cluster a full destination refuses
+        # by a message.
         for end in (self, there):
             if end.num_moves >= end.max_moves:
                 self.handle(MoveRefused(migration_id, MoveRefusal.TOO_MANY_MOVES))
@@ -458,7 +459,7 @@ class SimCluster:
         self._need_help = Moments(lambda s: holding is not None and needs_help(s, holding))
         self._are_below_half_free = Moments(below_half_free)
         self._last_seq: dict[str, int] = {}
-        """By instance: the last dispatch that its engine has."""
+        """For each instance, the number of the last dispatch that its engine has."""
         self.links = Links(self.events, profile.copy_bytes_per_s, setup.message_s, self._fail)
         self.emptying = SimEmptying(
             self.instances,
@@ -488,7 +489,7 @@ class SimCluster:
             self.events.at(fault.time_s, lambda fault=fault: self._suffer(fault))  # type: ignore[misc]
 
     def run(self, trace: Trace) -> Outcome:
-        """Until all requests have ended."""
+        """Runs until all requests have ended."""
         self._num_to_come = len(trace.requests)
         self._hash_tokens = trace.prefix_hash_tokens
         schedule_arrivals(self.events, trace, self._arrive)
@@ -521,7 +522,8 @@ class SimCluster:
             request.rank,
             request.arrival_time_s,
             traced.session,
-            # As live: where engines keep nothing, prompts that begin alike share nothing.
+            # As in a live cluster: where engines cache no prefixes, prompts that begin alike share
+            # nothing.
             traced.prefix_hashes if self._config.prefix_caching else (),
             self._hash_tokens,
         )
@@ -529,11 +531,11 @@ class SimCluster:
         self._follow(self._scheduler.handle(requested, self.events.now_s))
 
     def _report_for(self, requested: DispatchRequested) -> None:
-        """Tells the scheduler the statuses on which the dispatch of this request depends. To tell
-        it all of them took half of a run. An instance that only decodes gets worse for a newcomer,
-        so only the one that seems best has to report, until the best one has reported its present
-        state. But with late binding, memory that is short on one instance closes those where many
-        requests wait."""
+        """Tells the scheduler the statuses on which the dispatch of this request depends. Telling
+        it all statuses took half of a run. An instance that only decodes gets worse for a newcomer,
+        so only the instance that seems best has to report, until the best one has reported its
+        present state. With late binding there is an exception: once memory is short on one
+        instance, the instances where many requests wait take no more."""
         if self.setup.policy.status_age_s or self._scheduler.num_waiting:
             self._report_all()
             return
@@ -604,12 +606,12 @@ class SimCluster:
     # -- instances -------------------------------------------------------------------------
 
     def new_id(self) -> str:
-        """Of one more instance."""
+        """The id of one more instance."""
         self._num_launched += 1
         return f"i-{self._num_launched - 1}"
 
     def launch(self, instance_id: str) -> None:
-        """One more instance, which serves at once."""
+        """Adds an instance, which serves at once."""
         instance = self.instances[instance_id] = SimInstance(
             instance_id,
             self._config,
@@ -629,7 +631,7 @@ class SimCluster:
         instance.between_steps(lambda: setattr(instance, "draining", True))
 
     def keep(self, instance: SimInstance) -> None:
-        """The instance drains no more."""
+        """The instance does not drain any more."""
         self._scheduler.handle(ClosedBy(instance.instance_id), self.events.now_s)
 
         def keep() -> None:
@@ -662,15 +664,16 @@ class SimCluster:
         self._scheduler.handle(InstanceRemoved(instance_id), self.events.now_s)
 
     def waiting_demands(self) -> list[int]:
-        """Of the requests that wait at the controller, in blocks."""
+        """The demands, in blocks, of the requests that wait at the controller."""
         if not self._scheduler.num_waiting:
             return []
         entries = self._scheduler.waiting_view().entries
         return [waiting.demand_blocks for waiting in entries]
 
     def _on_changed(self, instance: SimInstance) -> None:
-        """Requests that are held go as soon as they fit. A status is a message: what follows from
-        it happens after the instance's next step has begun."""
+        """Notes that the instance has changed. While requests are held, it also reports, so that
+        they go as soon as they fit. A status is a message: what follows from it happens after the
+        instance's next step has begun."""
         self._changed[instance] = None
         self._need_help.changed(instance)
         self._are_below_half_free.changed(instance)
@@ -686,7 +689,8 @@ class SimCluster:
             self._report(instance)
 
     def _report(self, instance: SimInstance) -> bool:
-        """Whether there was anything to report."""
+        """Reports the instance's status to the scheduler. Returns whether there was anything to
+        report."""
         if not instance.alive:
             return False
         instance_id, now_s = instance.instance_id, self.events.now_s
@@ -744,8 +748,8 @@ class SimCluster:
         self.events.after(self.setup.policy.rescheduling.interval_s, self._round)
 
     def _may_help(self, holding: HoldingConfig) -> bool:
-        """Whether a round finds requests to help. If not, nobody has to report for it: that took a
-        third of a run."""
+        """Whether a round finds requests to help. If not, no instance has to report for it; the
+        reports took a third of a run."""
         if self._scheduler.num_waiting:
             return True
         maybe = self._need_help.come(self.events.now_s)

@@ -107,7 +107,8 @@ class SimFleet:
     # -- what it sees --------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Only when a check is due: how long starts take is known here, and none fails."""
+        """Ticks the machine only when a check is due, as all starts take a known time here and none
+        fails."""
         staying = self._staying()
         serving = {each.instance_id: 0.0 for each in staying}
         num_schedulable = sum(not each.draining for each in staying)

@@ -74,10 +74,10 @@ class SimInstance:
         """After how many steps the stretch ends."""
         self._between: deque[Action] = deque()
         self._status: InstanceSnapshot | None = None
-        """As of `_status_steps` steps of the stretch, or before the step under way."""
+        """The status after `_status_steps` steps of the stretch, or before the step under way."""
         self._status_steps = 0
         self._status_until_s = 0.0
-        """How long after the beginning of the stretch its next step is over."""
+        """When the next step of the stretch is over, as a time since the stretch began."""
         self._times = TokenTimes()
 
     # -- from outside ----------------------------------------------------------------------
@@ -97,7 +97,7 @@ class SimInstance:
         between = self._between
         between.append(action)
         if len(between) > 1:
-            return  # the one before has seen to it
+            return  # an earlier action has arranged that
         if self._stretch is not None:
             elapsed_s = (self._events.now_s - self._began_s) / self.slowdown
             num_done = self._stretch.num_steps_within(elapsed_s)

@@ -43,7 +43,7 @@ class Rows:
         return len(self.columns["arrival_s"])
 
     def add(self, run: RequestRun) -> None:
-        """A request that has finished."""
+        """Adds a request that has finished."""
         request = run.request
         assert run.first_token_s is not None
         assert run.finished_s is not None
@@ -148,8 +148,8 @@ class Figures:
     value, as `tpot_s` and `longest_pause_s` need two output tokens.
 
     `preemption_loss_s` is the mean over all of these requests, most of which lose nothing.
-    `longest_overtaken_s`: how long later requests of at most its rank were dispatched before one
-    that was held. `most_overtaking`: how many they were at most.
+    `longest_overtaken_s`: the longest time for which later requests of at most its rank were
+    dispatched before a held request. `most_overtaking`: the largest number of such later requests.
     """
 
     num_requests: int
@@ -308,19 +308,19 @@ def _quantiles(values: Values) -> tuple[float, ...]:
 # go. The same holds for the memory in use while a cluster still fills, as it does for minutes where
 # outputs are long. Half of those two thirds counts as growing.
 #
-# A long queue is none of a steady state either, whether it grows or not, if a request in it waits
-# for a good part of the run: it stands there because of what came before, and the run ends before
-# another one would have formed.
+# A long queue is no steady state either, even if it does not grow, when a request in it waits for a
+# good part of the run: the queue is left from what came before, and the run ends before another
+# queue would have formed.
 
 MAX_GROWTH = 1 / 3
-"""Of the mean."""
+"""A growth by more than this share of the mean counts as growing."""
 FEW_WAITING = 1.0
-"""A growth of so many waiting requests per instance does not count."""
+"""A growth by less than this many waiting requests per instance does not count."""
 FILLS = 0.02
 """A growth of the memory in use by less than this share of all blocks does not count."""
 MAX_STANDING = 0.1
-"""Of the requests that arrive in the second half: so many may wait in the mean, that is, a request
-may wait a tenth of that time."""
+"""In the mean, at most this share of the requests that arrive in the second half may wait. That is,
+a request may wait a tenth of that time."""
 MIN_SAMPLES = 16
 
 
@@ -363,15 +363,15 @@ _T = (
 )
 """97.5 % quantiles of Student's t for 1 to 20 degrees of freedom."""
 _Z = 1.959964
-"""The same of the normal distribution."""
+"""The 97.5 % quantile of the normal distribution."""
 
 Pair = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and where the true one is with 95 % confidence; `low` and `high` are None where there
-    is only one value."""
+    """A mean, and the interval in which the true mean lies with 95 % confidence; `low` and `high`
+    are None if there is only one value."""
 
     mean: float
     low: float | None
@@ -380,7 +380,7 @@ class Interval:
 
 
 def t_quantile(num_degrees: int) -> float:
-    """97.5 % of Student's t distribution lies below it.
+    """The value below which 97.5 % of Student's t distribution lies.
 
     Raises:
         ValueError: there is no degree of freedom.
@@ -405,14 +405,16 @@ def mean_of(values: Sequence[float]) -> Interval:
 
 
 def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval | None:
-    """How many times as large the mean of `above` is as that of `below`; both by seed, in the same
-    order. None if one of the means is not positive, also without one of the seeds."""
+    """How many times as large the mean of `above` is as that of `below`; both have one value for
+    each seed, in the same order. None if one of the means is not positive, or would not be without
+    one of the seeds."""
     return geometric_mean_ratio([(above, below)])
 
 
 def geometric_mean_ratio(pairs: Sequence[Pair]) -> Interval | None:
-    """The geometric mean of the ratios of means, as of several workloads; all by the same seeds.
-    None if one of the means is not positive, also without one of the seeds.
+    """The geometric mean of the ratios of means, for example of several workloads, which all have
+    the same seeds. None if one of the means is not positive, or would not be without one of the
+    seeds.
 
     Raises:
         ValueError: no pair, or they are not all of the same number of seeds.

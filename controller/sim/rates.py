@@ -1,5 +1,5 @@
-"""Two rates of a cluster: at which it saturates, by arithmetic alone, and at which it has its knee,
-by a search over runs."""
+"""Two rates of a cluster: the rate at which it saturates, by arithmetic alone, and the rate of its
+knee, by a search over runs."""
 
 import math
 from collections import OrderedDict
@@ -14,15 +14,15 @@ from controller.sim.workload.trace import Trace
 
 # -- saturation ------------------------------------------------------------------------------------
 #
-# An instance that is saturated has its memory full of running requests. How many those are follows
-# from the tokens that a request holds while it decodes, and how long a step of them takes from the
-# profile. So a request costs its share of each of its decode steps, and what its prefill adds. What
-# evictions cost and what fragmentation wastes is left out.
+# An instance that is saturated has its memory full of running requests. How many requests these are
+# follows from the tokens that a request holds while it decodes; how long a step with them takes
+# follows from the profile. So a request costs its share of each of its decode steps, and the time
+# that its prefill adds. The cost of evictions and the waste by fragmentation are left out.
 #
-# With prefix caches a prompt's beginning that came before costs neither its prefill nor memory, as
-# if all instances had one cache of all their memory, in which what was used last stays. So the
-# estimate is an upper bound there: real caches lose blocks to running requests, and each has its
-# own.
+# With prefix caches, the beginning of a prompt that came before costs neither prefill nor memory.
+# The estimate assumes one cache for all instances, as large as all their memory, that keeps what
+# was used last. So it is an upper bound: real caches lose blocks to running requests, and each
+# instance has its own.
 
 Values = NDArray[np.float64]
 
@@ -35,7 +35,8 @@ def saturation_rate(
     *,
     prefix_caching: bool = False,
 ) -> float:
-    """Requests per second that `num_instances` can serve at most, of lengths as in the trace."""
+    """The most requests per second that `num_instances` can serve, if their lengths are as in the
+    trace."""
     prompts = np.array([request.num_prompt_tokens for request in trace.requests], float)
     steps = np.array([request.num_output_tokens for request in trace.requests], float) - 1
     cached = np.zeros_like(prompts)
@@ -83,8 +84,8 @@ def _prefill_s(prompts: Values, cached: Values, profile: LatencyProfile, mode: M
 
 
 def _cached_tokens(trace: Trace, num_tokens: int, block_size: int) -> Iterator[int]:
-    """How many tokens of each prompt are in a cache of so many tokens; the last one of a prompt is
-    always computed."""
+    """How many tokens of each prompt are in a cache of `num_tokens` tokens. The last token of a
+    prompt is always computed."""
     size = trace.prefix_hash_tokens
     seen: OrderedDict[int, None] = OrderedDict()
     for request in trace.requests:
@@ -104,14 +105,14 @@ def _cached_tokens(trace: Trace, num_tokens: int, block_size: int) -> Iterator[i
 
 # -- the knee --------------------------------------------------------------------------------------
 #
-# The highest rate that a cluster serves with a given P99 TTFT. Below it P99 TTFT is the prefill of
-# a long prompt, above it the queues grow, and within a few percent of the rate it goes from the one
-# to the other. Loads are compared at matched distance from it.
+# The highest rate that a cluster serves with a given P99 TTFT. Below the knee the P99 TTFT is the
+# prefill of a long prompt; above it the queues grow. The change happens within a few percent of the
+# rate. So loads are compared at the same distance from the knee.
 
 TARGET_S = 30.0
-"""P99 TTFT of INFaaS++ at its knee."""
+"""The P99 TTFT at which INFaaS++ has its knee."""
 TOLERANCE = 0.005
-"""Of the rate: the search ends at brackets so narrow."""
+"""The search ends when its bracket is as narrow as this share of the rate."""
 STEP = 1.1
 MAX_POINTS = 24
 
@@ -125,8 +126,9 @@ class Knee:
 
 
 def knee(p99_at: Callable[[float], float], begin_rate: float, target_s: float = TARGET_S) -> Knee:
-    """Bisects the rate, in the logarithm, for the last one at which `p99_at` is at most `target_s`,
-    beginning around `begin_rate`, with steps of a tenth until the target is between two of them.
+    """Finds the highest rate at which `p99_at` is at most `target_s`. From `begin_rate` the search
+    goes in steps of a tenth until the target is between two rates; then it bisects, in the
+    logarithm of the rate.
 
     The rate found is interpolated between the last two, as the logarithm of P99 grows between them.
 

@@ -43,7 +43,7 @@ class RequestRun:
         self.traced = traced
         self.instance_id = ""
         self.hop = 0
-        """In which it runs, by the count of its moves' machines."""
+        """The hop in which the request runs, as the machines of its moves count."""
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.finished_s: float | None = None
@@ -57,7 +57,7 @@ class RequestRun:
         controller."""
         self.overtaken_since_s: float | None = None
         self.overtaken_s = 0.0
-        """From the first of these until its own dispatch."""
+        """The time from the first of these dispatches until its own."""
         self.moves: list[tuple[str, float]] = []
         """The instances that the request left, and when."""
         self.changed_over = False
@@ -90,7 +90,7 @@ class RequestRun:
         self.last_token_s = time_s
 
     def evict(self, time_s: float) -> None:
-        self.changed_over = False  # from here on the eviction is what it waits for
+        self.changed_over = False  # from here on the request waits because of the eviction
         self.num_evictions += 1
         if self.evicted_s is None:
             self.evicted_s = time_s
@@ -155,8 +155,8 @@ class TokenTimes:
             self._joined.clear()
 
     def decoded_on(self, end_s: float, longest_s: float) -> None:
-        """After one such step there were others, the longest of which took so long; the last one
-        ended then."""
+        """After such a step others followed. The longest of them took `longest_s`, and the last one
+        ended at `end_s`."""
         self._gaps.add(end_s, longest_s)
         self._last_s = end_s
 

@@ -131,7 +131,7 @@ def policy_named(name: str) -> SimPolicy:
 
 
 def cluster_of(setup: ClusterSetup) -> SimCluster | PooledCluster:
-    """Raises ValueError: the setup has what a bound cannot have."""
+    """Raises ValueError if the setup has something that a bound cannot have."""
     bound = ORACLES.get(setup.policy.name)
     return SimCluster(setup) if bound is None else bound(setup)
 

@@ -1,11 +1,11 @@
 """What is simulated: the cluster with its faults, its policy by name, and the settings of a live
 cluster that the policy takes.
 
-`llumnix` is the paper's, `llumnix-base` its version without priorities, `infaas++` what it compares
-with: that dispatches as `llumnix-base` does and moves nothing. `llumnix+` is ours: late binding on
-top of `llumnix`. `dispatch-only` is `llumnix` without moves. The others are baselines beyond the
-paper; the dispatch policy of the same name says what each does. But for `llumnix`, `llumnix+` and
-`dispatch-only` all treat each request as a normal one.
+`llumnix` is the paper's policy, and `llumnix-base` is its version without priorities. `infaas++` is
+the policy with which the paper compares: it dispatches as `llumnix-base` does and moves nothing.
+`llumnix+` is ours: late binding on top of `llumnix`. `dispatch-only` is `llumnix` without moves.
+The others are baselines beyond the paper; the dispatch policy of the same name says what each does.
+All policies but `llumnix`, `llumnix+` and `dispatch-only` treat each request as a normal one.
 """
 
 import difflib
@@ -45,7 +45,7 @@ class SimPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSetup:
-    """`num_instances`: at the beginning, where the policy has auto-scaling."""
+    """`num_instances`: with auto-scaling, the number at the beginning."""
 
     profile: LatencyProfile
     policy: SimPolicy
@@ -131,8 +131,8 @@ def sim_policy(name: str) -> SimPolicy:
 
 # -- settings --------------------------------------------------------------------------------------
 #
-# By their names in a live cluster; and what a live cluster has no setting for, as comparisons need
-# it. A value is one of its setting's type, or its text as on a command line.
+# Settings have the names that they have in a live cluster. Comparisons also need some that a live
+# cluster does not have. A value is of its setting's type, or is text as on a command line.
 
 Value = bool | int | float | str | None
 T = TypeVar("T", ReschedulingConfig, AutoscaleConfig)
@@ -163,7 +163,7 @@ _LEAST: Mapping[str, float] = {
     "autoscale.up_below_steps": -math.inf,
     "autoscale.down_above_steps": -math.inf,
 }
-"""Others are not negative."""
+"""The least value of each of these settings. Other settings must not be negative."""
 _SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
 

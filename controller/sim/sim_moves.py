@@ -59,7 +59,7 @@ class Links:
         """How long a message takes."""
         self.bytes_per_s = bytes_per_s
         self.slowdown: dict[str, float] = {}
-        """By source: the factor by which its copies take longer."""
+        """For each source, the factor by which its copies take longer."""
         self.owners = Owners(events, message_s, on_lost)
         self.numbers = count()
         self.under_way: dict[SimMove, None] = {}
@@ -69,7 +69,7 @@ class Links:
         self._beats = False
 
     def bandwidth(self, source_id: str) -> float:
-        """In bytes per second."""
+        """The bandwidth of the source's link, in bytes per second."""
         return self.bytes_per_s / self.slowdown.get(source_id, 1.0)
 
     def copy(self, source_id: str, num_bytes: int, sent: Action, arrived: Action) -> None:
@@ -83,7 +83,7 @@ class Links:
         events.at(ends_s + self.message_s, arrived)
 
     def send(self, reach: Action) -> None:
-        """A message, which is never lost."""
+        """Sends a message, which is never lost."""
         self._events.at(self._events.now_s + self.message_s, reach)
 
     def watch(self, move: "SimMove") -> None:
@@ -168,19 +168,19 @@ class SimMove:
         self.reserved_s: float | None = None
         """When the source heard that the destination has reserved blocks for the request."""
         self.num_copied = 0
-        """Blocks that the destination has, cached or copied."""
+        """How many blocks the destination has, cached or copied."""
         self.is_over = False
         self.failure = ""
         self.forgotten = False
-        """By the source."""
+        """Whether the source has forgotten the move."""
         self.queued = False
         """Whether the request was queued at the first look; then nothing is copied."""
         self.num_outputs = 0
-        """At the first look."""
+        """How many outputs the request had at the first look."""
         self.suspended: MovingState | None = None
         """Set while the request is out of the batch or the queue."""
         self._num_pinned = 0
-        """Full blocks, from the request's first on."""
+        """How many full blocks are pinned, from the request's first block on."""
         self._num_reserved = 0
 
     @property
@@ -198,8 +198,8 @@ class SimMove:
         self._carry_out(self.machine.start())
 
     def cut(self, failure: str = "source_died") -> None:
-        """One end has died, or both. `failure` is why nothing comes of it, unless one of both ends
-        lives and says more."""
+        """One end of the move has died, or both. `failure`: why the move failed, unless an end that
+        is alive decides how it ends."""
         arrival = self.arrival
         if arrival is not None and not self.destination.alive:
             arrival.settle()
@@ -252,7 +252,7 @@ class SimMove:
             self.links.unwatch(self)
 
     def end(self, moved: bool, failure: str) -> None:
-        """The source has closed the move, or the destination if the source is dead."""
+        """The move is closed: by its source, or by its destination if the source is dead."""
         if not self.is_over:
             self.is_over, self.failure = True, failure
             self.on_over(self, moved)
@@ -328,7 +328,7 @@ class SimMove:
         self.handle(src.StagePlanned(self._num_reserved, last))
 
     def _pin(self) -> bool:
-        """False while the request does not decode."""
+        """Pins the request's full blocks. False while the request does not decode."""
         num_full = self.source.engine.moves.pin(self.request_id, self._num_pinned)
         if num_full is None:
             return False
@@ -589,12 +589,13 @@ class Owners:
         self._message_s = message_s
         self._on_lost = on_lost
         self._known: dict[str, _Known] = {}
-        """Those that moved or may have moved, by request id, until they end."""
+        """The requests that moved or may have moved, by request id, until they end."""
 
     # -- what instances tell ---------------------------------------------------------------
 
     def announce(self, run: RequestRun, source: InstanceRef, to: InstanceRef, hop: int) -> None:
-        """`to` may own the request soon, in `hop`."""
+        """Notes that a move has begun: `to` may soon own the request, under hop number `hop`. The
+        frontend hears of it one message delay later."""
         known = self._known.get(run.request.request_id)
         if known is None:
             known = self._known[run.request.request_id] = _Known(run, source, [])
@@ -637,8 +638,8 @@ class Owners:
     def died(
         self, dead: SimInstance, had: Iterable[RequestRun], instances: Iterable[SimInstance]
     ) -> list[RequestRun]:
-        """Which requests are lost with it, of those that it had and of those that may have been
-        there. `instances`: those that live."""
+        """The requests that are lost with the dead instance, of those that it had and of those that
+        may have been there. `instances`: those that live."""
         lost = [run for run in had if run.request.request_id not in self._known]
         living = {each.ref: each for each in instances}
         for request_id in list(self._known):

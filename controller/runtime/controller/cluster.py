@@ -417,7 +417,7 @@ class ControllerProcess:
         self.roster = Roster(before=incarnations.load() if incarnations is not None else {})
         self.mail = MemberMail(mailbox, self.roster)
         self.statuses: dict[str, StatusPushed] = {}
-        """By instance: its last status, perhaps of a dead incarnation."""
+        """The last status of each instance, perhaps of a dead incarnation."""
         epoch = secrets.token_hex(4)
         self.journal = Journal(epoch, config.max_events, store=events)
         self.queries = MemberQueries(self.mail.send_to, epoch)
@@ -708,8 +708,8 @@ class ControllerProcess:
 
 
 CUT_BEFORE_S = 8.0
-"""Live requests are ended so long before all processes end. An error takes milliseconds; the moment
-at which each process ends is known to within a few seconds."""
+"""Live requests are ended this long before all processes end. An error takes milliseconds; the
+moment at which each process ends is known to within a few seconds."""
 
 
 class LauncherWatch:

@@ -37,9 +37,9 @@ class Journal:
         self.log = EventLog(epoch, max_events, store.load(max_events) if store else ())
         self._store = store
         self.counts: Counter[EventKind] = Counter()
-        """By kind: how many events there were since this controller started."""
+        """How many events of each kind there were since this controller started."""
         self._num_told: dict[str, tuple[int, int]] = {}
-        """By member: its incarnation, and how many events it has reported so far."""
+        """For each member, its incarnation and how many events that has reported so far."""
         self.on_event: Callable[[LoggedEvent], None] = lambda event: None
         """Called with each event as it is logged."""
         self._wall_clock = wall_clock

@@ -115,7 +115,8 @@ class MemberQueries:
     async def refusals(
         self, request_ids: Mapping[str, Sequence[str]]
     ) -> dict[str, Mapping[str, str]]:
-        """By instance that answered: the codes of the requests that cannot move now."""
+        """For each instance that answered, the codes of the requests that cannot move now, by
+        request id."""
         asked = {
             instance_id: partial(MoveRefusalAsked, request_ids=tuple(ids))
             for instance_id, ids in request_ids.items()
@@ -126,7 +127,8 @@ class MemberQueries:
     async def _ask_each(
         self, asked: Mapping[str, Callable[[str], Message]], patience_s: float | None = None
     ) -> dict[str, Any]:
-        """By member: its answer. Members that did not answer in time, or died, are missing."""
+        """The answer of each member, by member id. Members that did not answer in time, or died,
+        are missing."""
 
         async def answer_of(member_id: str) -> Any:
             try:

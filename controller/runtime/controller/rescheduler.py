@@ -104,7 +104,7 @@ class Rescheduler:
             self._changed.clear()
             try:
                 self.round()
-            except Exception:  # the next one may do better, and dispatch must not end with it
+            except Exception:  # the next round may succeed, and dispatch must go on
                 log.exception("a round of rescheduling failed")
             # A timer costs a third of `asyncio.wait_for`, ten times a second.
             timer = asyncio.get_running_loop().call_later(self.config.interval_s, self._changed.set)

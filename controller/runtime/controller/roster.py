@@ -1,6 +1,6 @@
-"""The cluster's members: the controller's table of them, by what their Hellos say, and what they
-are told: messages, the configuration that may change while the cluster runs, and, of frontends,
-which instances serve.
+"""The cluster's members: the controller's table of them, which is made from their Hellos, and what
+the controller tells them: messages, the configuration that may change while the cluster runs, and,
+for frontends, which instances serve.
 
 `core/fleet/incarnations.py` decides which process of a member is which incarnation, and which are
 dead.

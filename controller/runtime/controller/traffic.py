@@ -41,8 +41,8 @@ class _Frontend:
 
 
 class TrafficRecording:
-    """What waits for the reader of one stream. `replaced`: the same recording has another reader
-    now."""
+    """The recorded requests that one stream's reader has not taken yet. `replaced`: True once
+    another reader has taken over this recording."""
 
     def __init__(self, asked: TrafficAsked) -> None:
         self.asked = asked
@@ -75,7 +75,7 @@ class TrafficRecording:
             self.news.set()
 
     def frontend_died(self, frontend_id: str) -> None:
-        """Its requests died with it."""
+        """The frontend's live requests died with it, and count as lost."""
         if known := self._frontends.pop(frontend_id, None):
             self._num_lost += known.num_live
 
@@ -99,7 +99,7 @@ class TrafficRecording:
 
 
 class Traffic:
-    """`ask` sends to all frontends."""
+    """The recording that is on, if there is one. `ask` sends a message to all frontends."""
 
     def __init__(self, ask: Callable[[TrafficAsked], None]) -> None:
         self._ask = ask

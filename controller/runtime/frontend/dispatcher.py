@@ -65,7 +65,8 @@ class KnownInstances:
         return None if entry is None else entry.incarnation
 
     def find(self, instance_id: str, incarnation: int) -> InstanceEntry | None:
-        """None if the instance is not listed, or another incarnation of it is."""
+        """The instance's entry; None if the instance is not listed, or another incarnation of it
+        is."""
         entry = self._entries.get(instance_id)
         return entry if entry is not None and entry.incarnation == incarnation else None
 
@@ -129,7 +130,8 @@ class FrontendKeys:
 
 
 class NotDispatchedError(Exception):
-    """The cluster does not take this request. `retry_after_s`: when it may be tried again."""
+    """The cluster does not take this request. `retry_after_s`: in how many seconds the client may
+    try again."""
 
     def __init__(self, code: RejectCode, retry_after_s: int = 1) -> None:
         super().__init__(code)

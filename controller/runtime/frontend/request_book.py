@@ -106,7 +106,8 @@ ALONE = "by the frontend alone: the controller is silent"
 NO_LABELS: Mapping[str, str] = {}
 FINISHED = RequestState.FINISHED
 _OUTCOMES = {"error": RequestState.FAILED, "abort": RequestState.ABORTED}
-"""By vLLM's finish reason. With any other reason the request finished as its client wanted."""
+"""How a request ended, by vLLM's finish reason. With any other reason the request finished as its
+client wanted."""
 _ENDS = {
     RequestState.FINISHED: EventKind.FINISHED,
     RequestState.ABORTED: EventKind.ABORTED,
@@ -115,7 +116,7 @@ _ENDS = {
 
 
 class RequestObserver(Protocol):
-    """Latencies count from the request's arrival."""
+    """Is told of every request. Latencies count from the request's arrival."""
 
     def dispatched(self, level: str, queue_time_s: float) -> None: ...
 
@@ -320,7 +321,7 @@ class RequestBook:
         self._on_event(event)
 
     def not_replayed(self, request_id: str, refusal: ReplayRefusal) -> None:
-        """The request was lost and ends."""
+        """The request was lost, cannot be replayed, and so ends."""
         if entry := self._live.get(request_id):
             entry.not_replayable = refusal
             if self._observer:

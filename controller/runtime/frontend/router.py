@@ -232,7 +232,7 @@ class RouteRunner:
                 tell(request_id, message)
 
     def send(self, address: str, message: Message) -> None:
-        if address:  # none is known of an instance that is in no list and was not announced
+        if address:  # unknown if the instance is in no list and was not announced
             self._mailbox.send(address, encode(message))
 
     async def _ask(self, request: DispatchRequested) -> None:
@@ -254,7 +254,7 @@ class RouteRunner:
         self.take(event)
 
     def _rank(self, request: DispatchRequested) -> int:
-        """The request with its present rank, which an operator may have changed."""
+        """The request's present rank, which an operator may have changed."""
         record = self._book.find(request.request_id)
         return request.rank if record is None else record.rank
 
@@ -413,8 +413,8 @@ class Router:
             self.ranks.sent,
         )
         self._emitted = machine.emitted
-        """Called for each item of each step; it is looked up once, as that takes a part of its
-        time."""
+        """Called for each item of each step. The method is looked up only once, because the lookup
+        is a part of the cost of each call."""
         self.traffic = TrafficRecorder(
             self.frontend_id,
             lambda: member.incarnation,

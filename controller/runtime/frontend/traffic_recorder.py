@@ -5,8 +5,8 @@ The hashes tell which prompts begin alike and nothing else, for a recording and 
 for the controller.
 
 For a recording, a request costs a note when it comes and when it ends. Prompts are hashed
-afterwards, a few blocks in each turn of the event loop. The requests that wait for that are
-bounded; beyond the bound they are missing in the recording, and their number is told.
+afterwards, a few blocks in each turn of the event loop. The number of requests that wait for that
+is bounded. Requests beyond the bound are missing in the recording, and their number is reported.
 """
 
 import asyncio
@@ -49,9 +49,11 @@ def session_hash(key: bytes, session: str) -> str:
 
 
 HASH_TOKENS = 256
-"""Coarser than an engine's blocks: a cached beginning that is shorter saves less than a step."""
+"""How many tokens a hash covers. This is coarser than an engine's blocks: a shorter cached
+beginning saves less than a step."""
 MAX_HASHES = 64
-"""16,384 tokens, which take 0.4 ms of the event loop and 0.6 KB of the message."""
+"""The most hashes of one prompt. They cover 16,384 tokens, and take 0.4 ms of the event loop and
+0.6 KB of the message."""
 
 
 class PromptPrefixes:
@@ -70,8 +72,8 @@ class PromptPrefixes:
         self._on = on
 
     def of(self, token_ids: Sequence[int], *apart: str | None) -> tuple[int, ...]:
-        """Prompts with different values in `apart` (a cache salt, an adapter) share no cached
-        blocks, and so no hashes. Empty while hashing is switched off."""
+        """The hashes of a prompt; empty while hashing is switched off. Prompts with different
+        values in `apart` (a cache salt, an adapter) share no cached blocks, and so no hashes."""
         if not self._on:
             return ()
         key = b"" if not any(apart) else blake2b(repr(apart).encode(), digest_size=64).digest()
@@ -85,10 +87,10 @@ TELL_EVERY_S = 0.2
 # The controller asks anew every second. A recording for which nobody asks any more is over, so that
 # no frontend goes on recording for a dead controller.
 ASKED_FOR_S = 5.0
-# About 0.3 ms of the event loop.
+# These take about 0.3 ms of the event loop.
 HASHES_PER_TURN = 256
-# Bounds of the requests that have ended and are not told yet. Their prompts take some 40 bytes per
-# token.
+# Bounds of the requests that have ended and were not reported yet. Their prompts take some 40 bytes
+# per token.
 MAX_WAITING = 2_000
 MAX_WAITING_TOKENS = 2_000_000
 MAX_HASH_BYTES_TOLD = 256 << 10
@@ -108,7 +110,8 @@ class _Ended:
 
 
 class TrafficRecorder:
-    """`tell` sends to the controller, which may drop it; `incarnation` is this frontend's."""
+    """`tell` sends a message to the controller, which may drop it. `incarnation` returns the
+    incarnation of this frontend."""
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class TrafficRecorder:
         self._ended: deque[_Ended] = deque()
         self._num_waiting_tokens = 0
         self._num_before = 0
-        """How many requests have ended and do not wait any more: they were told, or lost."""
+        """How many requests have ended and do not wait any more: they were reported, or lost."""
 
     def asked(self, asked: TrafficAsked) -> None:
         if asked.key != self._key:
@@ -204,7 +207,7 @@ class TrafficRecorder:
         request, record = ended.noted.request, ended.record
         try:
             hashes = await _joined(prefix_hashes(key, ended.noted.token_ids, self._num_hash_tokens))
-        except Exception:  # the others are told all the same
+        except Exception:  # the others are reported all the same
             log.exception("a request cannot be recorded")
             return None
         return RequestTraffic(

@@ -28,10 +28,10 @@ HEARTBEAT_S = 1.0
 # After a turn of this length, because the process was stopped or a step hung, the instance may have
 # been fenced (core/fleet/liveness).
 LONG_TURN_S = 2.0
-# After a step that admits or ends a request the engine pauses for so long, and the event loop gets
-# the interpreter. Otherwise the first or last token waits for the next step's scheduling (1.5 ms in
-# the median at 8 streams, 0.4 ms with the pause). The first token of a prompt that takes several
-# steps still waits, because the engine reports admissions and not first tokens.
+# After a step that admits or ends a request the engine pauses for this long, so that the event loop
+# gets the interpreter. Otherwise the first or last token waits for the next step's scheduling (1.5
+# ms in the median at 8 streams, 0.4 ms with the pause). The first token of a prompt that takes
+# several steps still waits, because the engine reports admissions and not first tokens.
 YIELD_S = 50e-6
 # If the controller does not answer within this time, because it is away, the engine goes on.
 ANSWER_S = 1.0
@@ -48,7 +48,7 @@ class StepTimes:
     def __init__(self) -> None:
         self.num_steps = 0
         self.step_time_s = 0.0
-        """Of the last step."""
+        """How long the last step took."""
         self.busy_s = 0.0
         """The time of all steps, with the time between steps that followed each other."""
         self._ended_s: float | None = None
@@ -138,9 +138,9 @@ class EngineThread:
         """Lets a command run between two steps; may be called from any thread."""
         self._last_dispatch_seq = 0
         self._status_wanted = False
-        """There is more room than in the last status, for which requests may wait at the
-        controller; or somebody asked. Such a status is sent before it is due, but at most one for
-        each request that ends or leaves. Used on the engine's thread."""
+        """A status is wanted before it is due: there is more room than in the last status, and
+        requests may wait for that room at the controller; or somebody asked. At most one such
+        status is sent for each request that ends or leaves. Used on the engine's thread."""
         self._pushed_s = 0.0
         self._cpu = ProcessCpu()
         self._is_clear = threading.Event()

@@ -280,8 +280,8 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
             self._answer_for_forgotten(envelope)
 
     def _answer_for_forgotten(self, envelope: MoveEnvelope) -> None:
-        """Answers as a move would that did not bring a request; the source knows if another one
-        did."""
+        """Answers for a move that is forgotten here as a move that did not bring its request would.
+        If another move brought the request, the source knows that."""
         answers = {
             Verb.PRE_ALLOC: MoveMessage(Verb.REFUSED, envelope.message.stage, code="forgotten"),
             Verb.COMMIT: MoveMessage(Verb.REFUSED, envelope.message.stage, code="forgotten"),
@@ -378,9 +378,9 @@ class OrderedMoves:
         self._moves.answer(MoveAnswered(asked.query_id, "", plan))
 
 
-# A destination's snapshot is so much older than the controller's note of its arrival: one way on
-# the network and a turn of both loops. Without this, requests that were just sent there would be
-# taken for counted in it.
+# A destination's snapshot is taken this long before the controller notes its arrival: the message
+# takes one way on the network and a turn of both loops. Without this allowance, the snapshot would
+# seem to count requests that were only just sent there.
 STATUS_LAG_S = 0.02
 NUM_STEPS_MEASURED = 15
 

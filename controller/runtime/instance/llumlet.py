@@ -121,7 +121,7 @@ class _Entering:
     prepared: Any = None
     generator: Any = None
     compiling: Future[Any] | None = None
-    """Of its grammar."""
+    """The compile of the request's grammar, if there is one."""
 
 
 class Reentries:
@@ -134,7 +134,7 @@ class Reentries:
         self.machine = ReentryMachine()
         self._num_entries = 0
         self._entering: dict[int, _Entering] = {}
-        """By the number of the machine's entry."""
+        """The entries under way, by the numbers under which the machine knows them."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
@@ -276,7 +276,8 @@ log = logging.getLogger(__name__)
 # How long other threads, which work for moves, wait at most while the engine's thread holds the
 # GIL. The default of 5 ms is a whole step of a small model.
 SWITCH_INTERVAL_S = 0.0005
-# A process that must go waits for so long beyond its time for the controller to end it.
+# If the controller does not end a process that must go, the process ends itself this long after its
+# time.
 END_MARGIN_S = 2.0
 
 
@@ -435,7 +436,7 @@ class Serving:
         self.blocks, self.fingerprint = engine.moves.blocks, engine.moves.fingerprint
         self.transfer = transfer
         transfer.start(self.blocks, self._tell_transfer)
-        # These methods of MoveHost are those of others.
+        # These two methods of MoveHost are methods of other objects.
         self.between_steps, self.compiling = thread.between_steps, engine.moves.compiling
         self.push_status = thread.push_status
         controller = member.controller_address

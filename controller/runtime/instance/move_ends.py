@@ -98,7 +98,7 @@ class OutgoingMove:
         self._queued = False
         self._outputs: Sequence[int] = ()
         self._pinned: list[int] = []
-        """Full blocks in order, from the request's first on."""
+        """The full blocks that are pinned, in order, from the request's first block on."""
         self._num_reserved = 0
         self._copies = StageCopies(host, order, self.handle, lambda: self.machine.over)
         self._suspended: SuspendedRequest | None = None
@@ -421,11 +421,11 @@ class StageCopies:
         self._stage_id = ""
 
     def cached(self, num_blocks: int) -> None:
-        """The destination has so many of the first blocks in its prefix cache."""
+        """The destination has `num_blocks` of the first blocks in its prefix cache."""
         self.num_cached = self.num_copied = num_blocks
 
     def least_time_s(self, num_blocks: int) -> float:
-        """The least time that the copy of so many blocks takes under the bandwidth limit."""
+        """The least time that the copy of `num_blocks` takes under the bandwidth limit."""
         limit = self._host.transfer.max_bytes_per_s
         return num_blocks * self._host.blocks.block_bytes / limit if limit else 0.0
 
@@ -749,7 +749,7 @@ class IncomingMove:
 # -- a digest of the copied blocks -----------------------------------------------------------------
 
 SLICE_BYTES = 4 << 20
-"""So much is read at once for a digest."""
+"""How many bytes are read at a time for a digest."""
 
 
 class KvDigest:

@@ -56,21 +56,22 @@ class Hello(Message, frozen=True):
     num_live_reqs: int = 0
     up_s: float = 0.0
     ttft_p99_s: float | None = None
-    """A frontend's, over the last minute."""
+    """Only from a frontend: the P99 TTFT of the last minute. None from other members, or without
+    samples."""
     ttft_p99_by_level_s: Mapping[str, float] = {}
     asks: bool = False
     """Whether the member asks for a Welcome, even if the controller knows it."""
     tpot_p99_s: float | None = None
-    """Of the requests that ended in the last minute."""
+    """Only from a frontend: the P99 TPOT of the requests that ended in the last minute."""
     num_first_tokens: int = 0
-    """In the last minute."""
+    """Only from a frontend: how many first tokens its clients got in the last minute."""
     leaves_in_s: float | None = None
     """How long until this process is ended, whatever requests it has then; None: that is not
     planned."""
     generation: int | None = None
     """The generation of its engine's arguments; None: it has not been told them yet."""
     fingerprint: str = ""
-    """Equal for all engines between which requests can move."""
+    """The engine's fingerprint. It is the same for all engines between which requests can move."""
 
 
 class Welcome(Message, frozen=True):

@@ -248,8 +248,8 @@ class RequestTraffic(msgspec.Struct, frozen=True, array_like=True):
 
 class TrafficTold(Message, frozen=True):
     """Frontend to controller, several times a second while `key`'s recording is on. `num_before`:
-    how many requests of the recording have ended here before these, told or lost. `num_live`:
-    how many have not ended."""
+    how many requests of the recording ended here before these, whether they were reported or lost.
+    `num_live`: how many have not ended."""
 
     key: bytes
     frontend_id: str

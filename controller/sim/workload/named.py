@@ -48,7 +48,8 @@ class Shape:
         return math.fsum(duration_s * rate for duration_s, rate in self.steps)
 
     def times_s(self, even_times_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Times at an even rate, turned into those at which this shape has let as much arrive.
+        """Turns times at an even rate into the times at which this shape has let as many requests
+        arrive.
 
         They ascend as before, and after each whole period they agree.
         """
@@ -100,7 +101,7 @@ def arrivals_s(
     """Ascending times, with `rate` requests per second in the mean.
 
     `cv` is the coefficient of variation of the gaps: 1 for Poisson arrivals, above it they come in
-    bursts (Gamma gaps), 0 for equal gaps. Of the same generator, another rate stretches the same
+    bursts (Gamma gaps), 0 for equal gaps. With the same generator, another rate stretches the same
     arrivals, and more requests begin with the same ones.
 
     Raises:
@@ -127,8 +128,8 @@ HIGH_RANK = 1
 
 
 def drawn_ranks(num_requests: int, high_fraction: float, rng: np.random.Generator) -> list[int]:
-    """Rank 1 for a random `high_fraction` of the requests, 0 for the others. A larger fraction of
-    the same generator keeps those of a smaller one.
+    """Rank 1 for a random `high_fraction` of the requests, 0 for the others. With the same
+    generator, a larger fraction includes the requests of a smaller one.
 
     Raises:
         ValueError: the fraction is not from 0 to 1.

@@ -270,7 +270,7 @@ MAX_REQUESTS = 10_000
 _THERE = (RequestState.RUNNING, RequestState.EVICTED, RequestState.WAITING)
 # How many rounds of a forecast are taken in one turn of the controller's loop.
 _ROUNDS_AT_ONCE = 20
-# For so long callers share one forecast of a running drain.
+# Callers share one forecast of a running drain for this long.
 LATELY_S = 1.0
 
 
@@ -465,7 +465,7 @@ class RollingRestarts:
     # -- how it goes on ------------------------------------------------------------------
 
     def tick(self) -> None:
-        """A step that fails is tried again."""
+        """Takes the next step if one is due. A step that fails is tried again."""
         try:
             self._say(
                 rolling.Ticked(self.order, self._seen() if self.goes else (), self.wall_clock())

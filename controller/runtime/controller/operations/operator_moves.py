@@ -1,4 +1,5 @@
-"""Carries out moves by hand as `core/emptying/by_hand.py` decides: asks, and times."""
+"""Carries out moves by hand as `core/emptying/by_hand.py` decides: it asks the sources, and keeps
+the timers."""
 
 import asyncio
 import logging
@@ -57,7 +58,7 @@ class OperatorMoves:
         self.machine = MovesByHand(self, cooling, levels, max_moves, epoch)
         self.cooling, self.log = self.machine.cooling, self.machine.log
         self._done: dict[str, asyncio.Future[Sequence[Attempt]]] = {}
-        """By order id, of the callers that wait."""
+        """By order id: the future for which the caller waits."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 

@@ -137,7 +137,7 @@ class Scaling:
         return after.instance_ids[len(after.instance_ids) - plan.num_added :]
 
     def _num_running(self) -> dict[str, int]:
-        """By instance that serves: how many requests run there."""
+        """How many requests run on each instance that serves, by instance id."""
         return {
             record.instance_id: record.snapshot.num_running
             for record in self._cluster.scheduler.instances.values()
@@ -187,7 +187,7 @@ class Autoscaling:
         return self.machine.hold_for(actor, num_instances, self._wall_clock())
 
     def would_hold(self, num_instances: int) -> bool:
-        """Whether an operator's scale to so many instances changes the hold."""
+        """Whether an operator's scale to `num_instances` changes the hold."""
         return self.machine.would_hold(num_instances, self._cluster.keeper.spec.autoscale_hold)
 
     def hold_planned(self, cause_id: str, actor: str) -> None:
@@ -295,7 +295,7 @@ class Autoscaling:
         except (LlumctlError, OperationRefusedError) as error:
             log.warning("%s: %s", instruction.check.cause_id, error)
             return ScaleRefused(str(error))
-        except Exception as error:  # of Ray, for one: the next check tries it again
+        except Exception as error:  # for example of Ray; the next check tries it again
             log.exception("%s could not be carried out", instruction.check.cause_id)
             return ScaleRefused(f"{error!r:.200}")
 
