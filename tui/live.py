@@ -150,7 +150,8 @@ class LiveSource:
             self._hear(Arrived(item, self._clock()))
 
     def _loss(self, error: LlumctlError) -> Lost | Stopped:
-        """The recording ends with its cluster: a later cluster of that name is another one."""
+        """The item that reports the loss of the stream. If the cluster was stopped, the recording
+        ends too, because a later cluster of that name is another one."""
         if not isinstance(error, NotRunningError):
             return Lost(error.message, self._clock())
         if self._recorder is not None:

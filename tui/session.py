@@ -105,7 +105,7 @@ class Session:
             self.replay = Replaying(source, options.keymap, options.zone, self.say, pump)
 
     def take(self) -> None:
-        """Takes what the source has heard, and carries the orders on."""
+        """Takes what the source has heard, and takes the orders a step further."""
         self.state = reduce(self.state, self.source.take())
         self._follow_orders()
 

@@ -411,8 +411,8 @@ def explained(
     now_s: float,
     status: ClusterStatus | None = None,
 ) -> Explanation | None:
-    """A request's life by the recorded events about it; None if nothing is recorded about it.
-    `status`: the cluster's status at that moment."""
+    """Explains a request's life from the recorded events about it; None if nothing is recorded
+    about it. `status`: the cluster's status at that moment."""
     found = next((r for r in with_places(known.values(), status) if r.id == request_id), None)
     if found is None and not events:
         return None

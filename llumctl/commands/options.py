@@ -108,8 +108,8 @@ ClusterName = Annotated[
         " 'default'.",
     ),
 ]
-"""For commands that need the cluster's files. If no cluster is named, they never fall back to the
-only cluster there is, which may not be the one that was meant."""
+"""The `--cluster` of commands that need the cluster's files. If no cluster is named, these commands
+never fall back to the only cluster there is, which may not be the one that was meant."""
 Config = Annotated[
     Path | None,
     typer.Option(

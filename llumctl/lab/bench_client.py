@@ -39,8 +39,7 @@ class BadAnswerError(Exception):
 
 @dataclass(slots=True)
 class Answer:
-    """What has arrived of one answer. Times are those that were passed to `feed`.
-
+    """The part of an answer that has arrived so far. Times are those that were passed to `feed`.
     `token_times_s` has an entry for each event with tokens. `token_ids` is empty if the server
     sends none. `num_prompt_tokens` and `num_output_tokens` are the server's own counts."""
 

@@ -294,8 +294,8 @@ DRAWN_AT_ONCE = 1024
 
 
 def parse_lengths(text: str) -> tuple[Lengths, Lengths]:
-    """The lengths of prompts and outputs that a text names: `M-M` (here of table 1), `zipf:M-M`,
-    `sharegpt`, or `IN,OUT` in tokens.
+    """The lengths of prompts and outputs that a text names: `M-M` (the paper's table 1),
+    `zipf:M-M`, `sharegpt`, or `IN,OUT` in tokens.
 
     Raises:
         UsageError: the text is none of these.

@@ -44,7 +44,7 @@ HEAD_START_S = 0.05
 
 @dataclass(slots=True)
 class Result:
-    """One request and its answer. `due_s` and the answer's times are of the same clock
+    """One request and its answer. `due_s` and the answer's times come from the same clock
     (time.perf_counter). `lag_s`: how late the client began to send."""
 
     request: Request
@@ -271,8 +271,8 @@ ASK_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Target:
-    """The target of the load. `max_model_len`: in tokens; None if the endpoint does not tell.
-    `cluster` and `control` are None if only a URL is known."""
+    """The target of the load. `max_model_len`: the model's context in tokens; None if the endpoint
+    does not tell. `cluster` and `control` are None if only a URL is known."""
 
     endpoint: Endpoint
     model: str

@@ -329,7 +329,8 @@ def steady(told: Sequence[bool | None]) -> str:
 
 
 def _sparklines(group: Group, curve: Callable[[Curves], Sequence[float]]) -> list[str]:
-    """Curves as lines of blocks, all on one scale; of several seeds the mean is shown."""
+    """Curves as lines of block characters, all on one scale. If there are several seeds, their mean
+    is shown."""
     means = [
         [
             sum(values) / len(values)

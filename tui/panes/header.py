@@ -334,7 +334,7 @@ def alarm_line(found: Sequence[Alarm], width: int, glyphs: Glyphs) -> Line:
 
 def scaling_line(status: ClusterStatus | None, now_s: float, width: int, glyphs: Glyphs) -> Line:
     """Auto-scaling: its state, how many instances it wants, its last decision and the reason; empty
-    while it is off. `now_s`: by the controller's clock."""
+    while it is off. `now_s`: the present time on the controller's clock."""
     if status is None or status.autoscale.mode == "off":
         return ()
     found = status.autoscale

@@ -84,8 +84,9 @@ class MigrationReport(AnswerModel):
     """How many bytes the last attempt copied."""
     copy_time_s: float = 0.0
     downtime_s: float | None = None
-    """From the last token of one instance to the first token of the other, as the client got them.
-    Null for a request that waited for memory: its client's pause began before the move."""
+    """The time from the last token of the source to the first token of the destination, as the
+    client received them. Null for a request that waited for memory: its client's pause began before
+    the move."""
     excess_s: float | None = None
     """`downtime_s` without the destination's step."""
     plan: MovePlanned | None = None

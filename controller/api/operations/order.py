@@ -21,7 +21,7 @@ from controller.api.wire.status import ClusterStatus, InstanceState, InstanceSta
 
 
 class OrderBody(OrderModel):
-    """What the bodies of all orders have."""
+    """The fields that the bodies of all orders have."""
 
     dry_run: bool = False
     """Says what would change, and changes nothing."""
@@ -228,7 +228,7 @@ class Order(Generic[Wanted, Report]):
 
     @property
     def takes_s(self) -> float:
-        """How much longer than for any other call the controller may take to answer."""
+        """How many seconds longer the controller may take to answer this order than other calls."""
         return 0.0
 
     def but(self, **changes: object) -> Self:

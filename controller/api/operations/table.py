@@ -34,8 +34,8 @@ class Undo(WireModel):
     target: str = ""
     """An instance, or a request."""
     previous: dict[str, SettingValue]
-    """The values that come back, by key: of settings, else of `instances`, `level` or
-    `instance`."""
+    """The values that are restored, by key. A key is the name of a setting, or else `instances`,
+    `level` or `instance`."""
     made: dict[str, SettingValue]
 
 

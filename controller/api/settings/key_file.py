@@ -18,7 +18,8 @@ _ID_CHARS = 12
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """`levels`: names of priority levels; empty means all. `limits`: by the names in LIMITS."""
+    """`levels`: the names of the priority levels that the key may ask for; empty means all.
+    `limits`: the key's own limits, under the names in LIMITS."""
 
     key: str = field(repr=False)
     levels: tuple[str, ...] = ()

@@ -21,7 +21,8 @@ from controller.api.settings.table import Table
 
 
 def words(value: object) -> object:
-    """Parses an array of words, or a text with commas between words, as a variable has them."""
+    """Parses an array of words, or a text with commas between words, which is the form that a
+    variable has."""
     if isinstance(value, str):
         found = tuple(word.strip() for word in value.split(",") if word.strip())
         if not found:  # this is rather an empty variable in a script than a wish for an empty list
@@ -383,5 +384,6 @@ WHY_NOT_CHANGED = {
 
 
 def why_not_changed(name: str) -> str:
-    """Why a rolling restart may not change this argument, which is not among those it may."""
+    """The reason why a rolling restart may not change this argument. It must be an argument that a
+    rolling restart may not change."""
     return WHY_NOT_CHANGED.get(name, _OTHERS)

@@ -30,7 +30,7 @@ def _cells_of(char: str) -> int:
 
 
 def duration(seconds: float | None) -> str:
-    """At most two units: 0.4s, 12s, 3m05s, 2h10m, 4d03h."""
+    """The duration in at most two units: 0.4s, 12s, 3m05s, 2h10m, 4d03h."""
     if seconds is None:
         return "-"
     if seconds < 9.95:  # from 9.95 on, one decimal would show 10.0s

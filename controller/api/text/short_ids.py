@@ -104,7 +104,7 @@ class _Room:
                 yield f"{self.ellipsis}{piece}{self.ellipsis}"
 
     def _first(self, text: str, width: int) -> str:
-        """As many of the first characters as fit into `width` columns."""
+        """The first characters of the text, as many as fit into `width` columns."""
         if text.isascii():
             return text[:width]
         used = 0

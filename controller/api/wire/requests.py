@@ -40,8 +40,8 @@ class Event(WireModel):
 
 
 class EventPage(AnswerModel):
-    """`missed`: how many events between the wanted position and the first event here the controller
-    has forgotten; null if it cannot tell because it has restarted since."""
+    """`missed`: how many events the controller has forgotten between the wanted position and the
+    first event here; null if it cannot tell, because it has restarted since."""
 
     events: tuple[Event, ...]
     next_position: str
@@ -95,9 +95,10 @@ class RequestStatus(WireModel):
     """The code of the reason why the request cannot go on elsewhere, or cannot once it has tokens
     (docs/reliability.md); empty if it can."""
     movable: bool | None = None
-    """Null if the request is on no instance, or if its instance was not asked or did not answer."""
+    """Whether the request could move now; null if the request is on no instance, or if its instance
+    was not asked or did not answer."""
     why_not_movable: str | None = None
-    """A reason code (docs/metrics.md)."""
+    """The code of the reason why the request cannot move now (docs/metrics.md)."""
     finish_reason: str | None = None
     held: HeldPlaceStatus | None = None
     """The place at the controller of a request that the controller holds."""
@@ -120,7 +121,7 @@ class RequestDetail(RequestStatus, AnswerModel):
 
 
 class RequestName(AnswerModel):
-    """The request that a reference names, by its whole id, which orders need."""
+    """The whole id of the request that a reference names. Orders need the whole id."""
 
     request_id: str
     client_id: str = ""

@@ -89,7 +89,7 @@ class KeptForStatus(WireModel):
 
 
 class MemberStatus(WireModel):
-    """What instances and frontends have in common."""
+    """The fields that instances and frontends have in common."""
 
     id: str
     state: InstanceState

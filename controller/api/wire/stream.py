@@ -50,7 +50,7 @@ class PingFrame(WireModel):
 
 
 class RequestBegan(NamedTuple):
-    """What does not change while a request lives."""
+    """The facts about a request that do not change while the request lives."""
 
     id: str
     client_id: str
