@@ -1,1 +1,2 @@
-"""The composition root: the only package of the controller that imports all others."""
+"""The only package of the controller that imports all others: it puts the parts of each process
+together."""

@@ -1,8 +1,7 @@
-"""Stops a cluster, whatever its state, and leaves no process, socket or short-lived file of it.
+"""Stops a cluster, whatever its state, and leaves no process, socket or temporary file of it.
 
 `python -P -m controller.main.down ADDRESS NAMESPACE` ends a cluster's actors on a Ray that is not
-ours. It is a process of its own because Ray's client library ends its process if it gives up.
-"""
+ours. It is a separate process because Ray's client library ends its process if it gives up."""
 
 import contextlib
 import os
@@ -28,7 +27,7 @@ from controller.main.plan import FILE as PLAN_FILE
 from controller.main.plan import state_from_plan
 
 POLL_S = 0.1
-# After the grace time the controller needs this long to end what still runs.
+# After the grace time the controller needs this long to end whatever still runs.
 STOP_MARGIN_S = 10.0
 HEAD_PATIENCE_S = 5.0
 KILL_TIMEOUT_S = 60.0
@@ -37,8 +36,8 @@ KILL_TIMEOUT_S = 60.0
 def run(
     cluster: str, *, drain: bool, timeout_s: float | None, progress: Callable[[str], None]
 ) -> bool:
-    """Stops a cluster; returns false if no cluster of that name runs. `timeout_s`: None takes the
-    cluster's grace time."""
+    """Stops a cluster. Returns false if no cluster of that name runs. `timeout_s`: None stands for
+    the cluster's grace time."""
     if not os.path.lexists(run_state.run_file(cluster)):
         return False
     with run_state.lock(cluster):
@@ -56,8 +55,8 @@ def run(
 
 
 def _found(cluster: str, progress: Callable[[str], None]) -> RunState | None:
-    """The run state. If its file is broken, the file is renamed and kept, and a run state is made
-    from the plan beside it."""
+    """The run state; None if there is none. If its file is broken, the file is renamed and kept,
+    and a new run state is made from the plan in the same folder."""
     try:
         return run_state.load(cluster)
     except run_state.CorruptError as error:
@@ -74,8 +73,8 @@ def _found(cluster: str, progress: Callable[[str], None]) -> RunState | None:
 
 
 def present_grace_s(state: RunState) -> float:
-    """The grace time as it was set last. If the controller does not answer, the grace time of the
-    cluster's start."""
+    """The grace time as it is set now. If the controller does not answer, this is the grace time
+    that was set when the cluster started."""
     with (
         contextlib.suppress(LlumctlError),
         ControlClient(state.control_url, state.control_token, timeout_s=2.0) as client,
@@ -87,7 +86,7 @@ def present_grace_s(state: RunState) -> float:
 
 
 def audit(state: RunState, action: str, outcome: str) -> None:
-    """Makes an entry in the audit log. A controller that lives makes entries of its own. Raises
+    """Makes an entry in the audit log. A live controller makes its own entries, too. Raises
     LlumctlError."""
     AuditLog(run_state.state_dir(state.cluster)).write(
         actor=actor(),
@@ -99,8 +98,8 @@ def audit(state: RunState, action: str, outcome: str) -> None:
 
 
 def note(state: RunState, action: str, outcome: str, progress: Callable[[str], None]) -> None:
-    """Makes an entry in the audit log, if that is possible. On a full disk a cluster can still be
-    stopped, and a start still counts as done or failed."""
+    """Makes an entry in the audit log, if that is possible. If the disk is full, a cluster can
+    still be stopped, and the outcome of a start stays what it is."""
     try:
         audit(state, action, outcome)
     except LlumctlError as error:
@@ -116,12 +115,12 @@ def tear_down(
     progress: Callable[[str], None] = lambda text: None,
     action: str = "",
 ) -> None:
-    """Asks the controller to stop the cluster, then ends the processes that are left, even if the
-    controller is dead. `action`: an operator's action, whose end goes into the audit log before the
-    run state is removed. `keep_ray_logs`: copies Ray's logs, which may say why Ray died, before the
-    temporary folder is removed.
+    """Asks the controller to stop the cluster, then ends all processes that are left, also if the
+    controller is dead. `action`: an operator's action; its end is written to the audit log before
+    the run state is removed. `keep_ray_logs`: whether to copy Ray's logs, which may say why Ray
+    died, before the temporary folder is removed.
 
-    It may be called again after it was interrupted."""
+    If it was interrupted, it may be called again."""
     with contextlib.suppress(LlumctlError):
         _ask_controller(state, drain, grace_s, progress)
     head = same_process(state.ray_head_pid, state.ray_head_started_s)
@@ -145,7 +144,7 @@ def tear_down(
 
 
 def session_of(state: RunState) -> Session | None:
-    """The session of the head process, which all processes of our own Ray belong to."""
+    """The session of the head process, to which all processes of our own Ray belong."""
     if state.ray_head_pid is None:
         return None
     return Session(state.ray_head_pid, run_state.state_path(state.cluster))
@@ -171,9 +170,9 @@ def _ask_controller(
 
 def _end_actors(state: RunState, progress: Callable[[str], None]) -> None:
     """Ends our actors on somebody else's Ray, wherever they run. If that Ray has no head any more,
-    ends those of this machine; on other machines their own Ray ends them. Raises LlumctlError if
-    there is a head but the actors could not be ended; the run state stays, so that `down` can be
-    tried again."""
+    it ends those on this machine; on other machines their own Ray ends them. Raises LlumctlError if
+    there is a head but the actors could not be ended. The run state stays then, so that `down` can
+    be tried again."""
     if HeadWatch(state.ray_address).look() is None:
         try:
             _kill_actors(state)
@@ -194,7 +193,7 @@ def _end_noted(state: RunState) -> None:
 
 
 def _kill_actors(state: RunState) -> None:
-    """Ends the actors by a process of its own, which joins that Ray. Raises LlumctlError."""
+    """Ends the actors by a separate process, which joins that Ray. Raises LlumctlError."""
     log_file = Path(state.log_dir) / "down.log"
     command = [sys.executable, "-P", "-m", "controller.main.down"]
     environment = {k: v for k, v in own_environment().items() if k != NONCE_VARIABLE}

@@ -1,6 +1,6 @@
-"""What the plan of a cluster with emulated engines contains. Emulated engines compute nothing, so
-they need neither a GPU nor memory for weights and KV cache, and the profile has their sizes. The
-frontends are still those of vLLM, with the embedded model's tokenizer."""
+"""The parts of a plan for a cluster with emulated engines. Emulated engines compute nothing, so
+they need neither a GPU nor memory for weights and KV cache, and their sizes are in the profile. The
+frontends are still vLLM's, with the embedded model's tokenizer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,9 +14,10 @@ from controller.model.profile import LatencyProfile, ModelConfig, load_profile
 
 INSTANCE_BYTES = 120_000_000
 DEFAULT_INSTANCES = 4
-# vLLM's configuration needs this argument on a CPU, but no KV cache is made.
+# A value for an argument that vLLM's configuration needs on a CPU. No KV cache is made.
 UNUSED_KV_BYTES = 1 << 20
-# CPU attention needs this size; later the frontends adopt the profile's size from the instances.
+# Attention on CPUs needs this block size. Later the frontends get the profile's size from the
+# instances.
 CPU_BLOCK_TOKENS = 32
 
 
@@ -25,8 +26,8 @@ def is_emulated(settings: Settings) -> bool:
 
 
 def profile_of(table: EmulatedTable) -> LatencyProfile:
-    """The profile with the table's `num_blocks`. Contexts are cut to the size that the blocks can
-    hold."""
+    """The profile, with the table's `num_blocks`. The length of contexts is limited to what the
+    blocks can hold."""
     try:
         profile = load_profile(table.profile)
         num_blocks = table.num_blocks or profile.num_total_blocks
@@ -41,15 +42,15 @@ def profile_of(table: EmulatedTable) -> LatencyProfile:
 
 
 def model_config(profile: LatencyProfile, table: EmulatedTable) -> ModelConfig:
-    """The model of the engine. Raises ValueError for sizes that do not go together."""
+    """The configuration of the engine model. Raises ValueError if its sizes do not go together."""
     return ModelConfig.of(profile, mode=table.mode, prefix_caching=table.prefix_caching)
 
 
 def with_changes(
     profile: LatencyProfile, table: EmulatedTable, args: Mapping[str, Any]
 ) -> tuple[LatencyProfile, EmulatedTable]:
-    """A plan's profile and table with other values for some keys of the table. The length of
-    contexts does not change. Raises ValueError."""
+    """The profile and the table of a plan, with other values for some keys of the table. The length
+    of contexts does not change. Raises ValueError."""
     table = EmulatedTable.model_validate(table.model_dump() | dict(args))
     num_blocks = table.num_blocks if "num_blocks" in args else None
     if num_blocks is not None:
@@ -65,8 +66,8 @@ def with_changes(
 
 
 def engine_args(settings: Settings, profile: LatencyProfile, model: str) -> dict[str, Any]:
-    """vLLM's arguments for the frontends. The override allows contexts that are longer than the
-    embedded model's own."""
+    """vLLM's arguments for the frontends. One of them allows contexts that are longer than those of
+    the embedded model."""
     return {
         "model": model,
         "served_model_name": settings.served_model_name,
@@ -77,7 +78,7 @@ def engine_args(settings: Settings, profile: LatencyProfile, model: str) -> dict
         "max_model_len": profile.max_model_len,
         "hf_overrides": {"max_position_embeddings": profile.max_model_len},
         "scheduling_policy": "priority",
-        # By this argument frontends know whether prompts that begin alike share blocks.
+        # By this argument frontends know whether prompts with the same beginning share blocks.
         "enable_prefix_caching": settings.emulated.prefix_caching,
     } | engine_options(settings.endpoint)
 

@@ -1,9 +1,8 @@
-"""The plan of a cluster: its settings with every open choice made.
+"""The plan of a cluster: its settings, with a value for every choice that they leave open.
 
-`up` makes the plan and keeps it in a file of mode 0600. The head process reads it and gives it to
-every actor as JSON. The run state, by which commands find the cluster, is made from the plan, too:
-when the cluster starts, and again if the run state is lost.
-"""
+`up` makes the plan and keeps it in a file of mode 0600. The head process reads the plan and gives
+it to every actor as JSON. The run state, by which commands find the cluster, is also made from the
+plan: when the cluster starts, and again if the run state is lost."""
 
 import time
 from pathlib import Path
@@ -19,12 +18,12 @@ from controller.main.machine.ray_environment import ray_authentication
 from controller.model.profile import LatencyProfile
 
 FILE = "plan.json"
-"""In the cluster's state folder."""
+"""The plan's file in the cluster's state folder."""
 MAX_PLAN_BYTES = 16 << 20
 
 
 class ClusterPlan(BaseModel):
-    # Neither an error about the plan nor its repr (see the fields) shows a secret.
+    # Secrets are shown neither in an error about the plan nor in its repr (see the fields).
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     settings: Settings
@@ -34,24 +33,24 @@ class ClusterPlan(BaseModel):
     num_gpus_per_instance: int
     num_threads_per_instance: int
     members_port: int = 0
-    """The controller's port for the members. It is fixed, so that they find a restarted
+    """The port of the controller's inbox. It does not change, so that members find a restarted
     controller."""
     members_key: str = Field(repr=False)
     """The secret half of `ClusterKey`, by which the members prove themselves to each other."""
     control_token: str = Field(repr=False)
     view_token: str = Field(repr=False)
-    """A token that allows to look at the control API, but not to act."""
+    """The token that permits to look at the control API, but not to act."""
     api_keys: tuple[str, ...] = Field(repr=False)
     """The lines of the key file (controller/api/settings/key_file.py)."""
     namespace: str
     nonce: str
     started_at_s: float = Field(default_factory=time.time)
-    """Seconds since the epoch: when `up` began."""
+    """When `up` began, in seconds since the epoch."""
     state_dir: str
     log_dir: str
     temp_dir: str
     profile: LatencyProfile | None = None
-    """The profile that emulated engines keep; None if the engines are vLLM's."""
+    """The profile of emulated engines; None if the engines are vLLM's."""
 
     def for_instances(self) -> "ClusterPlan":
         """The plan without the secrets that an instance does not need."""
@@ -63,12 +62,12 @@ class ClusterPlan(BaseModel):
 
     @property
     def ports_dir(self) -> Path:
-        """The folder in which the keepers of the controller's sockets are found."""
+        """The folder in which the keepers of the controller's sockets can be found."""
         return Path(self.temp_dir) / "ports"
 
     @property
     def listener_dir(self) -> Path:
-        """The folder in which the keepers of the endpoint's socket are found."""
+        """The folder in which the keepers of the endpoint's socket can be found."""
         return Path(self.temp_dir) / "listener"
 
     @property
@@ -77,8 +76,8 @@ class ClusterPlan(BaseModel):
 
 
 def state_of(plan: ClusterPlan, ray_environment: dict[str, str], config_file: str = "") -> RunState:
-    """The run state before anything runs. By its nonce `down` finds the processes of a start that
-    was cut short."""
+    """The run state before any process runs. If a start is interrupted, `down` finds its processes
+    by this run state's nonce."""
     table = plan.settings
     address = table.cluster.ray_address or ""
     return RunState(
@@ -103,8 +102,9 @@ def state_of(plan: ClusterPlan, ray_environment: dict[str, str], config_file: st
 
 
 def state_from_plan(folder: Path) -> RunState | None:
-    """The run state of the cluster with this state folder; None if its plan cannot be read. The run
-    state does not name the head process, which is found by the nonce like all other processes."""
+    """The run state of the cluster with this state folder; None if its plan cannot be read. This
+    run state does not name the head process, which is found by the nonce like all other
+    processes."""
     try:
         plan = ClusterPlan.model_validate_json(user_files.read(folder / FILE, MAX_PLAN_BYTES))
     except (OSError, ValueError):

@@ -2,16 +2,15 @@
 the llumlets and the frontends.
 
 The head process starts Ray or joins one, and launches the controller. Then it keeps the endpoint's
-listening socket for the frontends and two sockets for the controller, and owns Ray if it started
-it. `up` runs it as `python -P -m controller.main.roles ENDPOINT CONTROL PLAN_FILE` in the state
-folder, never in a user's folder: Ray puts its driver's working folder first in every worker's
-`sys.path`, and a `controller.py` there would be imported instead of ours. ENDPOINT and CONTROL are
-descriptors of sockets that `up` has bound. The head outlives `up`; SIGTERM from `down` closes its
-sockets and ends Ray.
+listening socket for the frontends and two sockets for the controller. If it started Ray, it owns
+that Ray. `up` runs it as `python -P -m controller.main.roles ENDPOINT CONTROL PLAN_FILE` in the
+state folder, never in a user's folder: Ray puts its driver's working folder first in every worker's
+`sys.path`, and a `controller.py` there would be imported in place of ours. ENDPOINT and CONTROL are
+descriptors of sockets that `up` has bound. The head process outlives `up`. At SIGTERM from `down`
+it closes its sockets and ends Ray.
 
-The other roles compose processes, ports and adapters. A role imports the heavy libraries that it
-needs: the controller never loads vLLM, a llumlet never loads the OpenAI app.
-"""
+The other roles put together processes, ports and adapters. Each role imports only the heavy
+libraries that it needs: the controller never loads vLLM, a llumlet never loads the OpenAI app."""
 
 import asyncio
 import contextlib
@@ -53,13 +52,13 @@ log = logging.getLogger(__name__)
 
 EngineArgs = Mapping[str, Any]
 
-# llumctl puts nothing into Ray's object store; this size is about Ray's minimum.
+# llumctl puts nothing into Ray's object store. This is about the smallest size that Ray accepts.
 OBJECT_STORE_BYTES = 80_000_000
 BIRTH_POLL_S = 0.5
 RAY_PARTS = ("gcs_server", "raylet")
-"""The names of those processes of Ray without which a node does not start."""
+"""The processes of Ray without which a node does not start."""
 HEAD_LOG = "head.log"
-"""In the folder of logs; `up` sends this process's output there."""
+"""The file in the folder of logs to which `up` sends this process's output."""
 
 
 def head(endpoint: int, control: int, plan_file: str) -> None:
@@ -110,7 +109,7 @@ def head(endpoint: int, control: int, plan_file: str) -> None:
 @contextlib.contextmanager
 def _ended_with_ray() -> Iterator[None]:
     """Ends this process if a part of Ray ends during the block. `ray.init` itself waits for a dead
-    raylet as long as for a slow one, which is for as long as `up` waits."""
+    raylet as long as for a slow one, which is as long as `up` waits."""
     import psutil
 
     started = threading.Event()
@@ -132,17 +131,17 @@ def _ended_with_ray() -> Iterator[None]:
 
 
 def _end_log_monitor() -> None:
-    """Ends Ray's log monitor. It sends the output of workers to drivers, but this driver does not
-    listen, and the monitor takes 90 MB and polls. `ray.init` cannot start a Ray without it."""
+    """Ends Ray's log monitor, which sends the output of workers to drivers. This driver does not
+    need it, and the monitor takes 90 MB and polls. `ray.init` cannot start a Ray without it."""
     import ray._private.worker
 
     ray._private.worker._global_node.kill_log_monitor(check_alive=False)
 
 
 def _watch_birth(controller: Any, stop: threading.Event) -> None:
-    """Waits until the controller's process runs. Ends this process if Ray gives the actor up, which
-    it does, without a restart, if the actor cannot be made. Later deaths of the controller are in
-    its own log."""
+    """Waits until the controller's process runs. If its actor cannot be made, Ray gives it up
+    without a restart, and this process ends, too. Later deaths of the controller are in its own
+    log."""
     born = controller.pid.remote()
     while not stop.is_set():
         done, _ = ray.wait([born], timeout=BIRTH_POLL_S)
@@ -247,8 +246,8 @@ def _check_engine(
 
 
 def instance_memory(plan: ClusterPlan, changed: EngineArgs) -> tuple[int, str]:
-    """Bytes that a further instance takes, 0 if only the GPU's memory counts; and why its weights
-    are not in them. `changed`: engine arguments that replace those of the plan."""
+    """How many bytes a further instance takes (0 if only the GPU's memory counts), and why its
+    weights are not included. `changed`: engine arguments that replace those of the plan."""
     if plan.profile is not None:
         from controller.main import emulation
 
@@ -299,7 +298,8 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
 
 
 def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Calls on the loop's thread. A signal's handler uses it, which must return at once."""
+    """Makes the call on the loop's thread. It is used by a signal's handler, which must return at
+    once."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends anyway
         loop.call_soon_threadsafe(call)
 
@@ -375,14 +375,15 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
 async def _stay_failed(
     kind: MemberKind, member_id: str, plan: ClusterPlan, controller_address: str, why: str
 ) -> None:
-    """Reports the failure and waits for ever. It imports none of the role's own modules."""
+    """Reports the failure and then waits for ever. It imports none of the role's own modules."""
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
     member = ControllerLink(kind, member_id, mailbox, controller_address, _node(), lambda: 0)
     await member.stay_failed(why)
 
 
 def bind_host(plan: ClusterPlan) -> str:
-    """The address of `cluster.host`; for `auto` the address by which Ray knows this machine."""
+    """The address in `cluster.host`. For `auto` it is the address by which Ray knows this
+    machine."""
     host = plan.settings.cluster.host
     if host != "auto":
         ipaddress.ip_address(host)

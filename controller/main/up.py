@@ -1,9 +1,8 @@
-"""Starts a cluster: makes the plan with all checks, starts the head process, and waits until the
-cluster serves. It says what it waits for, and why a start failed.
+"""Starts a cluster: makes all checks and the plan, starts the head process, and waits until the
+cluster serves. Meanwhile it says what it waits for, and if the start fails it says why.
 
-Ray is not imported here: the head process starts Ray and the controller, and from then on this
-process is a client of the control API like any other.
-"""
+Ray is not imported here. The head process starts Ray and the controller, and from then on this
+process is a client of the control API like any other."""
 
 import math
 import re
@@ -62,9 +61,9 @@ MAX_KEY_FILE_BYTES = 1 << 20
 LOOPBACKS = ("127.0.0.1", "::1")
 FIRST_WORD_S = 5.0
 NEXT_WORD_FACTOR = 1.5
-"""Each further message comes when the waiting time has grown by this factor."""
+"""The next message comes when the waiting time has grown by this factor."""
 BEFORE_ARGS = (LAUNCHING, IMPORTING)
-"""What a member does before vLLM has its arguments."""
+"""The stages of a member's start in which vLLM does not have its arguments yet."""
 TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 LONG_START_S = 1200
 
@@ -78,9 +77,9 @@ def run(
     progress: Progress,
     config_file: str = "",
 ) -> ClusterStatus | None:
-    """Starts a cluster, and stays unless `detach`. With `detach` it returns when vLLM has accepted
-    the arguments or, with `wait`, when everything serves. If it is interrupted or fails, it leaves
-    nothing behind."""
+    """Starts a cluster. Without `detach` it stays until the cluster stops. With `detach` it returns
+    when vLLM has accepted the arguments or, with `wait`, when all members serve. If it is
+    interrupted or fails, it leaves nothing behind."""
     timeout_s = timeout_s or settings.cluster.start_timeout_s
     deadline_s = time.monotonic() + timeout_s
     with stops_interrupt():
@@ -101,7 +100,7 @@ def run(
                 with no_interrupts():
                     is_failure = not isinstance(error, KeyboardInterrupt)
                     tear_down(state, drain=False, grace_s=0.0, keep_ray_logs=is_failure)
-                    if head is not None:  # else the audit log has no entry that it began
+                    if head is not None:  # else the audit log has no entry of its beginning
                         how = "failed" if is_failure else "failed: interrupted"
                         note(state, _deed(plan), how, progress)
                 raise
@@ -113,8 +112,8 @@ def run(
 
 
 def make_plan(settings: Settings, progress: Progress = lambda _: None) -> ClusterPlan:
-    """Makes the plan, after all checks that are possible before anything starts, the cheapest
-    first."""
+    """Makes the plan. Before that it makes all checks that are possible before anything starts, the
+    cheapest first."""
     cluster, endpoint, control = settings.cluster, settings.endpoint, settings.control
     check_vllm_version()
     preflight.check_policy(settings.scheduler.policy)
@@ -144,7 +143,8 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
         control_token=secrets.token_urlsafe(32),
         view_token=secrets.token_urlsafe(32),
         api_keys=_api_keys(settings),
-        # On somebody else's Ray a cluster of the same name may run from another state folder.
+        # On somebody else's Ray there may be a cluster of the same name that has another state
+        # folder.
         namespace=f"llumctl-{cluster.name}-{nonce}",
         nonce=nonce,
         state_dir=str(state_dir),
@@ -197,8 +197,8 @@ def _num_frontends(settings: Settings, instances_bytes: int) -> int:
 def _start_head(
     plan: ClusterPlan, state: RunState, timeout_s: float
 ) -> tuple[subprocess.Popen[bytes], RunState]:
-    """Starts the head process in its own session, and adds its pid to the run state. The ports of
-    the endpoint and of the control API are bound before, and the head process keeps them."""
+    """Starts the head process in a session of its own, and adds its pid to the run state. The ports
+    of the endpoint and of the control API are bound before, and the head process keeps them."""
     environment = head_environment(
         plan.nonce,
         state.ray_environment,
@@ -210,7 +210,7 @@ def _start_head(
         preflight.hold_endpoint(plan.settings.endpoint) as endpoint,
         preflight.hold_control(plan.settings.control) as control,
     ):
-        # A run that was never stopped may have left its spec.
+        # If the last run was never stopped, its spec may still be there.
         (folder / SPEC_FILE).unlink(missing_ok=True)
         with user_files.new_private(folder / PLAN_FILE) as file:
             file.write(plan.model_dump_json().encode())
@@ -228,7 +228,7 @@ def _start_head(
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                umask=0o077,  # makes the logs of Ray and of all members private
+                umask=0o077,  # makes Ray's logs and those of all members private
             )
     started_s = psutil.Process(head.pid).create_time()
     state = replace(state, ray_head_pid=head.pid, ray_head_started_s=started_s)
@@ -237,7 +237,7 @@ def _start_head(
 
 
 def _deed(plan: ClusterPlan) -> str:
-    """What the audit log says of this start."""
+    """The action of this start in the audit log."""
     return f"up: {plan.num_instances} instances of {plan.model_name}"
 
 
@@ -286,8 +286,8 @@ def _watch_start(
 
 
 def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) -> None:
-    """Shows the status until Ctrl-C or another signal to stop comes, `llumctl down` stops the
-    cluster elsewhere, or the head process dies."""
+    """Shows the status until the user stops the cluster by Ctrl-C or another signal, `llumctl down`
+    stops it elsewhere, or the head process dies."""
     try:
         with ControlClient(state.control_url, state.control_token) as client:
             while head.poll() is None or not state.owns_ray:
@@ -311,8 +311,8 @@ def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) ->
 
 
 def _is_stopped_elsewhere(state: RunState) -> bool:
-    """Whether a `down` has removed the run state. A `down` that is at work is waited for, as it
-    ends Ray first."""
+    """Whether a `down` has removed the run state. If a `down` is under way, this waits for it,
+    because it ends Ray first."""
     while run_state.load(state.cluster) == state:
         try:
             with run_state.lock(state.cluster):
@@ -369,7 +369,7 @@ def _api_keys(settings: Settings) -> tuple[str, ...]:
 
 
 class Patience:
-    """Says now and then what `up` waits for, less and less often."""
+    """Decides when `up` says what it waits for; the messages come less and less often."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
@@ -385,8 +385,8 @@ class Patience:
 
 
 def awaited(status: ClusterStatus | None, log_dir: Path, run: str, temp_dir: str) -> str:
-    """What `up` waits for: the members that do not serve yet or, without a status, the controller,
-    or Ray before it."""
+    """What `up` waits for: the members that do not serve yet. Without a status it is the
+    controller, or Ray before the controller has started."""
     if status is not None:
         members: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
         absent = [m for m in members if m.state != InstanceState.ACTIVE]
@@ -409,8 +409,8 @@ def are_taken(status: ClusterStatus) -> bool:
 
     vLLM finds many faults of arguments only when it is imported and builds its configuration
     (docs/decisions/0018). All members have the same arguments, so it is enough that one instance
-    and one frontend have built their configuration. `llumctl status` tells of later failures, for
-    example to load the weights."""
+    and one frontend have built their configuration. `llumctl status` shows later failures, for
+    example in loading the weights."""
     return any(map(_has_taken, status.instances)) and any(map(_has_taken, status.frontends))
 
 
@@ -420,7 +420,8 @@ def _has_taken(member: InstanceStatus | FrontendStatus) -> bool:
 
 
 def explain_failure(status: ClusterStatus, plan: ClusterPlan) -> LlumctlError:
-    """The error of the first member that could not start, in its own words, and a hint."""
+    """The error of the first member that could not start, in the member's own words, with a
+    hint."""
     members: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
     failed = next(m for m in members if m.state == InstanceState.FAILED)
     log = Path(plan.log_dir) / f"{failed.id}.log"
@@ -428,7 +429,8 @@ def explain_failure(status: ClusterStatus, plan: ClusterPlan) -> LlumctlError:
 
 
 def refuse_given_up(log_dir: Path, run: str) -> None:
-    """Raises LlumctlError if the controller was given up, as it died at its start too often."""
+    """Raises LlumctlError if the controller was given up because it died too often during its
+    start."""
     reason, given_up = failure_of(log_dir, "controller", run)
     if given_up:
         raise LlumctlError(
@@ -450,5 +452,6 @@ def head_failure(log_dir: Path, ray_address: str) -> LlumctlError:
 
 
 def retry_command(waited_s: float = 0.0) -> str:
-    """The command to try again with more time. Ray waits for its parts as long as `up` waits."""
+    """The command that tries again with more time. Ray waits for its parts as long as `up`
+    waits."""
     return f"llumctl up --timeout {max(LONG_START_S, 2 * math.ceil(waited_s))}"

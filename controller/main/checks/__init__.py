@@ -1,1 +1,1 @@
-"""Checks by which `up` refuses to start."""
+"""Checks that can make `up` refuse to start a cluster."""

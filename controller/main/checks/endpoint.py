@@ -1,5 +1,5 @@
-"""Checks of the endpoint's options, and of the files that they name, before anything starts.
-Certificate and key are tried in the way in which the server will use them."""
+"""Checks of the endpoint's options, and of the files that they name, before anything starts. The
+certificate and its key are loaded in the same way as the server will load them."""
 
 import difflib
 import os
@@ -15,10 +15,10 @@ from controller.api.settings.vllm_options import EndpointOptions
 from controller.api.state import user_files
 from controller.main.checks.vllm_arguments import REASONING_PARSERS, TOOL_PARSERS
 
-# Templates of models have up to 30 kB.
+# The largest size of a template. Templates of models have up to 30 kB.
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_PLUGIN_BYTES = 1 << 20
-# Chains and bundles of authorities have up to 300 kB.
+# The largest size of a certificate file. Chains and bundles of authorities have up to 300 kB.
 MAX_PEM_BYTES = 8 << 20
 NEED_CERTIFICATE = (
     *("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers", "ssl_cert_reqs", "enable_ssl_refresh"),
@@ -59,8 +59,8 @@ def _check_parsers(options: EndpointOptions) -> None:
 
 
 def _check_parser(key: str, name: str | None, known: Collection[str], plugin: str | None) -> None:
-    """Refuses unknown names if there is no plugin. A plugin may bring any name, and only its import
-    would tell which."""
+    """Refuses the name of a parser that vLLM does not have, if there is no plugin. A plugin may
+    provide a parser of any name, and only its import would show which."""
     if name is None or plugin is not None or name in known:
         return
     near = difflib.get_close_matches(name, known, n=1)
@@ -80,7 +80,8 @@ def _check_template(options: EndpointOptions) -> None:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    # transformers compiles templates in the same way, and has a tag {% generation %} for training.
+    # transformers compiles templates in the same way; its tag {% generation %} is for training
+    # only.
     environment = ImmutableSandboxedEnvironment(extensions=[loopcontrols])
     source = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)
     try:
@@ -96,7 +97,7 @@ def _check_template(options: EndpointOptions) -> None:
 
 
 def _check_plugins(options: EndpointOptions) -> None:
-    """Refuses code that other users can change."""
+    """Refuses code that other users could change."""
     for key in ("tool_parser_plugin", "reasoning_parser_plugin"):
         name: str | None = getattr(options, key)
         if name is None:
@@ -197,7 +198,7 @@ def _said(error: OSError) -> str:
 
 
 def _read(key: str, name: str, max_bytes: int) -> tuple[str, os.stat_result]:
-    """The file's text and its status. Raises WrongSettingError."""
+    """The file's text and its status. Raises WrongSettingError if the file cannot be read."""
     try:
         raw, found = user_files.read_with_status(Path(name), max_bytes)
         return raw.decode("utf-8"), found

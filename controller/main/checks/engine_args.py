@@ -1,10 +1,9 @@
 """Checks vLLM's engine arguments, by name and by value, before anything is started or changed:
 those that a user writes into `[engine]`, and those that a rolling restart would change.
 
-Some faults only an engine can find, such as arguments that do not go together. Then the first
-process with the arguments says what is wrong, and `explain_cause` makes its words readable. A
-rolling restart ends with that process (`controller/core/fleet/rolling.py`).
-"""
+Some faults can be found only by an engine, such as arguments that do not go together. Then the
+first process with these arguments says what is wrong, and `explain_cause` makes its words readable.
+A rolling restart ends with that process (`controller/core/fleet/rolling.py`)."""
 
 import difflib
 import json
@@ -38,7 +37,7 @@ STRUCTURED_OUTPUTS = "structured_outputs_config"
 GRAMMAR_BACKENDS = ("auto", "xgrammar")
 RESTART = "llumctl restart --rolling --engine-arg"
 KEYS_AT_START = "llumctl down      then      llumctl up --engine-arg {}=..."
-# A part of vLLM's own message, and the command that helps.
+# A part of vLLM's own message, and the command that helps in this case.
 KNOWN_CAUSES = (
     (
         "KV cache",
@@ -48,7 +47,7 @@ KNOWN_CAUSES = (
     ("memory", "llumctl up -n 1      or      --engine-arg max_model_len=..."),
     ("address already in use", "llumctl up --port ..."),
 )
-# What pydantic adds to vLLM's sentence: the value as Python writes it, and a link.
+# The parts that pydantic adds to vLLM's sentence: the value as Python writes it, and a link.
 PYDANTIC_ADDS = re.compile(r"\[type=[^\n]*\]\n|For further information visit \S+")
 
 
@@ -91,7 +90,7 @@ def check_value(key: tuple[str, ...], kind: Any, value: Any) -> None:
 
 
 def check_grammar_backend(config: Mapping[str, Any]) -> None:
-    """Raises WrongSettingError for a backend of grammars that frontends cannot try
+    """Raises WrongSettingError if frontends cannot try grammars for this backend
     (docs/decisions/0013)."""
     backend = config.get("backend", "auto")
     if backend not in GRAMMAR_BACKENDS:
@@ -104,7 +103,8 @@ def check_grammar_backend(config: Mapping[str, Any]) -> None:
 
 
 def _place(details: ErrorDetails, value: Any) -> list[str | int]:
-    """The error's place in the value, without the members of unions that pydantic names, too."""
+    """The error's place in the value. The members of unions, which pydantic names too, are left
+    out."""
     path: list[str | int] = []
     for part in details["loc"]:
         if isinstance(value, dict) and part in value:
@@ -148,7 +148,8 @@ def check_engine_change(
     plan: ClusterPlan, given: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> None:
     """Checks the arguments of a rolling restart. `given`: the operator's arguments; None takes a
-    change back. `before`, `after`: all arguments that differ from the plan's. Raises UsageError."""
+    change back. `before`, `after`: all arguments that differ from the plan's, before and after the
+    restart. Raises UsageError."""
     if plan.profile is not None:
         _check_emulated(plan, given, after)
         return
@@ -214,7 +215,7 @@ def _check_emulated(plan: ClusterPlan, given: Mapping[str, Any], after: Mapping[
 
 
 def _check_memory(plan: ClusterPlan, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """For CPUs: whether one request still fits, and whether there is memory for what all instances
+    """On CPUs, checks that one request still fits, and that there is memory for what all instances
     take in addition."""
     args, as_now = plan.engine_args | dict(after), plan.engine_args | dict(before)
     config_file = Path(args["model"]) / "config.json"
@@ -236,8 +237,8 @@ def _check_memory(plan: ClusterPlan, before: Mapping[str, Any], after: Mapping[s
 
 
 def explain_cause(what: str, detail: str, log: Path) -> LlumctlError:
-    """The error of an engine that could not start. `detail`: the exception's type and its text, as
-    an engine reports them."""
+    """The error to show for an engine that could not start. `detail`: the exception's type and its
+    text, as an engine reports them."""
     cause = " ".join(PYDANTIC_ADDS.sub("", detail).split())[:600]
     hint = next(
         (hint for part, hint in KNOWN_CAUSES if part.lower() in cause.lower()), f"less {log}"

@@ -1,9 +1,8 @@
-"""How much memory a model's weights take, by the sizes of the files that vLLM would load.
+"""How much memory a model's weights take, according to the sizes of the files that vLLM would load.
 
-The files are in a local folder, in the hub's cache, or still at the hub, which knows their sizes,
-too. If the sizes are not known, the result says so. With a size of zero instead, instances would
-start that the kernel ends for their memory, or it would end serving instances in their place.
-"""
+The files are in a local folder, in the hub's cache, or still at the hub, which also knows their
+sizes. If the sizes are not known, the result says so. If it said zero, too many instances would
+start, and the kernel would end some of them, or serving instances, because memory runs out."""
 
 import json
 import re
@@ -19,7 +18,7 @@ from controller.api.state import user_files
 MAX_INDEX_BYTES = 64 << 20
 INDEX = "model.safetensors.index.json"
 FORMATS = (".safetensors", ".bin", ".pt")
-"""In the order in which vLLM looks for them: it loads the first format that is there."""
+"""The formats in the order in which vLLM looks for them: it loads the first one that is there."""
 NO_WEIGHTS = frozenset(
     {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
 )
@@ -29,8 +28,8 @@ _SHARD = re.compile(r"-\d+-of-(\d+)\.\w+$")
 
 @dataclass(frozen=True, slots=True)
 class MemorySize:
-    """Memory that the weights, or a whole instance, take. `unknown`: why the weights are not in
-    `num_bytes`; empty if they are."""
+    """The memory that the weights, or a whole instance, take. `unknown`: why the weights are not
+    included in `num_bytes`; empty if they are."""
 
     num_bytes: int = 0
     unknown: str = ""
@@ -38,13 +37,13 @@ class MemorySize:
 
 def weights_of(args: Mapping[str, Any], *, hub_timeout_s: float | None) -> MemorySize:
     """The weights of an engine with these arguments of vLLM. If the model is not on this machine,
-    the hub is asked, and has `hub_timeout_s` to answer; None does not ask it, and the size is
-    unknown then."""
+    the hub is asked, and has `hub_timeout_s` to answer. If `hub_timeout_s` is None, the hub is not
+    asked, and the size is unknown."""
     model = str(args["model"])
     load_format = args.get("load_format", "auto")
     if load_format not in ("auto", "hf", "safetensors", "pt"):
         return MemorySize(unknown=f"load_format={load_format} does not read them from known files")
-    if model == EMBEDDED_MODEL:  # `up` has not made it yet: a few megabytes
+    if model == EMBEDDED_MODEL:  # `up` has not made it yet; it has a few megabytes
         return MemorySize()
     folder = Path(model)
     if not folder.is_dir():
@@ -63,8 +62,8 @@ def weights_of(args: Mapping[str, Any], *, hub_timeout_s: float | None) -> Memor
 
 
 def cached_config(args: Mapping[str, Any]) -> Path | None:
-    """The config.json of a hub's model in the hub's cache, in the folder of its other files; None
-    if it is not there."""
+    """The config.json that the hub's cache has for a model, in the folder with the model's other
+    files; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -81,13 +80,14 @@ def cached_config(args: Mapping[str, Any]) -> Path | None:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """The sizes of the files in a folder, by name. The files of the cache are links, which lead
-    nowhere while a file is being fetched."""
+    """The sizes of the files in a folder, by name. The files of the cache are links, which point to
+    nothing while a file is being fetched."""
     return {each.name: each.stat().st_size for each in folder.iterdir() if each.is_file()}
 
 
 def _index(folder: Path) -> dict[str, Any]:
-    """The index, which has the file of each weight and the size of all; empty without an index."""
+    """The index file, which names the file of each weight and the total size; empty without an
+    index."""
     try:
         found = json.loads(user_files.read((folder / INDEX).resolve(), MAX_INDEX_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -103,8 +103,8 @@ def _files(index: Mapping[str, Any]) -> set[str]:
 
 
 def _are_here(folder: Path) -> bool:
-    """Whether all weights are on this machine. If they are in several files, the name of each says
-    how many."""
+    """Whether all weights are on this machine. If they are in several files, each file's name
+    contains the number of files."""
     sizes, files = _sizes(folder), _files(_index(folder))
     if files:
         return files <= sizes.keys()
@@ -114,8 +114,9 @@ def _are_here(folder: Path) -> bool:
 
 
 def _names(sizes: Mapping[str, int], files: set[str]) -> list[str]:
-    """The files that vLLM loads: those of the index or, without an index, all of one format. Beside
-    them the weights may exist a second time in the form of the model's maker, `consolidated`."""
+    """The files that vLLM loads: those of the index or, without an index, all files of one format.
+    The folder may have the weights a second time, in the form of the model's maker
+    (`consolidated`); these files are left out."""
     for suffix in FORMATS:
         names = [name for name in sizes if name.endswith(suffix) and name not in NO_WEIGHTS]
         if suffix == FORMATS[0] and files:
@@ -131,7 +132,8 @@ def _num_bytes(sizes: Mapping[str, int], index: Mapping[str, Any]) -> int:
 
 
 def _of_index(folder: Path) -> MemorySize | None:
-    """The size of all weights by the index, which is here before the weights are."""
+    """The total size of the weights according to the index, which is fetched before the weights
+    are."""
     metadata = _index(folder).get("metadata")
     size = metadata.get("total_size") if isinstance(metadata, dict) else None
     return MemorySize(size) if type(size) is int and size > 0 else None
@@ -159,8 +161,8 @@ def _at_hub(args: Mapping[str, Any], timeout_s: float | None) -> MemorySize:
 
 
 def _as_loaded(found: MemorySize, args: Mapping[str, Any], folder: Path) -> MemorySize:
-    """The size of the weights in memory. There they are as wide as `dtype` says, whatever their
-    width in the files. The weights of a quantized model stay as they are."""
+    """The size of the weights in memory. There each weight has the width of `dtype`, whatever its
+    width in the files. The weights of a quantized model keep their width."""
     asked = WIDTHS.get(str(args.get("dtype")))
     if asked is None or args.get("quantization"):
         return found

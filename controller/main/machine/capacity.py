@@ -1,5 +1,5 @@
 """What this machine has room for: the memory that this process and its children may still take, the
-cores and how busy they are, and how many frontends they allow if no setting says it."""
+cores and how busy they are, and the number of frontends that fits if no setting gives it."""
 
 import os
 from pathlib import Path
@@ -15,18 +15,22 @@ CGROUPS = (
         "total_inactive_file",
     ),
 )
-"""For version 2, then version 1: the folder; its files with the limit, the use, and the part of the
-use that can be reclaimed."""
+"""The places of the figures for cgroups of version 2, then of version 1: the folder, the file with
+the limit, the file with the use, and the row of `memory.stat` with the part of the use that can be
+reclaimed."""
 
 
 GIB = 1 << 30
 FRONTEND_BYTES = 1_100_000_000
-"""A frontend takes 0.7 GB after its start; 1.2 GB were seen after an overload."""
+"""The memory of a frontend: it takes 0.7 GB after its start, and 1.2 GB were seen after an
+overload."""
 DEFAULT_FRONTENDS = 2
 TWO_FROM_CORES = 4
-"""A frontend's start takes 9 s of a core. Under load it keeps a core busy, as an engine does."""
+"""From this number of cores on there are two frontends. A frontend's start takes 9 s of a core, and
+under load it keeps a core busy, as an engine does."""
 BUSY = 2.0
-"""Processes that want to run, for each core. A start alone causes about one."""
+"""From this load on, the machine counts as busy: the number of processes that want to run, for each
+core. A start alone causes a load of about one."""
 
 
 def gib(num_bytes: int) -> str:
@@ -34,8 +38,7 @@ def gib(num_bytes: int) -> str:
 
 
 def available_bytes() -> int:
-    """The machine's available memory, or the memory that this process's cgroup may still take, if
-    that is less."""
+    """The memory that is available on the machine, or to this process's cgroup if that is less."""
     available = int(psutil.virtual_memory().available)
     for folder, limit, use, reclaimable in CGROUPS:
         left = _cgroup_left(Path(folder), limit, use, reclaimable)
@@ -55,8 +58,9 @@ def _cgroup_left(folder: Path, limit: str, use: str, reclaimable: str) -> int | 
 
 
 def default_frontends(num_cores: int, spare_bytes: int) -> int:
-    """A frontend that dies serves again after 10 s, and a second frontend serves meanwhile.
-    `spare_bytes`: the memory that the instances leave."""
+    """The number of frontends. Two are better if there is room: when a frontend dies, it serves
+    again after 10 s, and the other one serves meanwhile. `spare_bytes`: the memory that the
+    instances leave."""
     room = num_cores >= TWO_FROM_CORES and spare_bytes >= DEFAULT_FRONTENDS * FRONTEND_BYTES
     return DEFAULT_FRONTENDS if room else 1
 
@@ -66,6 +70,6 @@ def num_cores() -> int:
 
 
 def load() -> str:
-    """How busy the machine is, in words, if that explains a slow start; else empty."""
+    """How busy the machine is, in words, if that explains a slow start; otherwise empty."""
     running, cores = os.getloadavg()[0], num_cores()
     return f"a load of {running:.0f} on {cores} cores" if running > BUSY * cores else ""

@@ -1,10 +1,9 @@
 """The controller's two ports: its inbox for the members, and the control API.
 
-The head process holds both ports from before the controller starts until the cluster ends.
+The head process holds both ports from before the controller's start until the cluster ends.
 Otherwise another program could take them before the controller starts, or between its death and its
-next start: Ray's servers take free ports by the dozen. At first both are bound but do not listen,
-so that callers are refused at once and need not wait.
-"""
+next start: Ray's servers take free ports by the dozen. At first both sockets are bound but do not
+listen, so that callers are refused at once and need not wait."""
 
 import contextlib
 import logging
@@ -19,18 +18,18 @@ from controller.main.plan import ClusterPlan
 log = logging.getLogger(__name__)
 
 CONTROL_BACKLOG = 128
-# When the controller starts again, all members of the largest cluster connect at once.
+# All members of the largest cluster connect at once when the controller starts again.
 INBOX_BACKLOG = 2048
 # These ports are above those of Ray's workers, and below those that Linux gives to outgoing
-# connections. On somebody else's Ray there may be no head that holds the port while a new
-# controller starts, and then another program's connection could get it.
+# connections. On somebody else's Ray there may be no head process to hold the port while a new
+# controller starts. Without this range, a connection of another program could take the port then.
 APART = range(20_000, 32_768)
 MAX_TRIES = 50
 
 
 def bound(host: str, port: int, *, again: bool) -> socket.socket:
-    """A bound socket. `again`: the port was ours a moment ago, and the kernel may still remember
-    its last connections. Raises OSError."""
+    """A bound socket. `again`: whether the port was ours a moment ago, so that the kernel may still
+    remember its last connections. Raises OSError."""
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(again))
@@ -42,8 +41,8 @@ def bound(host: str, port: int, *, again: bool) -> socket.socket:
 
 
 def bound_apart(host: str) -> socket.socket:
-    """A socket that is bound to a port that programs do not get by chance, or to any port if too
-    many of those are in use. Raises OSError."""
+    """A socket that is bound to a port in `APART`, which programs do not get by chance, or to any
+    port if too many of these are in use. Raises OSError."""
     for port in random.sample(APART, MAX_TRIES):
         with contextlib.suppress(OSError):
             return bound(host, port, again=False)
@@ -51,37 +50,37 @@ def bound_apart(host: str) -> socket.socket:
 
 
 def keep(plan: ClusterPlan, control: socket.socket, inbox: socket.socket) -> list[Keeper]:
-    """Keeps the sockets for each process that becomes the controller. The head process calls it."""
+    """Keeps the sockets for all later processes of the controller. Called by the head process."""
     return [Keeper(control, _control(plan)), Keeper(inbox, _inbox(plan))]
 
 
 def control_socket(plan: ClusterPlan) -> socket.socket:
-    """The control API's socket, which listens. The controller calls it."""
+    """The control API's socket, which listens. Called by the controller."""
     table = plan.settings.control
     found = _received(_control(plan), lambda: bound(table.host, table.port, again=True))
     return _listening(found, CONTROL_BACKLOG)
 
 
 def inbox_socket(plan: ClusterPlan, host: str) -> socket.socket:
-    """The inbox's socket, which listens. The members know its address by `plan.members_port`. The
-    controller calls it."""
+    """The inbox's socket, which listens. The members know its address by `plan.members_port`.
+    Called by the controller."""
     found = _received(_inbox(plan), lambda: bound(host, plan.members_port, again=True))
     return _listening(found, INBOX_BACKLOG)
 
 
 def _listening(found: socket.socket, backlog: int) -> socket.socket:
-    """Lets the socket listen. After its end the kernel keeps the port for its last connections for
-    a minute, unless the option SO_REUSEADDR was set. The option is set once the socket listens:
-    before, it would let another program bind the same port."""
+    """Makes the socket listen. When a process ends, the kernel keeps the port for its last
+    connections for a minute, unless SO_REUSEADDR was set. The option is set only after the socket
+    listens: if it were set before, another program could bind the same port."""
     found.listen(backlog)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return found
 
 
 def _received(path: Path, bind_anew: Callable[[], socket.socket]) -> socket.socket:
-    """A socket from the head process or, without a head, one that is bound anew: on somebody else's
-    Ray a cluster outlives its head, and its ports are free then unless another program has taken
-    them."""
+    """The socket that the head process keeps or, without a head process, a new one: on somebody
+    else's Ray a cluster outlives its head process. The cluster's ports are then free, unless
+    another program has taken them."""
     try:
         found = receive(path)
     except OSError as error:

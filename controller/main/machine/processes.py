@@ -1,9 +1,9 @@
 """The cluster's processes on this machine, how they are ended, and the signals that stop a command.
 
-Processes are found by the nonce in their environment, or by their session, as a process that sets
-its title, like Ray's agents, overwrites its environment. While a command does what must be undone
-if it is stopped, signals to stop become interrupts. While the command undoes it, they are ignored.
-"""
+Processes are found by the nonce in their environment, or by their session: a process that sets its
+title, such as Ray's agents, overwrites its environment. While a command does something that must be
+undone if the command is stopped, the signals to stop become interrupts. While the command undoes
+it, they are ignored."""
 
 import contextlib
 import os
@@ -21,18 +21,18 @@ STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Session(NamedTuple):
-    """The session in which a process of ours was started, and which it leads. The kernel gives its
+    """A session that was made for a process of ours, which leads it. The kernel gives the session's
     number to no other process while the session has a member."""
 
     leader: int
     folder: Path
-    """The working folder of its members. A stranger's session that got the number after all our
-    processes had ended has another folder."""
+    """The working folder of the session's members. If all our processes have ended, another session
+    may get the same number, but it has another folder."""
 
 
 def processes_of(nonce: str, session: Session | None = None) -> list[psutil.Process]:
-    """Live processes of this user, except the calling one, that have the cluster's nonce or are in
-    its session."""
+    """Live processes of this user that have the cluster's nonce or are in its session. The calling
+    process is not included."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -43,7 +43,7 @@ def processes_of(nonce: str, session: Session | None = None) -> list[psutil.Proc
             ):
                 found.append(process)
         except (psutil.Error, OSError):
-            continue  # the process is gone, or another user's
+            continue  # the process has ended, or belongs to another user
     return found
 
 
@@ -56,7 +56,8 @@ def _is_in(process: psutil.Process, session: Session | None) -> bool:
 
 
 def same_process(pid: int | None, started_s: float | None) -> psutil.Process | None:
-    """The process `pid`, if it started at `started_s` and is no later process with that number."""
+    """The process `pid`, if it started at `started_s`; otherwise it is a later process with the
+    same number."""
     if pid is None or started_s is None:
         return None
     try:
@@ -71,7 +72,7 @@ def same_process(pid: int | None, started_s: float | None) -> psutil.Process | N
 
 
 def end(processes: list[psutil.Process], patience_s: float) -> None:
-    """Ends processes by SIGTERM, and after `patience_s` by SIGKILL."""
+    """Ends processes by SIGTERM, and those that still run after `patience_s` by SIGKILL."""
     for process in processes:
         _quietly(process.terminate)
     _, alive = psutil.wait_procs(processes, timeout=patience_s)
@@ -81,8 +82,9 @@ def end(processes: list[psutil.Process], patience_s: float) -> None:
 
 
 def sweep(nonce: str, session: Session | None = None, deadline_s: float = 10.0) -> int:
-    """Ends the processes of a nonce and of a session until none is left; returns their number. One
-    round is not enough, because a process may start another one while it is being ended."""
+    """Ends the processes with this nonce and of this session until none is left. Returns their
+    number. This may take several rounds, because a process may start another one while it is being
+    ended."""
     ended: set[int] = set()
     give_up_s = time.monotonic() + deadline_s
     while (left := processes_of(nonce, session)) and time.monotonic() < give_up_s:
@@ -98,8 +100,8 @@ def _quietly(action: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def stops_interrupt() -> Iterator[None]:
-    """Lets SIGTERM, the terminal's hang-up and SIGQUIT raise KeyboardInterrupt, as Ctrl-C does. A
-    signal that is ignored, such as a hang-up under nohup, stays ignored."""
+    """Turns SIGTERM, SIGQUIT and the terminal's hang-up into KeyboardInterrupt, as Ctrl-C is. A
+    signal that is already ignored, such as a hang-up under nohup, stays ignored."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -114,7 +116,8 @@ def stops_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Ignores interrupts, so that an impatient third Ctrl-C does not stop the undoing halfway."""
+    """Ignores interrupts, so that an impatient user's third Ctrl-C does not stop the undoing
+    halfway."""
     before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, *STOPS)}
     try:
         yield

@@ -11,27 +11,28 @@ from pathlib import Path
 from controller.api.state import user_files
 
 NONCE_VARIABLE = "LLUMCTL_NONCE"
-"""Marks every process of one cluster, so that `down` finds processes that an accident left
-behind."""
+"""This variable marks every process of a cluster, so that `down` finds processes that are left over
+after an accident."""
 TOKEN_FILE = "ray.token"
-"""In the cluster's state folder."""
+"""The token file's name in the cluster's state folder."""
 MEMORY = {"MALLOC_ARENA_MAX": "2"}
-"""By default glibc keeps the free memory of up to 8 arenas for each core, of 64 MiB each, for the
-threads that once used them. After an hour of fuzzing an instance had ten such arenas, full of
-holes."""
+"""By default glibc has up to 8 arenas for each core, of 64 MiB each, and keeps their free memory
+for the threads that once used them. After an hour of fuzzing an instance had ten such arenas, full
+of holes."""
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "86400"}
-"""How many seconds the processes of our own Ray live on without its head; Ray's default is a
+"""How many seconds the processes of our own Ray continue without its head; Ray's default is a
 minute. The head is needed only to start and end processes, and `status` says if it is gone."""
 NOT_INHERITED = frozenset(
     {
-        # ray.init would join that Ray instead of starting one.
+        # With this variable, ray.init would join that Ray and not start one.
         "RAY_ADDRESS",
         # vLLM and Ray import modules that warn, and rely on asserts and docstrings.
         "PYTHONOPTIMIZE",
         "PYTHONWARNINGS",
-        # With this an interpreter waits for input instead of ending.
+        # With this variable, an interpreter does not end but waits for input.
         "PYTHONINSPECT",
-        # The cluster's metrics would mix with the user's own, and with those of another cluster.
+        # With these variables, the cluster's metrics would mix with the user's own, and with
+        # another cluster's.
         "PROMETHEUS_MULTIPROC_DIR",
         "prometheus_multiproc_dir",
     }
@@ -45,22 +46,22 @@ START_LIMITS_S = (
 )
 START_LIMITS_MS = ("RAY_agent_register_timeout_ms",)
 START_ATTEMPTS = ("RAY_raylet_client_num_connect_attempts",)
-"""How long the parts of Ray wait for each other when a node starts, and how often they try to
-connect, once a second. The default of most limits is 30 s, which a busy machine exceeds though
-every part makes progress. `RAY_raylet_client_connect_timeout_milliseconds` is not a limit but the
-pause between two attempts: with a long pause, a raylet whose first attempt came too early slept
-through its start. The limit for a worker's start is not among these (docs/reliability.md, a start
-that hangs)."""
+"""Ray's limits for how long its parts wait for each other when a node starts, and for how often
+they try to connect, once a second. The default of most limits is 30 s. A busy machine exceeds it,
+although every part makes progress. `RAY_raylet_client_connect_timeout_milliseconds` is not a limit
+but the pause between two attempts: with a long pause, a raylet whose first attempt came too early
+slept through its start. The limit for a worker's start is not in these lists (docs/reliability.md,
+a start that hangs)."""
 MAX_LIMIT_S = 86_400
-"""In milliseconds it still fits into the 32 bits that Ray has for it."""
+"""The largest limit: in milliseconds it still fits into the 32 bits that Ray has for it."""
 OUR_PACKAGES = ("controller", "llumctl", "tui")
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
 
 def ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
     """The variables by which the cluster's processes prove themselves to Ray. Our own Ray has its
-    own token. For somebody else's Ray the variables of the user's environment count, and `down`
-    uses them, too."""
+    own token. For somebody else's Ray the variables in the user's environment are used, also by
+    `down`."""
     if ray_address:
         return {key: os.environ[key] for key in AUTH_VARIABLES if key in os.environ}
     token = Path(state_dir) / TOKEN_FILE
@@ -68,15 +69,15 @@ def ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
 
 
 def make_token(authentication: dict[str, str]) -> None:
-    """Makes the token file of our own Ray anew."""
+    """Makes a new token file for our own Ray."""
     with user_files.new_private(Path(authentication["RAY_AUTH_TOKEN_PATH"])) as file:
         file.write(secrets.token_hex(16).encode())
 
 
 def own_environment() -> dict[str, str]:
-    """The user's environment without variables that would change our processes. It names the user
-    in any case: Ray and torch ask for the name, but in a container the user may have no entry in
-    the password file."""
+    """The user's environment without variables that would change our processes. It always names the
+    user: Ray and torch ask for the name, but in a container the user may have no entry in the
+    password file."""
     found = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
     if "PYTHONPATH" in found:
         found["PYTHONPATH"] = _without_strangers(found["PYTHONPATH"])
@@ -86,8 +87,8 @@ def own_environment() -> dict[str, str]:
 
 
 def _without_strangers(python_path: str) -> str:
-    """PYTHONPATH without folders in which somebody else's module has the name of a package of ours:
-    that module would be imported in its place."""
+    """PYTHONPATH without folders in which another module has the name of one of our packages: that
+    module would be imported in place of ours."""
     root = Path(__file__).parents[3]
     kept = []
     for folder in python_path.split(os.pathsep):
@@ -112,11 +113,11 @@ def _has_name() -> bool:
 def head_environment(
     nonce: str, authentication: dict[str, str], *, loopback: bool, start_timeout_s: float
 ) -> dict[str, str]:
-    """All of the head's environment.
+    """The complete environment of the head process.
 
-    `loopback`: our own Ray must listen on no other address. Ray has no setting for that. But one
-    variable says that no machine will join, and then Ray takes 127.0.0.1 as its node's address
-    (ray 2.60, _private/services.py `get_node_ip_address`), and its servers bind nothing else.
+    `loopback`: whether our own Ray must listen on no other address. Ray has no setting for that.
+    But one variable says that no machine will join; Ray then takes 127.0.0.1 as its node's address
+    (ray 2.60, _private/services.py `get_node_ip_address`), and its servers listen on no other.
 
     `start_timeout_s`: how long `up` waits. Ray does not give up sooner, unless the user's own
     variables say so.
@@ -134,7 +135,7 @@ def head_environment(
             NONCE_VARIABLE: nonce,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
-            # Ray's default runs workers at nice 15, after everything else on the machine.
+            # By default Ray runs workers at nice 15, behind everything else on the machine.
             "RAY_worker_niceness": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "PYTHONSAFEPATH": "1",

@@ -1,14 +1,13 @@
-"""The folders of a run: its temporary folder, and the logs that outlive it.
+"""The folders of a run: its temporary folder, and the logs that outlive the run.
 
-The temporary folder has a cluster's short-lived files: Ray's session with its Unix sockets, and
-metrics. Every run of a cluster gets a folder with an unpredictable name, so two clusters of one
-name do not share it, and nobody can have put a symbolic link in its place. A marker in the folder
-holds the run's nonce. Only a folder with the right marker is ever emptied, so a run state that
-names another folder, by accident or by malice, does no harm.
+The temporary folder has the short-lived files of a cluster: Ray's session with its Unix sockets,
+and metrics. Every run of a cluster gets a folder with an unpredictable name. So two clusters of the
+same name do not share a folder, and nobody can have put a symbolic link in its place. A marker in
+the folder contains the run's nonce. Only a folder with the right marker is ever emptied, so a run
+state that names another folder, by accident or by malice, does no harm.
 
-A new run puts the logs of the last run aside, and deletes those of the run before. Ray's own logs
-of a start that failed are copied before their temporary folder is removed.
-"""
+A new run puts the logs of the last run aside, and deletes those of the run before. If a start
+failed, Ray's own logs are copied before their temporary folder is removed."""
 
 import contextlib
 import os
@@ -22,8 +21,10 @@ from controller.api.errors import LlumctlError
 PREFIX = "llumctl-"
 MARKER = "llumctl-cluster"
 RAY = "ray"
-"""Ray's folder in our folder, which is private: Ray opens its own to everybody (mode 0777)."""
-# A Unix socket's path may have 107 bytes, and Ray's own part of it takes 66.
+"""The name of Ray's folder within our folder. Our folder is private, and Ray gives its own the mode
+0777."""
+# The longest path of Ray's folder. A Unix socket's path may have 107 bytes, and Ray's own part
+# takes 66.
 MAX_RAY_BYTES = 40
 # mkdtemp appends this many bytes to the prefix.
 NUM_RANDOM_BYTES = 8
@@ -32,16 +33,16 @@ PREVIOUS = "previous"
 RAY_LOGS = "ray"
 """Both are folders among the cluster's logs."""
 MAX_FILES = 60
-"""How many of the newest files are copied. Ray writes two for each process, and a few of its
-own."""
+"""At most this many files are copied, the newest ones. Ray writes two files for each process, and a
+few of its own."""
 MAX_FILE_BYTES = 256 << 10
-"""The end of each file is copied; the copy of a longer file begins with an ellipsis."""
+"""If a file is longer, only its end is copied, and the copy begins with an ellipsis."""
 
 
 def make_temp(nonce: str) -> Path:
-    """Makes a folder of mode 0700 below the user's temporary folder. It is made below /tmp instead
-    if the path of the user's folder is too long for Ray's sockets, or is not ASCII, as Ray cannot
-    send other letters."""
+    """Makes a folder of mode 0700 below the user's temporary folder. If the path of the user's
+    folder is too long for Ray's sockets, or has characters that are not ASCII, which Ray cannot
+    send, the folder is made below /tmp."""
     base = tempfile.gettempdir()
     name_bytes = len(f"/{PREFIX}") + NUM_RANDOM_BYTES + len(f"/{RAY}")
     if len(os.fsencode(base)) + name_bytes > MAX_RAY_BYTES or not base.isascii():
@@ -60,11 +61,11 @@ def make_temp(nonce: str) -> Path:
 
 
 def remove_temp(folder: str, nonce: str) -> str:
-    """Removes the folder of the run with this nonce. Returns why it was left; empty if it is gone.
+    """Removes the folder of the run with this nonce. Returns why the folder was left; empty if it
+    is gone.
 
-    Everything is deleted through the descriptor of the folder whose marker was checked, so that a
-    folder that is put in its place meanwhile is not touched.
-    """
+    Everything is deleted through the descriptor of the folder whose marker was checked, so that
+    another folder that is put in its place meanwhile is not touched."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         descriptor = os.open(folder, flags)
@@ -109,8 +110,8 @@ def _marked(folder: int) -> bytes | None:
 
 
 def _empty(folder: int) -> None:
-    """Deletes the folder's content, the marker last, so that an interrupted removal can be
-    repeated."""
+    """Deletes the content of the folder. The marker comes last, so that an interrupted removal can
+    be repeated."""
     with os.scandir(folder) as entries:
         names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_folder in names:
@@ -137,13 +138,13 @@ def put_aside(log_dir: Path) -> None:
 
 
 def session_logs(temp_dir: str) -> Path:
-    """Ray's own folder of logs, while the cluster's temporary folder exists."""
+    """The folder of Ray's own logs. It exists as long as the cluster's temporary folder."""
     return Path(temp_dir) / RAY / "session_latest" / "logs"
 
 
 def copy_ray_logs(temp_dir: str, log_dir: Path) -> None:
-    """Copies Ray's logs to a folder among the cluster's logs, where they replace those that were
-    copied before. Files that cannot be read or written are left out."""
+    """Copies Ray's logs to a folder among the cluster's logs, and replaces earlier copies there.
+    Files that cannot be read or written are left out."""
     target = log_dir / RAY_LOGS
     with contextlib.suppress(OSError):
         files = _regular_files(session_logs(temp_dir))

@@ -1,24 +1,23 @@
 """The process of the engine that is measured: it makes the engine as an instance does, measures its
-steps and its KV link, and says what it finds.
+steps and its KV link, and sends the results.
 
 `python -P -m controller.main.profile.engine_process DESCRIPTOR` reads its task, a line of JSON,
 from stdin, and writes a line of JSON for each message to the descriptor. stdin stays open as long
-as the parent lives. At its end this process ends, whatever it does.
+as the parent lives. When stdin ends, this process ends, whatever it does.
 
-Steps are measured at the points of a grid. Every round goes through the whole grid, so that what
-else the machine does meets all points alike; a point is the median over the rounds. A batch grows
-from one request to as many as fit, and its decode steps are timed at each size. The steps in which
-the batch grows are the mixed steps, if one step takes all new prompts. An engine that launches a
-step before the one ahead has ended has no mixed steps that can be told: a call of `step` lasts for
-parts of two. (On an H100 such a call made 2.7 ms of a prompt of 64 tokens beside a decode that
-takes 6 ms alone.)
+Steps are measured at the points of a grid. Every round goes through the whole grid, so that other
+work on the machine affects all points alike. The value of a point is the median over the rounds. A
+batch grows from one request to as many as fit, and its decode steps are timed at each size. The
+steps in which the batch grows are the mixed steps, if all new prompts fit into one step. No mixed
+steps can be measured with an engine that launches a step before the last one has ended: a call of
+`step` then covers parts of two steps. (On an H100 such a call took 2.7 ms for a prompt of 64 tokens
+beside a decode that takes 6 ms alone.)
 
-The KV link is measured with stages as a move copies them, to another process of this machine. The
-source gathers blocks of the engine, all of them free. The other process has blocks in main memory,
-and nothing else. Within one process a copy was a fifth faster (1.5 GB/s instead of 1.2), and one
-block took half as long, as no other process had to be woken. The fastest of the rounds counts: here
-a wait for a core cannot be told from a copy, as several threads wait for each other.
-"""
+The KV link is measured with stages, as a move copies them, to another process on this machine. The
+source gathers blocks of the engine, all of them free. The other process only has blocks in main
+memory. Within one process a copy was a fifth faster (1.5 GB/s instead of 1.2), and one block took
+half as long, because no other process had to be woken. Of the rounds, the fastest counts: several
+threads wait for each other here, so a wait for a core cannot be told from a copy."""
 
 import asyncio
 import contextlib
@@ -64,11 +63,11 @@ if TYPE_CHECKING:
     from controller.adapters.vllm.engine import VllmEngine
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
-"""Linux's account of a thread: nanoseconds on a core, nanoseconds of waiting for a core, and a
-count."""
+"""Linux's account of a thread has three numbers: nanoseconds on a core, nanoseconds of waiting for
+a core, and a count."""
 MAX_SCHEDSTAT_BYTES = 128
 SHORTEST = 64
-"""Tokens of the shortest prompt, unless the engine takes no long prompts."""
+"""The number of tokens in the shortest prompt, unless the engine takes no long prompts."""
 CONTEXT_FACTOR = 8
 STEPS_PER_RUNG = 7
 """How many decode steps are timed at one size of the batch. The number is odd, so that the median
@@ -76,7 +75,7 @@ is the time of one of them."""
 
 Report = Callable[[str], None]
 Rung = tuple[int, int]
-"""The tokens of each prompt, and the requests in the batch."""
+"""A size of the batch: the number of tokens in each prompt, and the number of requests."""
 MakeRequest = Callable[[str, int, int], Frames]
 """Encodes a request: its id, its number of prompt tokens, and its largest number of outputs."""
 
@@ -85,11 +84,11 @@ SOURCE, DESTINATION = Peer("source", 1, ""), Peer("destination", 1, "")
 TOLD, READY, EXPECT, EXPECTING = "told", "ready", "expect", "expecting"
 RECEIVED, FAILED = "received", "failed"
 STAGE_BYTES = 32 << 20
-"""With the embedded model this is a stage of some 8,000 tokens; with a large model, a late
-stage."""
+"""The size of a stage. With the embedded model such a stage has some 8,000 tokens; with a large
+model it is like one of a move's last stages."""
 NUM_LINK_ROUNDS = 10
 START_TIMEOUT_S = 120.0
-"""The other process imports torch."""
+"""The other process has to import torch in this time."""
 COPY_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 20.0
 
@@ -106,7 +105,7 @@ def main(descriptor: int) -> None:
         from controller.adapters.vllm.engine import TrialRequests, VllmEngine
 
         engine = VllmEngine(task.engine_args, lambda text: send(Said(text)))
-        gc.freeze()  # as an instance does
+        gc.freeze()  # an instance does the same
         sizes = sizes_of(engine)
         if task.with_link and not sizes.kv_block_bytes:
             send(NoLink())
@@ -131,7 +130,7 @@ def main(descriptor: int) -> None:
 
 
 def sizes_of(engine: "VllmEngine") -> EngineSizes:
-    """The sizes of an idle engine."""
+    """The sizes of an engine that has no requests."""
     found = engine.snapshot("profile", 1)
     return EngineSizes(
         block_size=found.block_size,
@@ -152,25 +151,25 @@ def _end_with_parent() -> None:
 
 
 class UnexpectedError(RuntimeError):
-    """The engine did not do what it was asked for; the message says what it did."""
+    """The engine did not do what was expected; the message says what it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenStep:
     time_s: float
     work: Step
-    """The step's work as far as its outputs tell: a prompt counts whole in the step that ends it,
-    and chunks before that do not count."""
+    """The work of the step, as far as its outputs show it. A prompt counts as a whole in the step
+    that ends it; earlier chunks do not count."""
 
 
 class DrivenEngine:
-    """An engine that takes requests and steps as an instance's does, under a clock.
+    """An engine whose steps are timed. It gets requests and makes steps as in an instance.
 
-    A step lasts from the end of the step before it to its own end. So it includes what an instance
-    does on the engine's thread between two steps, while another thread encodes outputs. Nothing is
-    sent anywhere.
+    A step lasts from the end of the step before it to its own end. So its time includes what an
+    instance does on the engine's thread between two steps, while another thread encodes outputs.
+    Nothing is sent anywhere.
 
-    `status_interval_s`: how often an instance looks at its requests for a status. `clock` is in
+    `status_interval_s`: how often an instance goes through its requests for a status. `clock` is in
     seconds."""
 
     def __init__(
@@ -189,7 +188,7 @@ class DrivenEngine:
         self._num_emitted: dict[str, int] = {}
         self._since_s = self._looked_s = clock()
         self._encoding = ThreadPoolExecutor(1)
-        engine.take_events()  # of what it was used for before
+        engine.take_events()  # drops events of earlier use
 
     def __enter__(self) -> Self:
         return self
@@ -204,7 +203,7 @@ class DrivenEngine:
 
     @property
     def contexts(self) -> list[int]:
-        """The tokens of each request that decodes."""
+        """The number of tokens of each request that decodes."""
         return [self._prompts[each] + n for each, n in self._num_emitted.items() if n]
 
     @property
@@ -213,7 +212,7 @@ class DrivenEngine:
         return sum(not n for n in self._num_emitted.values())
 
     def add(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Adds a request. The next step begins now."""
+        """Adds a request. The next step counts from now."""
         request_id = next(self._ids)
         frames = self._make(request_id, num_prompt_tokens, max_tokens)
         prepared = self._engine.prepare(frames, 0)
@@ -253,7 +252,7 @@ class DrivenEngine:
         return TakenStep(took_s, Step(tuple(prefill), num_decoding, num_context_tokens))
 
     def clear(self) -> None:
-        """Ends all requests, and all that the engine has begun for them."""
+        """Ends all requests, and everything that the engine has begun for them."""
         self._engine.abort(list(self._prompts))
         for request_id in list(self._prompts):
             self._forget(request_id)
@@ -272,15 +271,14 @@ class DrivenEngine:
 
 
 class CoreClock:
-    """A clock that stands still while its thread waits for a core that other processes have. It
-    must be made and called on one thread.
+    """A clock that stops while its thread waits for a core that other processes use. It must be
+    made and called on one thread.
 
-    Such waits are caused by the machine's other work, not by the engine. On two cores with a load
+    Such waits are caused by other work on the machine, not by the engine. On two cores with a load
     of 12 the embedded model's steps took five times as long by the wall clock, and a fit of its
     decode steps was off by 15% in the median; without the waits it was off by 2.5%. On a quiet
-    machine, and without Linux's account, this is the wall clock. It does not see waits of other
-    threads that the engine's thread waits for (OMP_NUM_THREADS above 1).
-    """
+    machine, and if Linux's account is missing, this is the wall clock. The clock does not notice
+    waits of other threads for which the engine's thread waits (OMP_NUM_THREADS above 1)."""
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -295,12 +293,12 @@ class CoreClock:
             waited_s = self._waited_s()
             if waited_s == before_s:
                 return now_s - waited_s
-            # A wait between both readings would be in only one of them. On a busy machine that gave
-            # steps of negative length.
+            # A wait between the two readings would be in only one of them. On a busy machine this
+            # gave steps of negative length.
 
     @property
     def waited_ratio(self) -> float:
-        """The share of waits in the time since this clock was made."""
+        """The part of the time since this clock was made that was spent waiting."""
         waited_s = self._waited_s() - self._began_waited_s
         return waited_s / (time.perf_counter() - self._began_s)
 
@@ -350,7 +348,8 @@ def measure(
 
 
 def _launches_ahead(engine: DrivenEngine, sizes: EngineSizes, num_tokens: int) -> bool:
-    """Whether a prompt's token comes with a later call of `step` than that of its last step."""
+    """Whether the engine launches steps ahead: a prompt's token then comes with a later call of
+    `step` than the call that computes the end of the prompt."""
     engine.add(num_tokens, 1)
     num_steps = 0
     while engine.num_pending:
@@ -361,7 +360,8 @@ def _launches_ahead(engine: DrivenEngine, sizes: EngineSizes, num_tokens: int) -
 
 
 def _prefill_s(engine: DrivenEngine, num_tokens: int) -> float:
-    """Seconds from a prompt's admission to its token, on an engine that has nothing else to do."""
+    """The seconds from a prompt's admission to its token, on an engine that has nothing else to
+    do."""
     engine.add(num_tokens, 1)
     took_s = 0.0
     while engine.num_pending:
@@ -377,8 +377,8 @@ def _grow(
     decode: dict[Rung, list[TakenStep]],
     mixed: dict[Rung, list[TakenStep]],
 ) -> None:
-    """Grows a batch, and adds what it measures to `decode` and `mixed`. Contexts grow a little by
-    the tokens that are decoded meanwhile."""
+    """Lets a batch grow, and adds the measured steps to `decode` and `mixed`. The tokens that are
+    decoded meanwhile make the contexts a little longer."""
     wanted = 1
     while (size := next_batch(sizes, engine.contexts, prompt, wanted)) is not None:
         num_before = len(engine.contexts)
@@ -401,7 +401,8 @@ def _grow(
 def _is_mixed(
     step: TakenStep, num_before: int, num_new: int, prompt: int, sizes: EngineSizes
 ) -> bool:
-    """Whether this step computed all new prompts whole, beside the decodes."""
+    """Whether this step computed all new prompts as a whole, and also decoded the other
+    requests."""
     in_one_step = num_new * prompt + num_before <= sizes.max_num_batched_tokens
     whole = in_one_step and prompt <= sizes.max_chunk_tokens
     work = step.work
@@ -414,8 +415,8 @@ def _excess(steps: list[TakenStep]) -> float:
 
 
 def _point(steps: list[TakenStep]) -> Point:
-    """The point of steps of one batch. As its context grows evenly, the median of the contexts
-    belongs to the median of the times."""
+    """One point for many steps of the same batch. Its context grows evenly, so the median of the
+    contexts belongs to the median of the times."""
     first = steps[0].work
     context = round(median(step.work.num_context_tokens for step in steps))
     work = Step(first.prefill, first.num_decoding, context)
@@ -423,8 +424,8 @@ def _point(steps: list[TakenStep]) -> Point:
 
 
 def grid_of(sizes: EngineSizes) -> Grid:
-    """The grid for these sizes. Lengths double from SHORTEST to the longest that fits. A batch's
-    contexts grow eightfold, up to half of the longest."""
+    """The grid for these sizes. The lengths begin with SHORTEST and double up to the longest that
+    fits. The contexts of batches grow eightfold, up to half of the longest length."""
     longest = min(sizes.max_model_len - 1, _room_blocks(sizes) * sizes.block_size - 1)
     shortest = SHORTEST
     while shortest > 1 and shortest * 2 * CONTEXT_FACTOR > longest:
@@ -436,9 +437,9 @@ def grid_of(sizes: EngineSizes) -> Grid:
 
 
 def next_batch(sizes: EngineSizes, contexts: Sequence[int], prompt: int, wanted: int) -> int | None:
-    """How large the batch becomes: `wanted`, or as many requests as fit with all tokens that they
-    will have decoded when their steps have been timed. None if no further request fits. `contexts`:
-    the tokens of the requests that decode now."""
+    """The next size of the batch: `wanted`, or as many requests as fit with all tokens that they
+    will have when their steps have been timed. None if no further request fits. `contexts`: the
+    tokens of each request that decodes now."""
     for size in range(min(wanted, sizes.max_num_running), len(contexts), -1):
         num_new = size - len(contexts)
         budget = max(1, sizes.max_num_batched_tokens - len(contexts))
@@ -451,7 +452,8 @@ def next_batch(sizes: EngineSizes, contexts: Sequence[int], prompt: int, wanted:
 
 
 def chunks_of(num_tokens: int, max_chunk_tokens: int) -> tuple[tuple[int, int], ...]:
-    """How a prompt that is alone is cut into steps: the tokens of each step, and those before."""
+    """The chunks of a prompt that is computed alone: for each step, the tokens in it and the tokens
+    before it."""
     return tuple(
         (min(max_chunk_tokens, num_tokens - before), before)
         for before in range(0, num_tokens, max_chunk_tokens)
@@ -468,7 +470,7 @@ def _room_blocks(sizes: EngineSizes) -> int:
 
 
 def measure_link(blocks: KvBlocks, num_blocks: int) -> LinkFigures:
-    """How fast the KV link is. `num_blocks`: the engine's blocks without the first one, which vLLM
+    """Measures the KV link. `num_blocks`: the engine's blocks without the first one, which vLLM
     keeps empty. Raises TransferError."""
     num_copied = max(1, min(STAGE_BYTES // blocks.block_bytes, num_blocks))
     here, there = multiprocessing.Pipe()
@@ -488,7 +490,7 @@ def measure_link(blocks: KvBlocks, num_blocks: int) -> LinkFigures:
 async def _measure(pipe: Connection, blocks: KvBlocks, num_copied: int) -> LinkFigures:
     end = LinkEnd(SOURCE, DESTINATION, pipe, blocks)
     try:
-        await end.hear(START_TIMEOUT_S)  # it is ready
+        await end.hear(START_TIMEOUT_S)  # the other process is ready
         await _copy(end, "warm-up", num_copied)
         stages, single = [], []
         for number in range(NUM_LINK_ROUNDS):
@@ -500,9 +502,9 @@ async def _measure(pipe: Connection, blocks: KvBlocks, num_copied: int) -> LinkF
 
 
 async def _copy(end: "LinkEnd", stage_id: str, num_blocks: int) -> float:
-    """Seconds until the other process says that it has the whole stage."""
+    """The seconds until the other process says that it has the whole stage."""
     end.say(EXPECT, (stage_id, num_blocks))
-    await end.hear(COPY_TIMEOUT_S)  # it expects the stage
+    await end.hear(COPY_TIMEOUT_S)  # the other process expects the stage
     began_s = time.perf_counter()
     await end.transfer.send(DESTINATION, stage_id, range(1, num_blocks + 1))
     kind, why = await end.hear(COPY_TIMEOUT_S)
@@ -512,10 +514,10 @@ async def _copy(end: "LinkEnd", stage_id: str, num_blocks: int) -> float:
 
 
 class LinkEnd:
-    """One end of a link between two processes. It is made on an event loop and closed there.
+    """One end of a link between two processes. It is made and closed on an event loop.
 
-    TOLD carries the transfer's own messages, which instances send by their mailboxes. `hear`
-    returns all other messages."""
+    Messages of the kind TOLD belong to the transfer itself; instances send them by their mailboxes.
+    `hear` returns all other messages."""
 
     def __init__(self, me: Peer, other: Peer, pipe: Connection, blocks: KvBlocks) -> None:
         self.transfer = TcpKvTransfer(lambda: me, HOST)
@@ -526,11 +528,11 @@ class LinkEnd:
         asyncio.get_running_loop().add_reader(pipe.fileno(), self._read)
 
     def say(self, kind: str, content: Any = None) -> None:
-        with contextlib.suppress(OSError):  # the other end is gone, which `hear` says
+        with contextlib.suppress(OSError):  # the other end is gone; `hear` will report it
             self._pipe.send((kind, content))
 
     async def hear(self, timeout_s: float | None = None) -> tuple[str, Any]:
-        """The next message. Raises TransferError if the other end is gone, or silent for
+        """The next message. Raises TransferError if the other end is gone, or has sent nothing for
         `timeout_s`."""
         try:
             found = await asyncio.wait_for(self._heard.get(), timeout_s)
@@ -561,8 +563,8 @@ class LinkEnd:
 
 
 def receive_all(pipe: Connection, block_bytes: int, num_blocks: int) -> None:
-    """What the process at the destination runs: it takes each stage that the source announces,
-    until the source is gone."""
+    """Runs in the process at the destination: receives each stage that the source announces, until
+    the source is gone."""
     from controller.adapters.vllm.worker_side import spare_blocks
 
     asyncio.run(_receive_all(pipe, spare_blocks(block_bytes, num_blocks)))

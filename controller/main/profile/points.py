@@ -1,12 +1,11 @@
-"""What the process that measures an engine tells `llumctl profile`, as plain values, and the fit of
-a profile's constants to what was measured: least squares of the relative errors, with no constant
+"""What the process that measures an engine tells `llumctl profile`, as plain values; and the fit of
+a profile's constants to the measurements, by least squares of the relative errors, with no constant
 below zero.
 
-The time of a prompt and of a decode step are each a sum of three constants times known figures of
+The time of a prompt, and that of a decode step, are sums of three constants times known figures of
 the work, so each fit is a linear problem with three unknowns. The best solution without negative
-constants is the best solution of some subset of them, with the other constants at zero. There are
-seven subsets, and all are tried.
-"""
+constants is the best solution for some subset of the constants, with the others at zero. There are
+seven subsets, and all are tried."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,12 @@ from controller.model.profile import LatencyProfile
 Matrix = NDArray[np.float64]
 
 SMALLEST_SINGULAR_RATIO = 1e-6
-"""Below this ratio the columns of a grid count as dependent."""
+"""If the ratio of singular values is smaller, the columns of a grid count as dependent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The work of one step, as `LatencyProfile.step_time_s` takes it."""
+    """The work of one step, as `LatencyProfile.step_time_s` gets it."""
 
     prefill: tuple[tuple[int, int], ...] = ()
     """For each prompt or chunk, the tokens computed in this step and the tokens computed before."""
@@ -45,7 +44,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Steps that follow each other, and how long they took together: the median of the repeats."""
+    """Consecutive steps, and how long they took together: the median over the repetitions."""
 
     steps: tuple[Step, ...]
     time_s: float
@@ -54,20 +53,23 @@ class Point:
         return sum(step.time_s(profile) for step in self.steps)
 
     def error(self, profile: LatencyProfile) -> float:
-        """The relative error against the measured time; positive if the profile is too slow."""
+        """The relative error of the profile's time; positive if that time is longer than the
+        measured one."""
         return self.fitted_s(profile) / self.time_s - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StepPoints:
-    """`prefill`: whole single prompts. `decode`: steps in which all requests decode. `mixed`: steps
-    that prefill whole prompts beside decodes; nothing is fitted to them."""
+    """`prefill`: single prompts, each computed as a whole. `decode`: steps in which all requests
+    decode. `mixed`: steps that prefill whole prompts and also decode; they are not used for the
+    fit."""
 
     prefill: tuple[Point, ...] = ()
     decode: tuple[Point, ...] = ()
     mixed: tuple[Point, ...] = ()
     decode_excess: float = 0.0
-    """By how much the mean time of decode steps exceeds the median, which is a point's time."""
+    """By how much the mean time of decode steps exceeds their median, relative to it. The median is
+    a point's time."""
 
     def by_kind(self) -> Iterator[tuple[str, tuple[Point, ...]]]:
         return iter((("prefill", self.prefill), ("decode", self.decode), ("mixed", self.mixed)))
@@ -75,8 +77,8 @@ class StepPoints:
 
 @dataclass(frozen=True, slots=True)
 class LinkFigures:
-    """In the fastest rounds a stage of `num_bytes` took `stage_s` over the KV link, and a stage of
-    a single block `one_block_s`."""
+    """How long copies over the KV link take; each time is the fastest of several rounds. `stage_s`:
+    a stage of `num_bytes`. `one_block_s`: a stage of a single block."""
 
     num_bytes: int
     stage_s: float
@@ -89,11 +91,10 @@ class LinkFigures:
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """What the engine says of itself, with the names of `LatencyProfile`.
+    """The sizes that the engine reports, with the names of `LatencyProfile`.
 
-    `max_chunk_tokens`: how much of one prompt a step computes. `kv_block_bytes` is 0 if other
-    processes hold the KV cache, so that nothing can be copied from it.
-    """
+    `max_chunk_tokens`: how many tokens of one prompt a step computes at most. `kv_block_bytes` is 0
+    if other processes hold the KV cache, so that nothing can be copied from it."""
 
     block_size: int
     num_total_blocks: int
@@ -106,7 +107,7 @@ class EngineSizes:
 
     @property
     def watermark_ratio(self) -> float:
-        """The ratio that gives `watermark_blocks` again when it is rounded as vLLM rounds it."""
+        """A ratio that gives `watermark_blocks` again when it is rounded as vLLM rounds it."""
         if not self.watermark_blocks:
             return 0.0
         return (self.watermark_blocks + 0.5) / (self.num_total_blocks + 1)
@@ -117,14 +118,14 @@ class Measured:
     sizes: EngineSizes
     points: StepPoints
     link: LinkFigures | None
-    """None if both figures that follow from it were given."""
+    """None if both figures that follow from it were given by the user."""
     waited_ratio: float
-    """The share of the time of the measured steps in which the engine's thread waited for a core
-    that other processes had. No point counts these waits."""
+    """The part of the time of the measured steps in which the engine's thread waited for a core
+    that other processes used. These waits are in no point."""
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What the engine's process has to do. `with_link`: whether it measures the KV link, too."""
+    """What the engine's process has to do. `with_link`: whether it also measures the KV link."""
 
     engine_args: dict[str, Any]
     num_rounds: int
@@ -144,7 +145,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class NoLink(msgspec.Struct, frozen=True, tag=True):
-    """Blocks of this engine's KV cache cannot be copied, so nothing was measured at all."""
+    """Blocks of this engine's KV cache cannot be copied. Nothing was measured then, not even the
+    steps."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -156,20 +158,20 @@ Message = Said | Failed | NoLink | Done
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """The relative errors over some points, without their signs."""
+    """The relative errors over some points, as absolute values."""
 
     median: float
     largest: float
 
     @classmethod
     def of(cls, points: tuple[Point, ...], profile: LatencyProfile) -> "FitError | None":
-        """None without points."""
+        """None if there are no points."""
         errors = [abs(point.error(profile)) for point in points]
         return cls(median(errors), max(errors)) if errors else None
 
 
 class DegenerateError(ValueError):
-    """The points do not determine the constants; the message says what they lack."""
+    """The points do not determine all constants; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,8 @@ def fit(points: StepPoints) -> StepConstants:
 
 
 def fit_prefill(points: Sequence[Point]) -> tuple[float, float, float]:
-    """Base, per token, per token squared. Raises DegenerateError."""
+    """Returns the constants of a prefill: base, per token, per token squared. Raises
+    DegenerateError."""
     num_lengths = len({_num_tokens(point) for point in points})
     if num_lengths < 3:
         raise DegenerateError(
@@ -208,7 +211,8 @@ def fit_prefill(points: Sequence[Point]) -> tuple[float, float, float]:
 
 
 def fit_decode(points: Sequence[Point]) -> tuple[float, float, float]:
-    """Base, per token of context, per request. Raises DegenerateError."""
+    """Returns the constants of a decode: base, per token of context, per request. Raises
+    DegenerateError."""
     steps = [step for point in points for step in point.steps]
     num_batches = len({step.num_decoding for step in steps})
     if num_batches < 2:
@@ -246,7 +250,8 @@ def _solved(
 
 
 def nonnegative_least_squares(matrix: Matrix, target: Matrix) -> Matrix:
-    """The x without a negative element that minimises |matrix x - target|. For a few columns."""
+    """The x without negative elements that minimises |matrix x - target|. It is meant for a few
+    columns."""
     return min(
         _candidates(matrix, target), key=lambda x: float(np.linalg.norm(matrix @ x - target))
     )

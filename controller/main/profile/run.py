@@ -1,9 +1,8 @@
-"""`llumctl profile`: starts an engine in a process of its own, has it measured, fits its profile
-and writes the profile's file.
+"""`llumctl profile`: starts an engine in a process of its own, has it measured, fits a profile to
+the measurements, and writes the profile's file.
 
-The process has a session of its own, so that Ctrl-C reaches this process alone, which then ends the
-engine's process and all that it has started.
-"""
+The engine's process has its own session, so that Ctrl-C reaches only this process. This process
+then ends the engine's process and everything that it has started."""
 
 import contextlib
 import json
@@ -52,25 +51,26 @@ from controller.model.profile import LatencyProfile, checked
 
 COMMAND = (sys.executable, "-P", "-m", "controller.main.profile.engine_process")
 LOG = "profile.log"
-"""The file in the state folder with what vLLM says while it is measured."""
+"""The file in the state folder with vLLM's output during the measurement."""
 LINK_KEYS = frozenset({"kv_bytes_per_token", "copy_bytes_per_s"})
 BUSY_RATIO = 0.05
-"""A share of the time. With longer waits for a core, the profile says that the machine was busy."""
+"""A part of the measured time. If the waits for a core took a larger part, the profile says that
+the machine was busy."""
 UNSTEADY_RATIO = 0.05
-"""If the mean of the decode steps exceeds the median by more, the profile says that the machine was
-unsteady."""
+"""If the mean time of decode steps exceeds their median by a larger part, the profile says that the
+machine was unsteady."""
 CPU_INFO = Path("/proc/cpuinfo")
 
 EXAMPLE = "llumctl profile --set copy_bytes_per_s=10e9"
 GROUPS = ("description", "block_size", "prefill_base_s")
-"""Fields before which a file has an empty line, except at its beginning."""
+"""Before each of these fields a file has an empty line, except at its beginning."""
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`given`: figures that the profile gets as they are, instead of measured ones."""
+    """`given`: figures for the profile that are taken as they are and not measured."""
 
     path: Path
     force: bool
@@ -85,7 +85,7 @@ class Profiled:
 
 
 def run(settings: Settings, wanted: Wanted, report: Report) -> Profiled:
-    """Measures an engine and writes its profile. Raises LlumctlError; then there is no file."""
+    """Measures an engine and writes its profile. If it raises LlumctlError, no file was written."""
     if emulation.is_emulated(settings):
         raise UsageError(
             "the engines of this configuration are emulated: they keep a profile, and cannot be"
@@ -121,7 +121,7 @@ def run(settings: Settings, wanted: Wanted, report: Report) -> Profiled:
 def profile_of(
     measured: Measured, constants: StepConstants, wanted: Wanted, subject: str
 ) -> LatencyProfile:
-    """The profile as its file will have it, with the fit's error in `source`."""
+    """The profile as it will be written to its file, with the error of the fit in `source`."""
     sizes, link = measured.sizes, measured.link
     values = {
         "description": subject,
@@ -179,7 +179,7 @@ def _source(measured: Measured, profile: LatencyProfile, wanted: Wanted) -> Iter
 
 
 def _engine(settings: Settings) -> tuple[dict[str, Any], int]:
-    """vLLM's arguments, and the number of threads, of one instance as `up` would start it."""
+    """vLLM's arguments and the number of threads that an instance would get from `up`."""
     planned = preflight.planned(settings)
     model, config_file = preflight.resolve_model(settings.cluster.model)
     args = planned.engine_args | {"model": model}
@@ -215,8 +215,8 @@ def _measured(task: Task, num_threads: int, model: str, report: Report) -> Measu
 
 @contextmanager
 def _engine_process(task: Task, num_threads: int, log: Path) -> Iterator[IO[bytes]]:
-    """Runs the engine's process, and yields its messages. When the block is left, that process and
-    all that it started have ended."""
+    """Runs the engine's process, and yields a file of its messages. When the block is left, that
+    process and all that it started have ended."""
     nonce = secrets.token_hex(8)
     environment = own_environment() | {NONCE_VARIABLE: nonce, "OMP_NUM_THREADS": str(num_threads)}
     ours, theirs = os.pipe()
@@ -270,7 +270,7 @@ def _cpu_name() -> str:
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Refuses a file that could not be written or would be overwritten, before anything is
+    """Refuses a file that could not be written, or that would be overwritten, before anything is
     measured."""
     if path.suffix != ".toml":
         raise UsageError(f"-o: {path} does not end in .toml, as a profile's file must")
@@ -282,8 +282,8 @@ def check_target(path: Path, *, force: bool) -> None:
 
 
 def write(path: Path, text: str, *, force: bool) -> None:
-    """Writes the file whole, or not at all. Raises RefusedError if there is a file by now, unless
-    `force`, and LlumctlError if the file cannot be written."""
+    """Writes the complete file or nothing. Raises RefusedError if the file exists by now, unless
+    `force` is set, and LlumctlError if it cannot be written."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("x", encoding="utf-8") as file:
@@ -316,8 +316,8 @@ def text_of(profile: LatencyProfile, points: StepPoints) -> str:
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Floats with four digits. A file has no more, and the errors in it are those of these
-    figures."""
+    """The values, with floats rounded to four digits. A file has no more digits, and the errors in
+    it are computed with these rounded figures."""
     return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
 
 
@@ -330,7 +330,7 @@ def _point_lines(profile: LatencyProfile, points: StepPoints) -> Iterator[str]:
 
 
 def work(point: Point) -> str:
-    """`1,024 tokens in 2 steps`, or `8 decoding, 4,096 tokens`."""
+    """The work of a point in words: `1,024 tokens in 2 steps`, or `8 decoding, 4,096 tokens`."""
     steps = point.steps
     num_prefill = sum(step.num_prefill_tokens for step in steps)
     num_decoding, num_context = steps[0].num_decoding, steps[0].num_context_tokens
@@ -357,8 +357,8 @@ def _toml(value: object) -> str:
 
 
 def _inside(line: str) -> str:
-    """A line as it stands in a TOML string: as JSON writes it, but with the one control character
-    escaped that JSON leaves as it is."""
+    """The content of a TOML string for this line: it is written as in JSON, but the one control
+    character that JSON does not escape is escaped too."""
     return json.dumps(line, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f")
 
 
@@ -369,7 +369,7 @@ def _is_there(path: Path) -> RefusedError:
 
 
 def parse_given(assignments: Iterable[str]) -> dict[str, Any]:
-    """The figures of `--set` assignments. Values are written as in TOML, but texts need no quotes.
+    """The figures in `--set` assignments. Values are written as in TOML, but texts need no quotes.
     Raises UsageError."""
     found: dict[str, Any] = {}
     for assignment in assignments:
