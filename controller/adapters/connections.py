@@ -63,7 +63,7 @@ MAX_DROPPED_BYTES = 64 * 1024 * 1024
 # After a refusal the rest of the request is read for this long: if the connection were closed with
 # unread bytes, the kernel would discard the answer.
 LINGER_S = 2.0
-# Requests that may wait for the answers to earlier requests on the same connection.
+# How many requests may wait for the answers to earlier requests on the same connection.
 MAX_PIPELINED = 64
 # The headers of an offer to continue in another protocol. Without `Upgrade` there is no offer.
 OFFER = frozenset({b"upgrade", b"http2-settings"})
@@ -73,7 +73,7 @@ URL_TOO_LONG = f"the request's URL has more than {MAX_HEAD_BYTES} bytes"
 
 
 class NotReadError(Exception):
-    """The server reads no further bytes of this client."""
+    """The server must read no further bytes of this client."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -180,8 +180,8 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
-        # uvicorn stops this timer at any bytes, so blank lines would keep a connection open for
-        # ever.
+        # uvicorn stops this timer as soon as any bytes come. Here only a request does, because
+        # otherwise blank lines would keep a connection open for ever.
         self._unset_keepalive_if_required()
         self._in_headers = True
         self._num_head_bytes = self._num_extra_bytes = self._num_dropped_bytes = 0
@@ -234,9 +234,9 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        """Answers a request that cannot be read, in the shape of other errors, and reads no more.
-        Earlier requests on the connection are answered first; the last of those answers ends the
-        connection."""
+        """Answers a request that cannot be read, in the shape of other errors, and reads no more
+        bytes. If earlier requests on the connection are not answered yet, they are answered first,
+        and the last of these answers ends the connection."""
         if self.transport.is_closing():
             return
         self._is_deaf = True
@@ -286,8 +286,8 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """The server ends. A request that has arrived is answered, and the answer closes the
-        connection. A client that has just connected may still send its first request."""
+        """Called when the server ends. A request that has arrived is still answered; then the
+        connection is closed. A client that has just connected may still send its first request."""
         self._keep_alive.ends = True
         if self.cycle is None:
             later = self.loop.call_later(FIRST_REQUEST_S, self.timeout_keep_alive_handler)

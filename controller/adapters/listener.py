@@ -13,7 +13,7 @@ import struct
 import threading
 from pathlib import Path
 
-# Bytes that the kernel may buffer for a client that reads slowly; the kernel's own limit is 4 MB.
+# How many bytes the kernel may buffer for a client that reads slowly; its own limit is 4 MB.
 SEND_BUFFER_BYTES = 256 * 1024
 # How many connections may wait for a frontend. uvicorn later sets its own default, which is the
 # same number.

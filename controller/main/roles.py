@@ -117,8 +117,9 @@ def _ended_with_ray() -> Iterator[None]:
     def watch() -> None:
         while not started.wait(BIRTH_POLL_S):
             for child in psutil.Process().children():
-                with contextlib.suppress(psutil.Error):  # helpers of Ray end while one looks
-                    # Ray waits for its processes only when it ends them: a dead one is a zombie.
+                with contextlib.suppress(psutil.Error):  # helpers of Ray may end meanwhile
+                    # Ray waits for its processes only when it ends them, so a process that died by
+                    # itself is still a zombie.
                     if child.name() in RAY_PARTS and child.status() == psutil.STATUS_ZOMBIE:
                         log.error("Ray could not start: its %s ended", child.name())
                         os._exit(1)
@@ -188,8 +189,8 @@ async def controller(plan_json: str, start: Start) -> None:
             for_instances | address,
             plan.num_gpus_per_instance,
         ),
-        # Frontends run beside the controller, on the machine of `up`: it has the endpoint's
-        # address.
+        # Frontends run beside the controller, on the machine of `up`, because that machine has the
+        # endpoint's address.
         frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
         available_bytes=available_bytes,
         instance_memory=lambda: instance_memory(plan, keeper.spec.engine.args),

@@ -127,7 +127,7 @@ class DecodeStretch:
         return self.first_s + self.growth_s * (num_steps - 1)
 
     def num_steps_within(self, time_s: float) -> int:
-        """How many steps are over after `time_s`."""
+        """How many steps have ended after `time_s`."""
         first_s, growth_s, most = self.first_s, self.growth_s, self.num_steps
         square_s = growth_s / 2
         linear_s = first_s - square_s
@@ -163,11 +163,8 @@ class EngineModel:
         self.moves = ModelMoves(self._state)
 
     def add(self, request: ModelRequest) -> None:
-        """Queues a request.
-
-        Raises:
-            ValueError: the id is in use, a count is not positive, or it can never run.
-        """
+        """Queues a request. Raises ValueError if its id is in use, if a count is not positive, or
+        if it can never run."""
         state = self._state.new_state(request)
         self._state.requests[request.request_id] = state
         self._state.waiting.push(state)
@@ -195,7 +192,7 @@ class EngineModel:
         )
 
     def step(self) -> StepResult:
-        """Takes one step: picks what runs, computes its time, and applies it."""
+        """Runs one step: chooses the requests, computes the step's time, and applies the choice."""
         config, engine_state = self.config, self._state
         running, waiting = engine_state.running, engine_state.waiting
         budget = config.max_num_batched_tokens
@@ -279,11 +276,7 @@ class EngineModel:
         )
 
     def check(self) -> None:
-        """Checks the whole state.
-
-        Raises:
-            AssertionError: something does not add up.
-        """
+        """Checks that the whole state is consistent. Raises AssertionError if it is not."""
         self._state.check()
 
     def _pick_running(self, budget: int, chunk: int, evicted: list[str]) -> tuple[int, int]:
@@ -301,7 +294,7 @@ class EngineModel:
                 victim = self._victim()
                 at = running.index(victim)
                 del running[at]
-                if at < i:  # the victim was to run in this step
+                if at < i:  # the evicted request was to run in this step
                     i -= 1
                     budget += victim.num_new
                 self._evict(victim)
@@ -315,9 +308,10 @@ class EngineModel:
         return i, budget
 
     def _admit(self, budget: int, chunk: int) -> dict[str, int]:
-        """Starts waiting requests in queue order, until one does not fit.
+        """Admits waiting requests in queue order, until a request does not fit.
 
-        Returns their ids, each with the number of tokens found in the prefix cache.
+        Returns the ids of the admitted requests, each with the number of its tokens that the prefix
+        cache had.
         """
         bs, engine_state = self.config.block_size, self._state
         waiting, running = engine_state.waiting, engine_state.running

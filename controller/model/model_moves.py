@@ -97,7 +97,7 @@ class ModelMoves:
         return num_full
 
     def unpin(self, request_id: str) -> None:
-        """Does nothing if nothing is pinned for the request."""
+        """Unpins all blocks that were pinned for the request, if any."""
         pin = self._state.pins.pop(request_id, None)
         if pin is not None:
             self._state.pool.give_back(pin.num_left, pin.cached)
@@ -187,7 +187,7 @@ class ModelMoves:
         return True
 
     def cancel(self, request_id: str) -> None:
-        """Does nothing if nothing is reserved for the request."""
+        """Frees whatever was reserved for the request."""
         state = self._state.arriving.pop(request_id, None)
         if state is not None and state.num_blocks:
             self._state.leave(state)

@@ -254,7 +254,7 @@ class ModelConfig:
     def of(
         cls, profile: LatencyProfile, *, mode: Mode = "chunked", prefix_caching: bool = True
     ) -> Self:
-        """The engine that `profile` describes, its watermark rounded as vLLM rounds it."""
+        """The engine that `profile` describes. Its watermark is rounded as vLLM rounds it."""
         return cls(
             block_size=profile.block_size,
             num_total_blocks=profile.num_total_blocks,

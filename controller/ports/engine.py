@@ -51,7 +51,7 @@ class EngineEvent:
     time_s: float
     """Seconds since the epoch."""
     num_tokens: int
-    """The request's prompt and outputs at that moment."""
+    """The number of tokens in the request's prompt and outputs at that moment."""
     num_cached_tokens: int = 0
 
 
@@ -137,7 +137,7 @@ class KvBlocks(Protocol):
     """The KV cache as numbered blocks of opaque bytes."""
 
     block_bytes: int
-    """Bytes of one block over all layers, and over all ranks of the engine."""
+    """The size of one block, over all layers and all ranks of the engine."""
 
     def buffer(self, num_blocks: int) -> Any:
         """Contiguous memory for `num_blocks` blocks, which can be used repeatedly."""

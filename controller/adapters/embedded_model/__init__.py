@@ -26,7 +26,7 @@ def ensure(cache_dir: Path) -> Path:
     folder = folder_of(cache_dir)
     if folder.is_dir():
         return folder
-    # Imports numpy, so only when it is needed.
+    # This imports numpy, so it is done only when it is needed.
     from controller.adapters.embedded_model.model_folder import build
 
     cache_dir.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def _publish(draft: Path, folder: Path) -> None:
     try:
         draft.rename(folder)
     except OSError:
-        if not folder.is_dir():  # a rename fails also when another builder came first
+        if not folder.is_dir():  # the rename also fails if another builder was faster
             raise
 
 

@@ -64,7 +64,7 @@ class RollingHandler(_OnRolling[RollingRequest]):
                 await asyncio.to_thread(check, given, spec.engine.args, after)
             except UsageError as error:
                 raise ApiError(400, "bad_setting", error.message, error.hint) from error
-            self.check()  # again, as checking the engine took time
+            self.check()  # again, because checking the engine took time
 
     def check(self) -> None:
         self.operated.check_revision(self.wanted.if_revision)
@@ -130,7 +130,7 @@ class StopRollingHandler(_OnRolling[RollingStopRequest]):
 
 
 class DismissRollingHandler(_OnRolling[RollingDismissRequest]):
-    """Nothing changes if there is nothing to dismiss."""
+    """If there is nothing to dismiss, the order changes nothing and does not fail."""
 
     row = DismissRolling
 
@@ -218,7 +218,7 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
         self.revision = self.controller.keeper.spec.revision
 
     def check(self) -> None:
-        """Checks that exactly this plan, which the audit log names, can still be carried out."""
+        """Checks that this very plan can still be carried out, because the audit log names it."""
         self.operated.check_revision(self.wanted.if_revision)
         with as_api_errors():
             self.controller.scaling.check_still(self.scaling, force=self.wanted.force)

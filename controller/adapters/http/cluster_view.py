@@ -422,7 +422,7 @@ def replays_now(controller: ControllerProcess) -> ReplaysStatus:
 def with_replays(
     controller: ControllerProcess, instances: Iterable[InstanceStatus]
 ) -> tuple[InstanceStatus, ...]:
-    """The instances with the replays under way to and from each."""
+    """Adds to each instance the replays under way to it and from it."""
     to, lost_with = controller.replays.num_by_instance()
     if not lost_with:
         return tuple(instances)

@@ -236,8 +236,7 @@ class UndrainHandler(_Emptying[UndrainRequest]):
 
 
 class _Marking(_OnInstance[Any, MarkReport]):
-    """The handler of each row that marks instances or takes such marks back; such a row needs no
-    other handler."""
+    """The common handler for all orders that mark instances or take such marks back."""
 
     row: type[Marking[Any, Any]]
 
@@ -417,7 +416,7 @@ class SteerReports:
         report = await self.planned(instance_id, claim)
         leaving = await self._controller.drain_forecasts.lately(instance_id)
         pace = measured_pace(move.record for move in self._controller.operator_moves.log.recent)
-        link = Link(1, None if pace is None else pace.blocks_per_s)  # in blocks
+        link = Link(1, None if pace is None else pace.blocks_per_s)  # a link whose unit is blocks
         requests = (each.request for each in leaving.departures if each.destination_id)
         late = evacuation(requests, link, within_s).too_late
         code = ReliefRefusal.TOO_LATE

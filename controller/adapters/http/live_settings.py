@@ -71,8 +71,8 @@ class LiveSettings:
         return "set" if setting.key in self._controller.keeper.spec.settings else "start"
 
     def planned(self, patch: SettingsPatch) -> PlannedChanges:
-        """Raises ApiError for an unknown key, a key that cannot be changed, or a bad value, and
-        RevisionConflictError."""
+        """Plans changes. Raises ApiError for an unknown key, a key that cannot be changed, or a bad
+        value; also RevisionConflictError."""
         keeper = self._controller.keeper
         before = self._settings
         try:

@@ -294,7 +294,7 @@ def _failure(error: BaseException) -> str:
 
 
 class Orders:
-    """`once` makes an endpoint idempotent."""
+    """Makes the routes of orders. `once` makes an endpoint idempotent."""
 
     def __init__(
         self, operated: Operated, log: OperatorLog, once: Callable[[Endpoint], Endpoint]
@@ -337,7 +337,7 @@ class Orders:
                 async with self._log.operation(
                     scope, *deeds, reason=wanted.reason, lasts=work.lasts
                 ) as operation:
-                    work.check()  # again, as writing the audit log took time
+                    work.check()  # again, because writing the audit log took time
                     await work.carry_out(operation)
         return await work.report()
 

@@ -174,7 +174,7 @@ class VllmEngine:
         return events
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
-        """Walks the running and the waiting requests once."""
+        """The status of the engine. Takes one walk over the running and the waiting requests."""
         bs = self.block_size
         running, queued = [*self.moves.running(), *self.moves.arriving()], self.moves.queued()
         return InstanceSnapshot(

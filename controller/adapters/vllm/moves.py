@@ -323,7 +323,7 @@ class GrammarReplay:
         if grammar is None:
             return
         if isinstance(grammar, Exception):
-            # The error's text may quote the grammar, and this goes to a log.
+            # The message goes to a log, and the error's own text may quote the grammar.
             raise ValueError(f"its grammar does not compile here: {type(grammar).__name__}")
         for token in output_token_ids[self._num_fed :]:
             self._decoded.all_token_ids.append(token)

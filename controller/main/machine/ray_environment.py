@@ -26,7 +26,7 @@ NOT_INHERITED = frozenset(
     {
         # With this variable, ray.init would join that Ray and not start one.
         "RAY_ADDRESS",
-        # vLLM and Ray import modules that warn, and rely on asserts and docstrings.
+        # vLLM and Ray import modules that give warnings, and need asserts and docstrings.
         "PYTHONOPTIMIZE",
         "PYTHONWARNINGS",
         # With this variable, an interpreter does not end but waits for input.

@@ -31,7 +31,7 @@ NUM_RANDOM_BYTES = 8
 MAX_MARKER_BYTES = 256
 PREVIOUS = "previous"
 RAY_LOGS = "ray"
-"""Both are folders among the cluster's logs."""
+"""`PREVIOUS` and `RAY_LOGS` are folders among the cluster's logs."""
 MAX_FILES = 60
 """At most this many files are copied, the newest ones. Ray writes two files for each process, and a
 few of its own."""

@@ -459,7 +459,8 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "web_search_options": (),
     "verbosity": ("medium",),
-    # Fields of earlier versions of vLLM: if they were ignored, the answer would not be constrained.
+    # These fields belong to earlier versions of vLLM. If they were ignored, the answer would not be
+    # constrained.
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),

@@ -1,16 +1,16 @@
-"""Answers where the endpoint's differ from vLLM's: errors, and Anthropic's messages.
+"""The answers of the endpoint that differ from vLLM's: errors, and Anthropic's messages.
 
-All errors are a small JSON object as OpenAI's clients read it.
+Each error is a small JSON object in the form that OpenAI's clients read.
 
     {"error": {"message": str, "type": str, "param": str | null, "code": int | str}}
 
-`code` is the HTTP status, so that an error within a stream tells it too; for a bad key it is
-`invalid_api_key`. `type` follows from the status: see `TYPES`.
+`code` is the HTTP status, so that clients also find it in an error within a stream; for a bad key
+it is `invalid_api_key`. `type` follows from the status: see `TYPES`.
 
-At the paths of Anthropic's API an error has the form that that API's clients read: `{"type":
-"error", "error": {...}}`, with the same four fields; `type` is one of that API's
-(`ANTHROPIC_TYPES`). Within a stream the exceptions of those clients have no status except that of
-the stream, so `type` is all that they tell.
+At the paths of Anthropic's API an error has the form that clients of that API read: `{"type":
+"error", "error": {...}}`, with the same four fields, but with a `type` of that API
+(`ANTHROPIC_TYPES`). When an error comes within a stream, the exceptions of those clients only have
+the status of the stream, so `type` alone shows what happened.
 
 Touch points of vLLM: entrypoints/anthropic/serving.py `to_chat_completion_request`,
 `messages_full_converter`, `message_stream_converter`; entrypoints/anthropic/protocol.py
@@ -167,7 +167,8 @@ def _phrase(status: int) -> str:
 # So a client whose error names `--tool-call-parser` can tell its operator a setting that exists
 # here.
 
-# Engine arguments that vLLM's errors about requests name (a contract test checks that they exist).
+# The engine arguments that are named in vLLM's errors about requests. A contract test checks that
+# they exist.
 ENGINE_FLAGS = frozenset(
     {
         "allowed_local_media_path",

@@ -36,7 +36,7 @@ BODY_BYTES_PER_S = 64 * 1024
 # every connection anyway. So small requests are read even when large ones have filled the room.
 FREE_BODY_BYTES = 64 * 1024
 MAX_LENGTH_DIGITS = 20
-# The app's error body is kept up to about this size.
+# At most about this much of an error body from the app is kept.
 MAX_ERROR_BYTES = 1 << 20
 # Some streams begin before their request has an instance: Responses says twice that it was created.
 # If a stream has more messages than this, it has no request to wait for.
@@ -93,7 +93,8 @@ class Placing:
 
 
 PLACING: ContextVar[Placing | None] = ContextVar("placing", default=None)
-"""The placing of the HTTP request that this task, or the task that started it, answers."""
+"""The placing of the HTTP request that this task answers, or that the task answers which started
+it."""
 
 
 class ClientLeftError(Exception):

@@ -155,7 +155,7 @@ class Gate:
             await self.app(scope, exchange.receive, exchange.send)
             return
         exchange.set_deadline(self.limits.request_timeout_s)
-        self._check_place()  # before the body is read, to refuse early
+        self._check_place()  # before the body is read, so that a refusal comes early
         max_bytes = self.limits.max_body_bytes
         if path in TOKEN_PATHS:
             max_bytes = min(max_bytes, MAX_TOKEN_BODY_BYTES)

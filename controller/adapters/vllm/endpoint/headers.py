@@ -1,18 +1,18 @@
-"""The headers of a request, on every path: checks of them, and what the caller asks for by them: an
-API key, a priority, a session. Also the error by which any check or limit refuses a request.
+"""The headers of a request, on every path: how they are checked, and which API key, priority and
+session the caller gives in them. Also the error with which any check or limit refuses a request.
 
-    Authorization: Bearer KEY      or X-Api-Key, as Anthropic's clients give it
-    X-Llumctl-Priority: high       a level's name
-    "priority": -1                 in the request's body, as vLLM has it: minus the level's rank
-    X-Session-Id: ...              which vLLM's own router uses too
+    Authorization: Bearer KEY      or X-Api-Key, which Anthropic's clients send
+    X-Llumctl-Priority: high       the name of a level
+    "priority": -1                 a field of the body, as in vLLM: minus the level's rank
+    X-Session-Id: ...              vLLM's own router uses this header too
 
 A client gives its priority by header or by field, or by both if they agree. A request without a
-priority gets rank 0, or the first level of its key's list if that list lacks rank 0. The gate
-refuses bad priorities in JSON bodies. It does not read other bodies; there `PoolClient` refuses bad
-priorities by the same `AskedPriority`.
+priority gets rank 0, or the first level in its key's list if that list lacks rank 0. The gate
+refuses bad priorities in JSON bodies. It does not read other bodies; `PoolClient` refuses bad
+priorities in these, by the same `AskedPriority`.
 
-The name that a client gave its session stays in this module: the cluster knows a session by its
-hash.
+The name that a client gave its session does not leave this module: the rest of the cluster uses the
+session's hash.
 """
 
 import hashlib

@@ -45,7 +45,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LENGTH = struct.Struct("!Q")
-# A fork gets a third of the CPU share that an engine on the CPU has.
+# With this niceness a fork gets a third of the CPU share of an engine that runs on the CPU.
 NICENESS = 5
 # A fork that gets no grammar for this long ends.
 READ_TIMEOUT_S = 60.0

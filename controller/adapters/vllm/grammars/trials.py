@@ -1,15 +1,15 @@
 """Lets engines compile only grammars that a trial has shown to be bounded.
 
 Every grammar is tried once in a separate process (trial_program.py), and the verdict is remembered.
-Most trials take milliseconds; that of a hostile grammar takes its whole limit, and must not keep
-the others waiting. So a grammar that is not compiled within the short trial goes to the end of
-another, shorter queue, and starts again there with the full time.
+Most trials take milliseconds. The trial of a hostile grammar takes all the time that it may, and
+must not keep the others waiting. So a grammar that is not compiled within the short trial goes to
+the end of another, shorter queue, and starts again there with the full time.
 
-    a vocabulary of 128,000, CPU time:     tool schema 0.02 s, 50 of them in one object 0.09 s,
-    2,000 choices 0.2 s, "minLength": 100 2.7 s, "maxLength": 4000 8.8 s (xgrammar 0.2.8)
+CPU time with a vocabulary of 128,000 (xgrammar 0.2.8): a tool's schema 0.02 s; 50 of them in one
+object 0.09 s; 2,000 choices 0.2 s; `"minLength": 100` 2.7 s; `"maxLength": 4000` 8.8 s.
 
-Each trial has a socket. A trial that is cancelled closes its socket, which ends the fork in which
-it runs.
+Each trial has a socket. A trial that is cancelled closes its socket, and this ends the fork in
+which it runs.
 """
 
 import asyncio
