@@ -76,7 +76,8 @@ def ask(question: str) -> None:
 
 
 def reader_left() -> bool:
-    """Whether stdout is a pipe whose other end is closed. A command that follows ends then."""
+    """Whether stdout is a pipe whose other end is closed. A command that follows the cluster ends
+    then."""
     if sys.stdout is None:
         return False
     if sys.stdout in _left:

@@ -427,8 +427,8 @@ def _save_picture(svg: str, folder: Path, cluster: str, time_s: float, zone: tzi
 
 
 def tick_s(source: Source) -> float:
-    """How often the age on the screen is drawn; on slow links seldom. A status is drawn as soon as
-    it comes."""
+    """The seconds between two drawings of the ages on the screen; more on slow links. A status is
+    drawn as soon as it comes."""
     if isinstance(source, ReplaySource):
         return REPLAY_TICK_S
     return max(MIN_TICK_S, min(MAX_TICK_S, source.status_every_s / 2))

@@ -209,8 +209,8 @@ def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: 
 
 
 def parse(texts: Iterable[str]) -> "dict[str, SettingValue]":
-    """Reads texts of the form `KEY=VALUE`. Whether the key and the value exist is for the
-    controller to say. Raises UsageError for another form, and for a key that is given twice."""
+    """Reads texts of the form `KEY=VALUE`. The controller decides later whether there are such keys
+    and values. Raises UsageError for another form, and for a key that is given twice."""
     found = config_file.parse_assignments(texts, "KEY=VALUE", HINT)
     from controller.api.settings.setting_values import value_of
 

@@ -311,7 +311,8 @@ _GLYPHS = {
 
 
 class Progress:
-    """Shows each status or sentence that it is called with, in turn, from one thread at a time.
+    """Shows each status or sentence with which it is called, one after the other. Two threads must
+    not call it at the same time.
 
     On a terminal the instances are redrawn in place until the cluster is ready. Otherwise, and
     afterwards, every change is one line on stderr. The endpoint goes to stdout.

@@ -38,7 +38,7 @@ on."""
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of the runs. `share`: the part of the work that is done, including runs under way,
+    """How far the runs are. `share`: the part of the work that is done, including runs under way,
     if all runs take equally long."""
 
     num_done: int

@@ -289,7 +289,7 @@ class OnInstance(Order[Wanted, Report]):
 
 @dataclass(frozen=True)
 class OnRequest(Order[Wanted, Report]):
-    """`request_id`: the whole id."""
+    """The base of the orders about a request. `request_id`: the whole id."""
 
     request_id: str
     wanted: Wanted
