@@ -65,7 +65,7 @@ class GlobalScheduler:
         self.keys = KeyTable(config.key_limits, own_limits)
         self._pool = InstancePool(config, policies)
         self.instances = self._pool.instances
-        """By instance id; others may only read it."""
+        """The records of the instances, by id; others may only read them."""
         self.ordered = self._pool.ordered
         """For each instance id, the reasons of the spec against the instance. Instances without
         such reasons are left out."""
@@ -78,7 +78,7 @@ class GlobalScheduler:
         """How many rounds ordered something. Other rounds do not change whose turn is next, so a
         simulated run can leave out rounds in which nobody needs help, with the same outcome."""
         self._last_schedulable_s = float("-inf")
-        """With late binding: the last tick at which an instance was schedulable."""
+        """The last tick at which an instance was schedulable; used with late binding."""
         self._first_expires_s = float("-inf")
         """No waiting request can be overdue before this time. Without it, a look at each of 100,000
         requests took 18 ms of every tick."""
@@ -138,9 +138,9 @@ class GlobalScheduler:
         return WaitingView(entries, self._placement, rooms)
 
     def best_reserved(self) -> dict[str, WaitingPlace]:
-        """By instance: the request for which it is reserved. If several are reserved for one
-        request, only the one that lacks the least is named. While no instance takes requests, none
-        is reserved."""
+        """For each reserved instance, the request for which it is reserved. If several are reserved
+        for one request, only the one that lacks the least is named. While no instance takes
+        requests, none is reserved."""
         return self.waiting_view().best_reserved() if self._pool.any_schedulable() else {}
 
     def help_blocked(

@@ -194,8 +194,8 @@ PAIRINGS = (DEFRAG, BALANCED)
 
 
 class ComparedRelief(ReliefRules):
-    """With another victim policy, or `balanced`: requests move while the destination stays freer
-    than the source, however free both are."""
+    """The rules with another victim policy, or with `balanced`, where requests move as long as the
+    destination stays freer than the source, however free both are."""
 
     def __init__(self, view: ReliefView, victims: VictimPolicy, *, balanced: bool) -> None:
         super().__init__(view)

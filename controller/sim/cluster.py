@@ -122,7 +122,7 @@ class SimEmptying:
         )
         self._loads = Loads(self.rounds.load_of, policy.rescheduling)
         self._sources: dict[str, SimSource] = {}
-        """By instance id: the source of each instance that was ever in a move or had an order."""
+        """The source of each instance that was ever in a move or had an order, by instance id."""
 
     def source(self, instance_id: str) -> "SimSource":
         found = self._sources.get(instance_id)
@@ -440,7 +440,7 @@ class SimCluster:
         profile, policy = setup.profile, setup.policy
         self._config = ModelConfig.of(profile, mode=setup.mode, prefix_caching=setup.prefix_caching)
         self._runs: dict[str, RequestRun] = {}
-        """By id: the requests that have arrived and not ended."""
+        """The requests that have arrived and not ended, by id."""
         self._num_to_come = 0
         self._hash_tokens = 0
         self._scheduler = GlobalScheduler(

@@ -52,7 +52,7 @@ class SimInstance:
         self.runs: dict[str, RequestRun] = {}
         """Requests whose engine state is here, by id."""
         self.coming: dict[str, RequestRun] = {}
-        """By id: requests that were dispatched here and come in once the step is over."""
+        """The requests that were dispatched here and come in once the step is over, by id."""
         self.moves: MoveTable[MovingAway, Arriving] = MoveTable(self.runs, max_moves)
         self.num_steps = 0
         self.busy_s = 0.0

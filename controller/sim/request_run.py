@@ -63,7 +63,8 @@ class RequestRun:
         self.changed_over = False
         """Whether it moved while it ran and has not got a token since."""
         self.downtimes_s: list[float] = []
-        """For each such move: the time from the last token before it to the first one after it."""
+        """For each move while the request ran: the time from the last token before it to the first
+        one after it."""
 
     def overtaken(self, time_s: float) -> None:
         self.num_overtaking += 1

@@ -566,7 +566,7 @@ class _Known:
     source: InstanceRef
     notes: list[tuple[float, InstanceRef, int, bool]]
     made: Ownership[None] | None = None
-    """None until it is needed."""
+    """The request's ownership; None until it is needed."""
 
     @property
     def ownership(self) -> Ownership[None]:
@@ -608,7 +608,8 @@ class Owners:
             known.notes.append((self._events.now_s + self._message_s, owner, hop, True))
 
     def confirm(self, run: RequestRun, owner: SimInstance, hop: int) -> None:
-        """As `runs_at`, and the owner hears whether its request is read from there."""
+        """Does the same as `runs_at`; the owner also hears whether its request is read from
+        there."""
         self.runs_at(run, owner.ref, hop)
         self._after_a_message(lambda: self._confirm(run, owner, Epoch(0, hop)))
 

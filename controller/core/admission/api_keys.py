@@ -24,7 +24,8 @@ MOST_RETRY_S = 60
 
 
 OwnLimits = Mapping[str, Mapping[str, int]]
-"""By the hash of a key: the fields of `KeyLimits` for which the key has its own values."""
+"""The limits that single keys have of their own: by the hash of a key, then by the field of
+`KeyLimits`."""
 NO_KEYS: OwnLimits = MappingProxyType({})
 
 
@@ -219,7 +220,8 @@ class KeyUse:
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
         self._by_key: dict[str, _Used] = {}
-        """At most one entry for each key that exists, as unknown keys are refused before."""
+        """What each key uses here. There are only keys that exist, as unknown keys are refused
+        before."""
         self._told: dict[str, KeyUsed] = {}
 
     def began(self, request: DispatchRequested, now_s: float) -> DispatchRequested:

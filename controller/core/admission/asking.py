@@ -236,7 +236,8 @@ class Known(Protocol):
     """The instances that the frontend knows."""
 
     def ref(self, instance_id: str, incarnation: int) -> InstanceRef | None:
-        """None if the instance is not listed, or another incarnation of it is."""
+        """The instance's reference; None if the instance is not listed, or another incarnation of
+        it is."""
 
     def snapshots(self) -> Iterable[InstanceSnapshot]:
         """The last snapshots of the instances."""
@@ -252,7 +253,7 @@ class OwnRequests(Protocol):
         """How many of them each instance has, by id."""
 
     def blocks_by_owner(self, block_size: int) -> Mapping[str, int]:
-        """By instance id: how many blocks they take there."""
+        """How many blocks they take on each instance, by instance id."""
 
 
 RefusalAlone = Callable[[DispatchRequested, int], Refusal | None]
@@ -291,7 +292,8 @@ class Asking:
         self._own = own
         self._refusal_alone = refusal_alone
         self._asked: dict[str, _Asked] = {}
-        """By request id, in the order in which they came; none is OVER."""
+        """The requests that are asked for, by request id, in the order in which they came; none is
+        OVER."""
         self._unused: list[Dispatch] = []
         """Dispatches to instances that are not listed; the next directory tells whether they are
         alive."""
@@ -305,7 +307,7 @@ class Asking:
         self._own_blocks_then: Mapping[str, int] = {}
         """What the frontend's requests took of each instance when the controller was heard last."""
         self._release: PacedRelease | None = None
-        """With late binding: set while the controller is silent."""
+        """With late binding, this is set while the controller is silent."""
 
     # -- questions -----------------------------------------------------------------------
 
@@ -484,8 +486,8 @@ class Asking:
         return overdue_s if self._open_s <= overdue_s else float("-inf")
 
     def _bypass(self, now_s: float) -> list[Instruction]:
-        """With late binding: decides for the waiting requests while the controller is silent, as
-        long as any request is asked for."""
+        """Decides, with late binding, for the waiting requests while the controller is silent. This
+        goes on as long as any request is asked for."""
         self._is_bypassing = bool(self._asked)
         if not self._asked:
             return []
@@ -589,7 +591,7 @@ class PacedRelease:
     ) -> None:
         self._block_size = 1
         self._room: dict[str, int] = {}
-        """By instance: how many blocks this frontend's requests may take there."""
+        """How many blocks this frontend's requests may take on each instance, by instance id."""
         for snapshot in snapshots:
             self._block_size = snapshot.block_size
             room = Room.of(snapshot, room_to_grow_tokens)

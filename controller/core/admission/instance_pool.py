@@ -231,7 +231,7 @@ class ScoreBoard:
     """The schedulable instances with their scores and rooms, which are kept from one decision to
     the next.
 
-    To ask each of 1,024 instances in Python took 160 us if no score had changed, and 720 us if all
+    Asking each of 1,024 instances in Python took 160 us if no score had changed, and 720 us if all
     had. So the list of schedulable instances stays until one comes, goes or stalls, and a score is
     computed when its instance reports or is sent a request. This takes 0.4 us of each status, and
     to receive a status takes many times that. A decision then only searches for the best score, in
@@ -261,12 +261,12 @@ class ScoreBoard:
         self._room_to_grow_tokens = room_to_grow_tokens
         self.rooms: dict[str, Room] = {}
         """With late binding: the rooms of all schedulable instances by id, after a call of
-        `any_schedulable`. They last as scores do: to make 16 of them took as long as to place a
-        request."""
+        `any_schedulable`. Like scores, they are kept between decisions: making 16 of them took as
+        long as placing a request."""
         self._short: set[str] = set()
         """The instances in `rooms` that are short of memory."""
         self._scores: dict[int, tuple[Level, list[float]]] = {}
-        """By rank that was asked for: the level, and the scores in the order of `_ready`."""
+        """For each rank that was asked for, the level and the scores, in the order of `_ready`."""
 
     def __len__(self) -> int:
         """The number of instances from which `choose` chooses."""
@@ -402,7 +402,7 @@ class InstancePool:
         self._policies = policies
         self._records: dict[str, InstanceRecord] = {}
         self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
-        """By instance id, for others to look at."""
+        """The records by instance id, for others to look at."""
         self._ordered: dict[str, Reasons] = {}
         self.ordered: Mapping[str, Reasons] = MappingProxyType(self._ordered)
         """For each instance id, known or not, the reasons of the spec against the instance.

@@ -29,7 +29,8 @@ from controller.core.value import value
 Score = Callable[[str], float]
 """The score of an instance, by its id, for the request: larger is better."""
 Cached = Callable[[str], int]
-"""By instance id: how many tokens of the request its prefix cache is expected to have."""
+"""Called with an instance's id: how many tokens of the request its prefix cache is expected to
+have."""
 ScoreOf = Callable[[int], Score]
 """Called with a rank: the scores for requests of that rank."""
 CachedOf = Callable[[Key], Cached | None]
@@ -225,7 +226,7 @@ def _tokens_ahead(
 # -- which instances are reserved for which of the waiting requests ----------------------
 
 MAX_LOOKED_AT = 64
-"""Only so many of the first waiting requests may have an instance reserved for them."""
+"""Only this many of the first waiting requests may have an instance reserved for them."""
 EXCHANGED_BELOW = 0.75
 """Another instance takes the place of a reserved one if it lacks less than this share of what the
 reserved one lacks. Without this, the first request waited three times as long on S-L (decision
@@ -364,7 +365,7 @@ ROUNDING_S = 1e-6
 
 @value
 class _Settled:
-    """For how long `reservations` would change nothing, after it changed nothing.
+    """After `reservations` has changed nothing: for how long it would go on to change nothing.
 
     While requests wait, each status may ask for the reservations, and most statuses only tell of
     decoding: to compute them for each took a tenth of a simulated run. Until the queue changes or a
@@ -467,9 +468,9 @@ class OvertakenBy(StrEnum):
     """Which later requests may go ahead if they fit and this one does not."""
 
     ANY = "any"
-    """All of them, as this request has an instance of its own."""
+    """All later requests, as this request has an instance of its own."""
     ITS_RANK = "its-rank"
-    """Only those of its rank, as no instance is reserved for this request."""
+    """Only later requests of its rank, as no instance is reserved for this request."""
     NOBODY = "nobody"
     """None: the order is strict, as overtaking is switched off or all instances are reserved."""
 
@@ -510,12 +511,13 @@ class WaitingView:
         self._rooms = rooms if placement is not None else {}
         reserved = placement.reserved if placement is not None else {}
         self.reserved = {i: key for i, key in reserved.items() if i in self._rooms}
-        """By instance: the request for which it is reserved."""
+        """For each reserved instance, the request for which it is reserved."""
         fullest_first = sorted(self.reserved, key=lambda i: (-self._rooms[i].lacking_blocks(0), i))
         self._reserved_for = {
             self.reserved[instance_id]: instance_id for instance_id in fullest_first
         }
-        """By request: its reserved instance, or the one of several that lacks the least."""
+        """For each request with a reserved instance, that instance; if it has several, the one that
+        lacks the least."""
         self._open = [
             room for room in self._rooms.values() if room.instance_id not in self.reserved
         ]
@@ -564,7 +566,7 @@ class WaitingView:
         return self._at(0) if self.entries else None
 
     def find(self, key: Key) -> WaitingPlace | None:
-        """None if the request does not wait here."""
+        """The place of this request; None if the request does not wait here."""
         if isinstance(self.entries, WaitingQueue):
             index = self.entries.index(key)
         else:
@@ -574,8 +576,8 @@ class WaitingView:
         return None if index is None else self._at(index)
 
     def best_reserved(self) -> dict[str, WaitingPlace]:
-        """By instance: the request for which it is reserved. If several are reserved for one
-        request, only the one that lacks the least is named."""
+        """For each reserved instance, the request for which it is reserved. If several are reserved
+        for one request, only the one that lacks the least is named."""
         places = ((instance_id, self.find(key)) for key, instance_id in self._reserved_for.items())
         return {instance_id: place for instance_id, place in places if place is not None}
 

@@ -27,7 +27,8 @@ from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import Reject, RejectCode, Ticked
 
 HELD_S = 2.0
-"""At high load some requests always wait for a moment, as late binding works that way."""
+"""Waits shorter than this are not recorded: at high load some requests always wait for a moment, as
+late binding works that way."""
 QUIET_S = 10.0
 KEPT_S = 5.0
 EVERY_S = 10.0
@@ -87,7 +88,7 @@ class AdmissionRecords:
     def __init__(self, scheduler: GlobalScheduler) -> None:
         self._scheduler = scheduler
         self.refusals: dict[tuple[RejectCode, int], Refusals] = {}
-        """By reason and rank, each with at least one refusal; others may read it."""
+        """The refusals by reason and rank, each with at least one refusal; others may read it."""
         self._waiting = _Waiting.IDLE
         self._since_s = 0.0
         """Unless IDLE: when the waiting began. Pauses shorter than QUIET_S do not end an
@@ -98,7 +99,8 @@ class AdmissionRecords:
         """The most requests that waited at once since then; 0 while IDLE."""
         self._num_overloads = 0
         self._reserved: dict[str, _Reserved] = {}
-        """By instance: exactly those that the placement had reserved at the last tick."""
+        """By instance id: exactly the instances that the placement had reserved at the last
+        tick."""
         self._told_overtaken: tuple[Key | None, int] = (None, 0)
         """The last request that was reported as overtaken, and the power of ten that was
         reported."""

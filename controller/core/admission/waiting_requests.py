@@ -137,7 +137,8 @@ class _Rank:
 
     def __init__(self) -> None:
         self.next_turns: dict[str, float] = {}
-        """By key: the turn where its next request may begin. Only while requests wait."""
+        """For each key, the turn where its next request may begin. Keys are only here while
+        requests wait."""
         self.waiting: list[float] = []
         """The turns of the waiting requests, the least first."""
 
@@ -250,8 +251,8 @@ class WaitingRequest:
 
 
 class WaitingRequests:
-    """All requests that wait at the controller, by (frontend id, request id); those that have
-    waited longest are first."""
+    """All requests that wait at the controller, by (frontend id, request id); the requests that
+    have waited longest come first."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, WaitingRequest] = {}
@@ -332,7 +333,7 @@ class DrainRate:
         self._num_gone = CountWindow(DRAIN_WINDOW_S)
 
     def gone(self, now_s: float, number: int = 1) -> None:
-        """So many waiting requests went to instances."""
+        """Notes that `number` waiting requests went to instances."""
         if number:
             self._num_gone.add(number, now_s)
 

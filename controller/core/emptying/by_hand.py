@@ -104,7 +104,7 @@ class MoveQueue:
 
     @property
     def waiting(self) -> tuple[QueuedMove, ...]:
-        """In their order."""
+        """The moves that wait for their turn, in order."""
         return tuple(self._waiting.values())
 
     @property
@@ -113,7 +113,7 @@ class MoveQueue:
         return set(self._begun)
 
     def join(self, move: QueuedMove) -> bool:
-        """False if too many wait already."""
+        """Adds a move that waits. False if too many moves wait already."""
         if len(self._waiting) >= MAX_WAITING:
             return False
         self._waiting[move.migration_id] = move
@@ -354,13 +354,13 @@ class MovesByHand:
         self._queue = MoveQueue()
         """The present attempts of the orders that are QUEUED (waiting) or ASKED (begun)."""
         self._orders: dict[str, _Order] = {}
-        """By order id, until the order is over."""
+        """The orders that are not over, by order id."""
         self._by_move: dict[str, str] = {}
         """The id of each order, by the id of its present attempt."""
 
     @property
     def waiting(self) -> tuple[QueuedMove, ...]:
-        """In their order."""
+        """The moves that wait for their turn, in order."""
         return self._queue.waiting
 
     def next_migration_id(self) -> str:

@@ -383,7 +383,7 @@ class _Drain:
 @dataclass(slots=True)
 class Drains:
     claims: Mapping[str, Claims] = field(default_factory=dict)
-    """By instance: the claims as they are on disk."""
+    """The claims to each instance, by instance id, as they are on disk."""
     _drains: dict[str, _Drain] = field(default_factory=dict)
     """The drain of each claimed instance, by instance id. A drain has the id of the instance's
     claims."""

@@ -67,7 +67,7 @@ class DrainForecast:
         self._levels, self._config = levels, config
         self._max_moves = max(1, max_moves)
         self._there = {each.instance_id: each for each in others if not each.draining}
-        """By id: the destinations, with the requests that were sent there so far."""
+        """The destinations by id, with the requests that were sent there so far."""
         self._closed = frozenset(closed)
         self._loads = {each.instance_id: self._load(each) for each in self._there.values()}
         """The loads of the same instances, by id."""
@@ -78,8 +78,8 @@ class DrainForecast:
         self._gone_to: dict[str, str] = {}
         """Where each request went, by request id."""
         self._refused: dict[str, set[tuple[int, bool]]] = {each: set() for each in self._there}
-        """By destination: the (blocks, queued) of requests that it refused. A destination only gets
-        fuller."""
+        """For each destination, the (blocks, queued) of requests that it refused. It would refuse
+        such a request again, as a destination only gets fuller."""
         self._fruitless: set[tuple[str, str]] = set()
 
     def round(self) -> bool:

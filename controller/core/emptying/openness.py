@@ -30,8 +30,8 @@ FRUITLESS_S = 1.0
 freed or filled. A fruitless order costs one look at the source's requests, and no other source gets
 its destination in that round."""
 FRUITLESS_ROUNDS = 2
-"""With long intervals a pair is avoided for at least so many rounds: the source tries one
-destination after the other."""
+"""If rounds are far apart, a pair is avoided for at least this many rounds, so that the source
+tries one destination after the other."""
 
 Who = TypeVar("Who", bound=Hashable)
 

@@ -65,7 +65,8 @@ class HelpReason(StrEnum):
 # -- one request of a source -----------------------------------------------------------------------
 
 PastMoves = tuple[tuple[str, float], ...]
-"""One request's moves: (the instance that it left, how many seconds ago), in any order."""
+"""The past moves of one request: (the instance that it left, how many seconds ago), in any
+order."""
 
 
 @value

@@ -304,7 +304,7 @@ class _Sent:
     reason: str
     plan: _Plan | None
     ended_s: float | None = None
-    """None while the move is under way."""
+    """When the move ended; None while it is under way."""
     reserved_s: float | None = None
     """Once the move has ended: since when the destination had reserved blocks for it."""
     is_counted: bool = False
@@ -360,9 +360,10 @@ class RelievingSource:
         self._looking = False
         """`Look` was instructed and is not answered yet."""
         self._look: _Look | None = None
-        """None unless the machine is beginning moves."""
+        """The look whose moves the machine is beginning, else None."""
         self._sent: dict[str, _Sent] = {}
-        """By migration id. A request has at most one move under way."""
+        """The moves that are remembered, by migration id. A request has at most one move under
+        way."""
         self._failed: Avoided[str] = Avoided()
         """By request id: the requests whose last move failed lately, and why."""
         self._told_s: deque[float] = deque(maxlen=MAX_TOLD_PER_S)

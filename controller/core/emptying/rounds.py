@@ -383,9 +383,9 @@ Instruction = OrderRelief | WithdrawRelief | OrderRoom
 
 
 class ReliefRounds:
-    """Whoever hears of a failed move tells `cooling`. `epoch` makes round ids unique. `pairing`:
-    the rule of pairing, of which the simulator compares several. `names_candidates`: whether orders
-    name the freest instances."""
+    """The machine of the rounds. Whoever hears of a failed move tells `cooling`. `epoch` makes
+    round ids unique. `pairing`: the rule of pairing, of which the simulator compares several.
+    `names_candidates`: whether orders name the freest instances."""
 
     def __init__(
         self,
@@ -407,7 +407,7 @@ class ReliefRounds:
         self._ordered: dict[str, str] = {}
         """For each source with an order, its destination. Each instance is in one pair at most."""
         self._fruitless: Avoided[tuple[str, str]] = Avoided()
-        """By (source id, destination id)."""
+        """The fruitless pairs, by (source id, destination id)."""
         self._loads: dict[str, tuple[InstanceSnapshot, InstanceLoad]] = {}
         """For each instance, the last status that a round looked at, and the load that follows from
         it by the present rules."""

@@ -384,7 +384,7 @@ class Ticked:
     planned: Collection[str]
     """The instances that are to stay, whether they serve or not."""
     serving: Mapping[str, float]
-    """By instance that serves, even if it stalls or drains: for how many seconds its process had
+    """For each instance that serves, even if it stalls or drains: how many seconds its process had
     run at its last Hello."""
     gave_up: Collection[str]
     """The instances whose process says that it cannot start."""
@@ -559,7 +559,7 @@ class AutoscaleView:
     num_planned: int
     """How many instances exist or start; those that cannot start do not count."""
     next_check_in_s: float | None
-    """None with mode `off`."""
+    """In how many seconds the next check is due; None with mode `off`."""
     cold_start_s: float | None
     last: Check | None
     """The last check since the mode or a setting changed."""
@@ -590,7 +590,8 @@ class Autoscaler:
         self._epoch = epoch
         self._settings = settings
         self._state: ScaleState | None = None
-        """None with mode `off`, and before the first tick since the settings changed."""
+        """What the last check left for the next one; None with mode `off`, and before the first
+        tick since the settings changed."""
         self._planned: frozenset[str] = frozenset()
         self._num_schedulable = -1
         self._settled_since_s = 0.0

@@ -94,7 +94,7 @@ class RollingOrder:
     """The instances whose restart has not begun, in order."""
     under_way: tuple[Turn, ...] = ()
     done: Mapping[str, float] = field(default_factory=dict)
-    """By instance: how many seconds its restart took."""
+    """How many seconds the restart of each instance took, by instance id."""
     at_once: int = 1
     deadline_s: float | None = None
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
@@ -170,7 +170,7 @@ class ClusterSpec:
     next_instance: int = 0
     settings: Mapping[str, SettingValue] = field(default_factory=dict)
     drains: Mapping[str, Claims] = field(default_factory=dict)
-    """By instance id: who wants the instance empty, and what for."""
+    """For each instance that somebody wants empty, who wants that, and what for."""
     autoscale_hold: ScaleHold | None = None
     rolling: RollingOrder | None = None
     engine: EngineChange = AS_STARTED

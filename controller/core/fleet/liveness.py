@@ -158,8 +158,8 @@ class Liveness:
     def __init__(self) -> None:
         self._silences = Silences()
         self._stalled: dict[Key, float] = {}
-        """By stalled incarnation: when it reported last, or, if it never did, when the waiting for
-        it began. At most one incarnation of each instance."""
+        """For each stalled incarnation: when it reported last, or, if it never did, when the
+        waiting for it began. At most one incarnation of each instance."""
         self._silent: list[Silent] = []
         """While `Rest` is awaited: all incarnations that could be fenced. Some are silent for long
         enough."""
@@ -334,7 +334,8 @@ SLOW_WATCH = "slow-watch"
 """The actor of these drains."""
 MIN_SAMPLES = 20
 MIN_OTHERS = 2
-"""With fewer other instances it is not known which one is the exception."""
+"""How many other instances are needed. With fewer it is not known which instance is the
+exception."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,8 @@ class InstanceStarts:
 
     def __init__(self) -> None:
         self._starts: dict[str, _Start] = {}
-        """By id: exactly the instances that were planned at the last look."""
+        """The starts of exactly the instances that were planned at the last look, by instance
+        id."""
         self._took_s: deque[float] = deque(maxlen=MAX_MEASURED)
         """How long the last starts took, from launches that this machine saw."""
         self.last_failed_s: float | None = None

@@ -405,11 +405,11 @@ class RollingRestart:
         self.waits = ""
         """Why the next instance must wait, if it does not just wait for its turn."""
         self._away_since_s: dict[str, float] = {}
-        """By instance under way at the last look: since when its process was seen to have ended for
-        its restart."""
+        """For each instance whose restart was under way at the last look: when its process was seen
+        to have ended for that."""
         self._emptied_s: dict[str, float] = {}
-        """By instance of this rolling restart that this controller saw: how long it took until its
-        process could be ended."""
+        """For each instance that this controller saw in this rolling restart: how long it took
+        until its process could be ended."""
         self._retry_at_s = float("-inf")
         self._saving: tuple[RollingOrder | None, ChangeSpec, str] | None = None
         """The order before the step that is being saved, the step, and the words for a first one.

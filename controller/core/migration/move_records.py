@@ -155,7 +155,7 @@ class MoveLog:
         """The last moves that ended, the newest last."""
         self.num_by_outcome: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.num_by_reason: Counter[tuple[str, str]] = Counter()
-        """By (outcome, reason)."""
+        """How many moves ended, by (outcome, reason)."""
         self.num_bytes = 0
         """The bytes copied by all moves, including those that failed."""
         self.num_downtimes = [0] * (len(DOWNTIME_BOUNDS_S) + 1)

@@ -60,12 +60,14 @@ class MoveTable(Generic[Away, Here]):
         """No request may move in."""
         self.outgoing: dict[str, Away] = {}
         self.incoming: dict[str, Here] = {}
-        """Both by migration id, in the order in which the moves began."""
+        """All moves that are remembered, away from here and to here, by migration id in the order
+        in which they began."""
         self._leaving: dict[str, Away] = {}
         """The last move of each request, by request id."""
         self._arriving: dict[str, Here] = {}
-        """By migration id. Statuses are pushed often and moves remembered for long, so a move that
-        is over leaves `_leaving` and `_arriving` at the next tick."""
+        """The moves to this instance, by migration id. Statuses are pushed often and moves are
+        remembered for long, so a move that is over leaves `_leaving` and `_arriving` at the next
+        tick."""
 
     @property
     def quiet(self) -> bool:

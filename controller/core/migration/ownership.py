@@ -192,7 +192,7 @@ class Ownership(Generic[T]):
         self._asking = False
         self._dead: set[tuple[str, int]] = set()
         self._given_up: set[tuple[str, int]] = set()
-        """Those of `_dead` that count for nothing in this attempt only."""
+        """The incarnations in `_dead` whose messages count for nothing in this attempt only."""
 
     @property
     def to_ask(self) -> tuple[InstanceRef, Epoch] | None:

@@ -342,7 +342,7 @@ class Route:
     replay: Replay | None = None
     """A replay whose first token has not come yet."""
     unclear_s: float = 0.0
-    """While UNCLEAR: since when."""
+    """While UNCLEAR: when the request became so."""
     asked_s: float = 0.0
     """While UNCLEAR: when the frontend asked last for what is missing, or since when it is
     missing."""
@@ -366,7 +366,7 @@ class Routes:
         self.replays = replays.ReplayMachine()
         self._known = known
         self.live: dict[str, Route] = {}
-        """By request id: all requests that are not OVER; others may only read it. ReplayMachine has
+        """All requests that are not OVER, by request id; others may only read it. ReplayMachine has
         a copy of each."""
         self._unclear: dict[str, None] = {}
         """Exactly those of `live` that are UNCLEAR, in the order in which they became so."""
@@ -396,7 +396,8 @@ class Routes:
         return load
 
     def blocks_by_owner(self, block_size: int) -> dict[str, int]:
-        """By instance id: how many blocks the live requests take there, as if they shared none."""
+        """How many blocks the live requests take on each instance, by instance id, as if they
+        shared none."""
         load: dict[str, int] = {}
         for route in self._owned():
             owner_id = route.ownership.owner.instance_id

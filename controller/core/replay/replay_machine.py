@@ -380,7 +380,8 @@ class _Copy:
     num_not_taken: int = 0
     """Losses in a row of attempts that were not taken; at most MAX_NOT_TAKEN."""
     num_replays: int = 0
-    """At most one for each attempt after the first, and one for a loss that counts."""
+    """How often the request was replayed: at most once for each attempt after the first, and once
+    for a present loss that counts."""
     num_refusals: int = 0
     """Refusals in a row without a token in between; at most MAX_REFUSALS."""
     loss: _Loss | None = None
@@ -402,7 +403,7 @@ class ReplayMachine:
         self.config = ReplayConfig()
         """May be set at any time. Requests that have no copy by then do not get one."""
         self._copies: dict[str, _Copy] = {}
-        """By request id: the copies of all requests that are not over."""
+        """The copies of all requests that are not over, by request id."""
         self.num_copied_tokens = 0
         """The tokens of all copies; more than the limit only after the limit was lowered."""
 
@@ -462,7 +463,7 @@ class ReplayMachine:
 
     def delivered(self, request_id: str, token_ids: Sequence[int]) -> Instructions:
         """The same as `handle` with `Delivered`. It is called for each delivery of each stream, and
-        to make the event would take longer than this."""
+        making the event would take longer than the call itself."""
         copy = self._copies.get(request_id)
         if copy is None:
             return ()

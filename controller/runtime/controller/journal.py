@@ -39,7 +39,8 @@ class Journal:
         self.counts: Counter[EventKind] = Counter()
         """How many events of each kind there were since this controller started."""
         self._num_told: dict[str, tuple[int, int]] = {}
-        """For each member, its incarnation and how many events that has reported so far."""
+        """For each member, its incarnation, and how many events that incarnation has reported so
+        far."""
         self.on_event: Callable[[LoggedEvent], None] = lambda event: None
         """Called with each event as it is logged."""
         self._wall_clock = wall_clock

@@ -234,7 +234,7 @@ def config_messages(
 
 
 def _all(member: Member, config: LiveConfig) -> tuple[Message, ...]:
-    """One message of each type."""
+    """All messages that configure this member, one of each type."""
     if member.kind == "instance":
         limits, settings = config.rescheduling, config.scheduler
         return (

@@ -154,7 +154,7 @@ class Dispatcher:
         self.asked = Asking(known, own, keys.refusal_alone)
         """The requests for which there is no decision yet."""
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        """By request id: what its call of `find` waits for."""
+        """What the call of `find` for each request waits for, by request id."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         """The last timer of each of these requests."""
         self._bypass: asyncio.TimerHandle | None = None

@@ -94,8 +94,8 @@ class RouteRunner:
         self._on_sent = on_sent
         self._has_to_look = asyncio.Event()
         self._pending: dict[str, asyncio.Task[None] | asyncio.TimerHandle] = {}
-        """By id of a lost request: what is under way or planned in order to find another instance
-        for it."""
+        """What is under way or planned in order to find another instance for each lost request, by
+        request id."""
 
     def close(self) -> None:
         for request_id in list(self._pending):

@@ -297,7 +297,7 @@ class Llumlet:
         self._mailbox = mailbox
         self._transfer = transfer
         self.serving: Serving | None = None
-        """None until the engine is built."""
+        """The instance that serves; None until the engine is built."""
         listener = EngineListener(
             on_loading=lambda detail: member.report("starting", detail),
             on_built=self._serve,

@@ -110,7 +110,7 @@ class Directory(Message, frozen=True):
     takes_requests: bool = True
     """Whether any instance may get new requests; an instance that drains or is stalled may not."""
     hold_timeout_s: float = 30.0
-    """For how long a request waits while no instance may get it."""
+    """How long a request may wait while no instance takes requests."""
 
     @property
     def late_binding(self) -> bool:

@@ -30,7 +30,8 @@ Tokens = NDArray[np.int64]
 
 class Lengths(Protocol):
     def at(self, shares: Shares) -> Tokens:
-        """For each share (0 to 1, without 1) the length, at least 1, that so many do not exceed."""
+        """For each share (from 0 to below 1), the length that this share of the requests does not
+        exceed; at least 1."""
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def drawn_sessions(num_requests: int, num_clients: int, rng: np.random.Generator
 
 
 NUM_REQUESTS = 10_000
-"""As many as each of the paper's traces has."""
+"""How many requests a drawn workload has by default: as many as each of the paper's traces."""
 FILE_SUFFIXES = (".csv", ".jsonl", ".json")
 Streams = Mapping[str, np.random.Generator]
 # Each has a stream of random numbers of its own. New ones come last: the order fixes the streams.

@@ -78,7 +78,7 @@ class Trace:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last one."""
+        """The time from the first arrival to the last one."""
         return self.requests[-1].arrival_s - self.requests[0].arrival_s
 
     @property

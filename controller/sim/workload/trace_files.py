@@ -316,8 +316,8 @@ def _block_traces(lines: Iterator[Line]) -> tuple[int, list[TraceRequest]]:
 def _fitting(
     line: Line, blocks: tuple[Blocks, ...], num_tokens: int, num_hashes: int
 ) -> tuple[Blocks, ...]:
-    """Those of the ways to cut a prompt by which so many tokens have so many hashes. Raises
-    TraceError if there is none."""
+    """The ways to cut a prompt, of `blocks`, by which `num_tokens` tokens have `num_hashes` hashes.
+    Raises TraceError if there is none."""
     if not num_hashes:
         return blocks
     fitting = tuple(each for each in blocks if each.num_in(num_tokens) == num_hashes)
@@ -394,7 +394,7 @@ def header_line(prefix_hash_tokens: int) -> str:
 
 
 def request_line(request: TraceRequest, outcome: str = FINISHED) -> str:
-    """Only with another outcome than FINISHED a request may have no output."""
+    """The line of one request. A request may have no output only if its outcome is not FINISHED."""
     row: dict[str, object] = {
         "arrival_s": request.arrival_s,
         "num_prompt_tokens": request.num_prompt_tokens,

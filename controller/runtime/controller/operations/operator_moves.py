@@ -58,7 +58,7 @@ class OperatorMoves:
         self.machine = MovesByHand(self, cooling, levels, max_moves, epoch)
         self.cooling, self.log = self.machine.cooling, self.machine.log
         self._done: dict[str, asyncio.Future[Sequence[Attempt]]] = {}
-        """By order id: the future for which the caller waits."""
+        """The futures for which callers wait, by order id."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
