@@ -1,7 +1,7 @@
-"""The outcome of a run: a row for each request that ended, samples over time, and the figures of
-both: percentiles of latencies, what evictions cost, how full the memory was, and whether the run
-reached a steady state. And the figures of several seeds: means with 95 % intervals, ratios, and
-means of ratios.
+"""The outcome of a run: a row for each request that ended, samples over time, and figures that are
+computed from both: percentiles of latencies, the cost of evictions, how full the memory was, and
+whether the run reached a steady state. Also the figures of several seeds: means with 95 %
+intervals, ratios, and means of ratios.
 """
 
 import math

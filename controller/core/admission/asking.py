@@ -58,8 +58,8 @@ CONTROLLER_SILENCE_S = 1.0
 MAX_ASK_AGAIN_S = 8.0
 BYPASS_EVERY_S = 0.05
 AT_LEAST_EVERY_S = 1.0
-"""The first request goes after so long even if it does not seem to fit, because a frontend does not
-see when other frontends' requests end."""
+"""After this time the first request is sent even if it does not seem to fit, because a frontend
+does not see when other frontends' requests end."""
 # After a dispatch to an instance that is not listed, the controller is asked again after each of
 # these times: both sides soon know of the death, or of the start.
 GONE_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)

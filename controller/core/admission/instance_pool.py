@@ -223,7 +223,7 @@ class InstanceRecord:
 MAX_CANDIDATES = 8
 """How many of the considered instances a decision names."""
 MAX_RANKS = 8
-"""The board has scores for at most so many ranks: a request may name any rank, and each rank with
+"""The board has scores for at most this many ranks: a request may name any rank, and each rank with
 scores adds work to every status."""
 
 

@@ -38,8 +38,8 @@ class SeenPrefixes:
     """For each instance, the prefix hashes of the prompts that were sent there, as far as they were
     used lately.
 
-    Only its engine knows which prefixes an instance has cached. The dispatcher goes by what it sent
-    there and by how much the instance can hold.
+    Only its engine knows which prefixes an instance has cached. The dispatcher guesses it from what
+    it sent there and from how much the instance can hold.
     """
 
     def __init__(self, max_hashes: int = MAX_HASHES) -> None:

@@ -7,8 +7,8 @@ and thousands are refused, so that their events would push all others out of the
     overtaken          When 10, 100, 1,000 ... went ahead of a request while it was the first.
     rejected           The first refusal of a reason and rank at once, the others as a number.
 
-In each EVERY_S there is at most one event of each of the last three kinds (for `rejected`, of each
-reason and rank). The states of waiting:
+At most one event of each of the last three kinds is recorded every EVERY_S; for `rejected`, one of
+each reason and rank. The states of waiting:
 
     IDLE      no request waits
     BRIEF     requests wait, and that is not on record. OVERLOAD after HELD_S; IDLE when none waits

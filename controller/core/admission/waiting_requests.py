@@ -279,8 +279,8 @@ class WaitingRequests:
         return reversed(self._by_key.items())
 
     def hold(self, request: DispatchRequested, since_s: float, cost: float = 0.0) -> None:
-        """The request must not wait here yet. With a `cost` of 0 it gets no turn and goes by its
-        arrival."""
+        """The request must not wait here yet. With a `cost` of 0 it gets no turn, and is ordered by
+        its arrival."""
         turn = self._turns.take(request.rank, request.api_key, cost) if cost else 0.0
         waiting = WaitingRequest(request, since_s, turn, cost)
         self._by_key[request.frontend_id, request.request_id] = waiting

@@ -369,8 +369,8 @@ class MovesByHand:
     def choose(
         self, source_id: str, num_blocks: int, now_s: float, tried: Collection[str] = ()
     ) -> str | None:
-        """The freest open instance that may take so many blocks, if possible one where another move
-        may begin. None if there is no such instance."""
+        """The freest open instance that may take `num_blocks`, if possible an instance where
+        another move may begin. None if there is no such instance."""
         snapshots = [
             snapshot
             for snapshot in self._instances.destinations(now_s, source_id)

@@ -47,7 +47,8 @@ RETRY_S = 1.0
 REPLACE_AGAIN_S = 10.0
 """If a process that was to be replaced is still there after this time, it is ended again."""
 HEARD_WITHIN_S = 10.0
-"""Members say Hello every second; a member that was not heard for so long does not exist."""
+"""Members say Hello every second; a member that was not heard for this long counts as not
+existing."""
 _NAMED_IN_EVENT = 5
 
 

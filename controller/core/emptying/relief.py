@@ -393,12 +393,12 @@ def weigh(
 
 # -- an instance that must go by a moment ----------------------------------------------------------
 #
-# Which of its requests leave in time, and in which order. The highest rank comes first. Within a
-# rank as many requests are chosen as the link can carry by then, the smallest first. Of the chosen
-# ones the largest leaves first, because there may be no time for it later. A request that certainly
-# ends by itself before the moment needs no move, and comes last. Requests for which the time does
-# not suffice stay: a copy that is cut off takes the link's time from requests that would have
-# arrived.
+# This decides which of its requests leave in time, and in which order. The highest rank comes
+# first. Within a rank as many requests are chosen as the link can carry by then, the smallest
+# first. Of the chosen requests the largest leaves first, because there may be no time for it later.
+# A request that certainly ends by itself before the moment needs no move, and comes last. Requests
+# for which the time does not suffice stay: a copy that is cut off takes the link's time from
+# requests that would have arrived.
 
 MARGIN_S = 0.5
 """This much of the time that is left is for everything but the copy: the last stage, the commit,
@@ -631,7 +631,7 @@ class ReliefRules:
         return NotMoved(candidate.request_id, ReliefRefusal.TOO_LATE, numbers)
 
     def _keeps_headroom(self, candidate: Candidate) -> NotMoved | None:
-        """A request with a headroom would take the headroom along. So it leaves only when no
+        """A request with a headroom would take the headroom along, so it leaves only when no
         movable request of a lower rank is left, and only if the instance is a source even without
         any headroom."""
         if candidate.queued or not self._has_headroom(candidate.rank):

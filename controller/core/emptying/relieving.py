@@ -60,7 +60,7 @@ from controller.core.record.event_log import Number
 from controller.core.value import value
 
 ORDER_INTERVALS = 2
-"""An order ends after so many intervals without another order, as the controller is gone then."""
+"""An order ends after this many intervals without another order, as the controller is then gone."""
 FAILED_AGAIN_S = 1.0
 """For this long, a request whose move failed is not tried again, unless the reason was the request
 itself. Destinations that fail are avoided by the controller."""
@@ -70,7 +70,7 @@ request."""
 DRAIN_CANCELLED = "drain_cancelled"
 _TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED, PLAN_FAILED})
 MAX_TOLD_PER_S = 2
-"""An instance reports at most so many requests in a second that were not moved; 64 instances then
+"""How many requests that were not moved an instance reports in a second, at most. 64 instances then
 report 128."""
 NUM_NOT_MOVED_TOLD = 1024
 """How many pairs of a request and a code are remembered, so that they are not reported again. It is

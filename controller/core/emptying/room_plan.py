@@ -197,7 +197,7 @@ def _near_eviction(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
 
 
 def _growth(snapshot: InstanceSnapshot, num_steps: float) -> int:
-    """How many more blocks the batch takes in so many steps."""
+    """How many more blocks the batch takes in `num_steps` steps."""
     return math.ceil(snapshot.num_running * num_steps / snapshot.block_size)
 
 

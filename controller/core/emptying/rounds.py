@@ -36,14 +36,14 @@ from controller.core.value import value
 
 # -- pairing ---------------------------------------------------------------------------------------
 #
-# Which instance sends requests to which other one, chosen by one number per instance.
+# Pairing decides which instance sends requests to which other one, by one number per instance.
 #
 # Sources are below one threshold, destinations above another. The lowest source is paired with the
 # highest destination, the next with the next. A draining instance is below all others. An instance
-# that must go at a known moment (`must_go`), and got no partner that way, takes the freest instance
-# that is open at all. Each instance is in one pair at most. If a pair is left out, its source takes
-# the freest destination that remains, and a later source may take the other one. Pairing takes n
-# log n for n instances and pairs left out.
+# that will be ended at a known moment (`must_go`) and that got no partner this way takes the freest
+# instance that is open at all. Each instance is in one pair at most. If a pair is left out, its
+# source takes the freest destination that remains, and a later source may take the one that was
+# left out. Pairing takes n log n, where n counts the instances and the pairs left out.
 
 
 @value
@@ -210,7 +210,8 @@ def _deciding(config: ReschedulingConfig, levels: Sequence[Level]) -> tuple[obje
 
 # -- orders ----------------------------------------------------------------------------------------
 #
-# What the controller orders an instance in a round. Messages carry these values unchanged.
+# The orders that the controller gives an instance in a round. Messages carry these values
+# unchanged.
 
 
 @value

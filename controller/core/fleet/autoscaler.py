@@ -370,7 +370,7 @@ ACTOR = "auto-scaling"
 
 @dataclass(frozen=True, slots=True)
 class SettingsChanged:
-    """`start_timeout_s`: an instance that does not serve after so long counts as failed."""
+    """`start_timeout_s`: an instance that does not serve after this time counts as failed."""
 
     config: AutoscaleConfig
     start_timeout_s: float
@@ -477,8 +477,8 @@ class LookAtLoad:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launch so many instances. The answer to this and the next two instructions is ScaleDone or
-    ScaleRefused; to this one it may also be NoRoom."""
+    """Launch this number of instances. The answer to this and the next two instructions is
+    ScaleDone or ScaleRefused; to this one it may also be NoRoom."""
 
     check: "Check"
     number: int
@@ -660,7 +660,8 @@ class Autoscaler:
         return self.held(ScaleHold(actor, num_instances, wall_s))
 
     def would_hold(self, num_instances: int, hold: ScaleHold | None) -> bool:
-        """Whether an operator's scale to so many instances changes the hold. `hold`: the spec's."""
+        """Whether an operator's scale to `num_instances` changes the hold. `hold`: the present one,
+        from the spec."""
         is_same = hold is not None and hold.num_instances == num_instances
         return self._settings.config.mode != "off" and not is_same
 

@@ -2,12 +2,12 @@
 
 The spec says which instances there are, who wants them empty or closed, which settings and engine
 arguments were changed, and how far a rolling restart is. Every change is a new value with the next
-revision, so that two operators cannot undo each other's change unseen. Why requests leave an
-instance follows from the spec.
+revision, so that no operator can undo another's change without noticing. The reason why requests
+leave an instance also follows from the spec.
 
-Which orders about instances are refused, and which instances a scale starts or removes, follows
-from the spec and from what is seen of the cluster. Each check is asked when the order comes, and
-again when it has been written to the audit log; it changes nothing. `schedulable`: the ids of the
+The spec and the present state of the cluster decide which orders about instances are refused, and
+which instances a scale starts or removes. Each check is made when the order comes, and again when
+the order has been written to the audit log. A check changes nothing. `schedulable`: the ids of the
 instances that may get requests now. `force`: the order is carried out even if no instance would
 take requests then. The words of a refusal are in
 `runtime/controller/operations/operated_cluster.py`.
@@ -138,8 +138,8 @@ class RollingOrder:
 
 @dataclass(frozen=True, slots=True)
 class ScaleHold:
-    """An operator's own scale to so many instances, which wins over auto-scaling. `since_s`:
-    seconds since the epoch."""
+    """An operator's own scale to a number of instances, which takes precedence over auto-scaling.
+    `since_s`: seconds since the epoch."""
 
     actor: str
     num_instances: int

@@ -38,14 +38,14 @@ Key = tuple[str, int]
 """(instance id, incarnation)"""
 
 PULL_AFTER_S = 2.5
-"""Even an instance without work pushes a status each second. An instance that was silent for so
-long is asked before it counts as stalled."""
+"""Even an instance without work pushes a status each second. An instance that was silent for this
+long is asked for a status before it counts as stalled."""
 MAX_TURN_S = 1.0
-"""If the controller looks less often than this, it was itself asleep, and only so much of the
+"""If the controller looks less often than this, it was itself asleep, and only this much of the
 others' silence counts. Otherwise a controller that was stopped for a minute would fence every
 instance."""
 SETTLED_S = 5.0
-"""After so long the requests of a fenced instance are in the statuses of other instances. Until
+"""After this time the requests of a fenced instance are in the statuses of other instances. Until
 then the blocks that they need count as taken."""
 
 
@@ -85,7 +85,7 @@ class Serving:
 @dataclass(frozen=True, slots=True)
 class InstancesSeen:
     """All instances that serve, several times a second. `fence_after_s`: an instance that is silent
-    for so long is fenced; 0: never. `pulls_all`: the instances do not push their statuses."""
+    for this long is fenced; 0: never. `pulls_all`: the instances do not push their statuses."""
 
     serving: Sequence[Serving]
     fence_after_s: float

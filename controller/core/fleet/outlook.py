@@ -118,7 +118,7 @@ class ClusterLoad:
     last_failed_start_s: float | None = None
     """When an instance last failed to start for good, by the clock of the checks."""
     recent: RecentLatencies | None = None
-    """The latencies of clients lately, where they are known; targets go by them."""
+    """The latencies of clients lately, where they are known; they are compared with the targets."""
 
     @property
     def crowd(self) -> Crowd:
@@ -314,7 +314,7 @@ class InstanceStarts:
     ) -> None:
         """Takes in the present state. `serving`: by instance that serves, for how long its process
         had run at its last Hello. `gave_up`: the instances that said that they cannot start.
-        `timeout_s`: an instance that does not serve after so long has failed. Mutates."""
+        `timeout_s`: an instance that does not serve after this time has failed. Mutates."""
         self._starts = {key: self._starts.get(key) or _Start(now_s) for key in planned}
         for instance_id, start in self._starts.items():
             up_s = serving.get(instance_id)

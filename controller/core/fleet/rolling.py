@@ -1,15 +1,15 @@
 """The machine of a rolling restart: all instances get a new process, one after the other.
 
 Each instance is restarted as by a single restart (`emptying.drains`): it is emptied by moves, its
-process is replaced, and it serves again. The next one begins when the one before serves, or, where
-several may be away at once, while the instances that stay can hold the requests of the leaving
-ones. If an instance cannot be restarted, the rolling restart ends: restarts that can still be taken
-back are taken back, and no other begins.
+process is replaced, and it serves again. The next instance begins when the previous one serves. If
+several may be away at once, it begins as soon as the instances that stay can hold the requests of
+those that leave. If an instance cannot be restarted, the rolling restart ends: restarts that can
+still be taken back are taken back, and no other begins.
 
 A rolling restart may change engine arguments: each instance starts with the new ones from its turn
-on. The first instance always goes alone, as it is not known yet whether it serves with them. If the
-rolling restart fails, or is stopped, the instances that do not serve with the new arguments yet get
-back those that they had, so that none is left half started.
+on. The first instance is always restarted alone, because it is not known yet whether it will serve
+with them. If the rolling restart fails, or is stopped, the instances that do not serve with the new
+arguments yet get their old arguments back, so that no instance is left half started.
 
 A process is known by its nonce.
 

@@ -10,13 +10,14 @@ remembers how the move ended.
     COMMITTED   the request lives here
     ABORTED     nothing of the request is held here, and never will be by this move
 
-Bytes and messages take different ways, so the next stage's PRE_ALLOC, or COMMIT, may be here before
-the last bytes are: the message is `pending` until they are.
+Bytes and messages take different ways, so the next stage's PRE_ALLOC, or COMMIT, may arrive before
+the last bytes do. The message is `pending` until they have come.
 
-A destination that hears nothing of its source for a lease frees what it holds. It refuses a COMMIT
-that comes later, and the source resumes the request; this answer is final, as is every answer about
-a move that is over. When the source died, the frontend may ask who owns the request: a move whose
-COMMIT did not come is then called off for good, so that the answer stays true.
+A destination that hears nothing from its source for the time of a lease frees what it holds. It
+refuses a COMMIT that comes later, and the source then resumes the request. This answer is final, as
+is every answer about a move that is over. When the source has died, the frontend may ask who owns
+the request: a move whose COMMIT did not come is then called off for good, so that the answer stays
+true.
 
 A source that counts as dead may be alive: its connection broke, or it was stopped for a while. So a
 destination that has the request and no acknowledgement asks the frontend to confirm that it reads

@@ -159,8 +159,8 @@ class MoveLog:
         self.num_bytes = 0
         """The bytes copied by all moves, including those that failed."""
         self.num_downtimes = [0] * (len(DOWNTIME_BOUNDS_S) + 1)
-        """How many moves had a downtime up to each bound and above the one before; the last number
-        is of downtimes above all bounds."""
+        """For each bound, how many moves had a downtime up to that bound but above the previous
+        one. The last number counts the downtimes above all bounds."""
         self.sum_downtimes_s = 0.0
         self._timed: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """(downtime, excess) by move, for the last few that were timed before they ended."""

@@ -6,14 +6,14 @@
                 frontend has heard of hop + 1, which counts for nothing from then on, or of a later
                 one. In each epoch only the first instance heard of counts: if a source that was
                 taken for dead is granted the hop in which the request has moved on meanwhile, the
-                client still reads one of both
+                client still reads only one of the two
     lost        an instance died. If it owned the request and a move was announced, the
                 destination is asked whether COMMIT reached it; else the request is lost. It is
                 lost too if a source says that it gave the request to a destination that died.
                 Late tokens of a dead instance count, but no longer make it the owner
     replayed    a lost request begins anew elsewhere, in the next attempt. What is said of an
-                earlier attempt counts for nothing, but for tokens below the one where the new
-                attempt begins
+                earlier attempt counts for nothing, except for tokens before the one with which
+                the new attempt begins
 
 So whatever two instances believe, the client reads one of them. The other one, and an instance that
 was taken for dead but lives, must be told to stop (`offer` says so).

@@ -76,11 +76,11 @@ class MoveMessage:
 OPEN_TIMEOUT_S = 5.0
 """How long a link between two instances waits for a connection, for an answer and for a proof."""
 STALL_TIMEOUT_S = 10.0
-"""If a slice does not move for so long, its link breaks and all stages on it fail. Cancelled stages
-end long before that, as the slice that hangs is a copy of their blocks."""
+"""If a slice does not move for this long, its link breaks and all stages on it fail. Cancelled
+stages end long before that, as the slice that hangs is a copy of their blocks."""
 UNCLEAR_S = 5.0
-"""If the owner of a request dies during a move, its frontend asks for so long where the request is;
-then it is lost.
+"""If the owner of a request dies during a move, its frontend asks for this long where the request
+is; then the request counts as lost.
 """
 
 
@@ -89,20 +89,21 @@ class MoveTiming:
     """The time limits of both machines, in seconds."""
 
     retry_s: float = 0.2
-    """A question is repeated after so long without an answer."""
+    """A question is repeated after this time without an answer."""
     answer_timeout_s: float = 2.0
-    """The source gives up a destination that does not answer for so long. If the destination has
-    taken nothing of a copy for half as long, the copy counts as stalled."""
+    """The source gives up a destination that does not answer for this long. If the destination has
+    taken nothing of a copy for half of this time, the copy counts as stalled."""
     suspended_timeout_s: float = 2.0
     """The time that the last copy has, as the request is out of the batch meanwhile."""
     lease_s: float = 10.0
-    """A destination that hears nothing for so long frees what it holds. The source sends a message
-    in each quarter of this time."""
+    """A destination that hears nothing for this long frees what it holds. The source sends a
+    message in each quarter of this time."""
     reserve_timeout_s: float = 20.0
     """A destination refuses a stage for which it is not ready within this time."""
     stage_timeout_s: float = 30.0
-    """The source gives up a stage that takes so much longer than the bandwidth limit makes it take.
-    For so long it also believes a destination which says that its engine is in a long step."""
+    """The source gives up a stage that takes this much longer than the time that the bandwidth
+    limit alone requires. For the same time it also believes a destination which says that its
+    engine is in a long step."""
     memory_s: float = 60.0
     """How long a move that is over is remembered, as messages may come late."""
 
@@ -132,7 +133,7 @@ class IllegalMoveError(Exception):
 
 LAST_STAGE_BLOCKS = 2
 """Each stage copies the blocks that became full during the stage before it, so stages shrink. The
-last stage stops the request, so it begins when only so many blocks are left; one more block costs
+last stage stops the request, so it begins when only this many blocks are left; one more block costs
 less than another round trip."""
 MAX_STAGES = 12
 """Bounds a copy that never catches up (a tight bandwidth limit)."""

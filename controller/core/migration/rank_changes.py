@@ -25,7 +25,7 @@ from controller.core.migration.ownership import Epoch
 from controller.core.migration.routes import Route, Routes, RouteState
 
 TELL_EVERY_S = 0.1
-"""An owner that has not confirmed a change is told again after so long."""
+"""An owner that has not confirmed a change is told again after this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Change:
 
 
 class RankChanges:
-    """`routes` knows who owns a request; it is only read."""
+    """`routes` knows who owns each request, and is only read here."""
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes

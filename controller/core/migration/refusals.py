@@ -1,7 +1,7 @@
 """Why a request does not move, or why a move failed: the one list of codes, and the one check
 (`refusal_of`) whether a request may leave its instance now.
 
-Whoever wants to move a request, or to show whether it can move, asks this check: orders by hand,
+Everything that moves a request, or shows whether it can move, asks this check: orders by hand,
 relief, room, drains and their forecast, `llumctl requests`, live and simulated. The engine says
 what it knows of the request (`MoveFacts`), and the instance's table of moves (`move_table.py`) adds
 the rest; neither of them decides.

@@ -50,11 +50,11 @@ from controller.core.replay import replay_machine as replays
 from controller.core.replay.replay_machine import Replay
 
 MISSING_S = 0.05
-"""Missing tokens, or a missing owner, are asked for after so long, and again after the same time.
-In the same interval an instance is told which of its requests are not read."""
+"""Missing tokens, or a missing owner, are asked for after this time, and then again at the same
+interval. In the same interval an instance is told which of its requests are not read."""
 RECEIVED_EVERY = 32
-"""A frontend confirms a request's tokens after about so many. So an instance has about so many
-unconfirmed outputs of each request: 113 bytes a token with two logprobs."""
+"""A frontend confirms a request's tokens each time that about this many have come. So an instance
+keeps about as many unconfirmed outputs of each request, at 113 bytes a token with two logprobs."""
 
 
 class RouteState(StrEnum):

@@ -247,7 +247,8 @@ Instructions = list[Instruction]
 # -- The clock ---------------------------------------------------------------------------
 
 LIMIT_SLACK = 2.0
-"""A stage may take this many times what it alone would need under the limit: links are shared."""
+"""A stage may take this many times as long as it would need alone under the bandwidth limit,
+because links are shared."""
 
 _COPYING = (_S.COPYING, _S.SUSPENDED)
 
@@ -369,8 +370,8 @@ class SourceMove:
         return instructions
 
     def tick(self, now_s: float, stalled_s: float = 0.0) -> Instructions:
-        """Repeats and gives up what is due. `stalled_s`: for so long the destination has taken
-        none of the bytes that were there for it. Mutates."""
+        """Repeats messages and gives up waiting, when it is time. `stalled_s`: how long the
+        destination has taken none of the bytes that were there for it. Mutates."""
         if self.state in OVER and not self._unanswered:
             return []  # the move is remembered for what comes late, and nothing is due
         clock = self._clock

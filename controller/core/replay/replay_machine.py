@@ -371,19 +371,20 @@ class _Copy:
     outputs: "array[int]" = field(default_factory=partial(array, "i"))
     """All outputs that were delivered; empty if there is a mark."""
     num_uncopied: int = 0
-    """Outputs that were delivered and are not in `outputs`; 0 unless there is a mark."""
+    """How many delivered outputs are not in `outputs`; 0 unless there is a mark."""
     state: CopyState = CopyState.STANDBY
     attempt: int = 0
     is_taken: bool = True
     """Whether an instance has said that it has this attempt. It is true of the first attempt from
     the start, because an instance answers that one only with its first token."""
     num_not_taken: int = 0
-    """Losses in a row of attempts that were not taken; at most MAX_NOT_TAKEN."""
+    """How many attempts in a row were lost before an instance had taken them; at most
+    MAX_NOT_TAKEN."""
     num_replays: int = 0
     """How often the request was replayed: at most once for each attempt after the first, and once
     for a present loss that counts."""
     num_refusals: int = 0
-    """Refusals in a row without a token in between; at most MAX_REFUSALS."""
+    """How many refusals came in a row, without a token in between; at most MAX_REFUSALS."""
     loss: _Loss | None = None
     """The last loss; set in the states of LOST."""
     wake_s: float = 0.0

@@ -42,7 +42,7 @@ from controller.runtime.messages.move_messages import MoveLimitsSet
 
 @dataclass(frozen=True, slots=True)
 class LiveAutoscale:
-    """`start_timeout_s`: an instance that does not serve after so long counts as failed."""
+    """`start_timeout_s`: an instance that does not serve after this time counts as failed."""
 
     config: AutoscaleConfig = field(
         default_factory=lambda: AutoscaleConfig(first_check_after_s=10.0)

@@ -205,6 +205,6 @@ class HeadMoveOrdered(Message, frozen=True):
 
 
 class RoomOrdered(Message, frozen=True):
-    """Controller to an instance: free so many blocks by moves, or begin none."""
+    """Controller to an instance: free this many blocks by moves, or begin no move."""
 
     order: RoomOrder
