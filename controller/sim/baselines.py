@@ -155,7 +155,8 @@ DISPATCH: Mapping[str, Policy] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class VictimPolicy:
-    """`turn`: a candidate's sort key. A draining instance does not use these rules."""
+    """A rule for which request of a source moves first. `turn`: a candidate's sort key. A draining
+    instance does not use these rules."""
 
     turn: Callable[[Candidate], tuple[float, float, float, str]]
     takes_running: bool = True

@@ -73,8 +73,9 @@ class Future:
 
 
 class PooledRequest:
-    """`num_tokens`: the prompt and outputs that were known when it was admitted last. `num_left`:
-    the tokens that its prefill still has to compute. `turn`: its place in the cluster's queue.
+    """A request in a pooled cluster. `num_tokens`: the prompt and outputs that were known when it
+    was admitted last. `num_left`: the tokens that its prefill still has to compute. `turn`: its
+    place in the cluster's queue.
 
     While it decodes it has computed `offset` tokens more than its engine has done decode steps.
     """

@@ -61,7 +61,8 @@ class Scalable(Protocol):
 
 
 class SimFleet:
-    """`leaving`: the instance that drains in order to be removed."""
+    """The instances of a cluster with auto-scaling. `leaving`: the instance that drains in order to
+    be removed."""
 
     def __init__(
         self,

@@ -325,8 +325,8 @@ MIN_SAMPLES = 16
 
 
 def is_steady(sampled: Sampled, arrivals_s: Sequence[float]) -> bool | None:
-    """`arrivals_s`: when the requests arrived, ascending. None: the second half of the arrivals
-    has too few samples to tell.
+    """Whether the run reached a steady state. `arrivals_s`: when the requests arrived, ascending.
+    None: the second half of the arrivals has too few samples to tell.
 
     Growth is that of a straight line through the samples of the second half, by least squares.
     """

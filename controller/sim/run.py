@@ -64,8 +64,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`settings`: the settings that the policy in `setup` got, as texts for the record. `warm_up`:
-    the share of the first requests that is left out of the figures."""
+    """The description of a run. `settings`: the settings that the policy in `setup` got, as texts
+    for the record. `warm_up`: the share of the first requests that is left out of the figures."""
 
     load: Load
     setup: ClusterSetup
@@ -76,9 +76,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """`rate`: the mean rate at which the requests arrived, even if the load gives none.
-    `saturation_rate`: the highest rate of these requests that the instances could serve; with
-    auto-scaling, as many instances as there may be at most."""
+    """The figures of a run that was carried out. `rate`: the mean rate at which the requests
+    arrived, even if the load gives none. `saturation_rate`: the highest rate of these requests that
+    the instances could serve; with auto-scaling, as many instances as there may be at most."""
 
     run: Run
     rate: float

@@ -26,10 +26,10 @@ from controller.sim.fleet import COLD_START_S
 
 @dataclass(frozen=True, slots=True)
 class SimPolicy:
-    """`dispatch`: a name in `baselines.DISPATCH`. `status_age_s`: how old the statuses may be at
-    which dispatch looks. `by_rank`: whether requests have their ranks; otherwise all have rank 0.
-    `holding`: late binding. `autoscale`: the number of instances follows the load. `pairing` and
-    `victim`: names in `baselines`."""
+    """A policy of a simulated cluster. `dispatch`: a name in `baselines.DISPATCH`. `status_age_s`:
+    how old the statuses may be at which dispatch looks. `by_rank`: whether requests have their
+    ranks; otherwise all have rank 0. `holding`: late binding. `autoscale`: the number of instances
+    follows the load. `pairing` and `victim`: names in `baselines`."""
 
     name: str
     dispatch: str
@@ -45,7 +45,7 @@ class SimPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSetup:
-    """`num_instances`: with auto-scaling, the number at the beginning."""
+    """The simulated cluster. `num_instances`: with auto-scaling, the number at the beginning."""
 
     profile: LatencyProfile
     policy: SimPolicy
@@ -68,8 +68,9 @@ class ClusterSetup:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`kind`: kill (the instance dies with its requests), drain, slow-steps or slow-links (by
-    `factor`). A fault on an instance that does not exist does nothing."""
+    """A fault in the course of a run. `kind`: kill (the instance dies with its requests), drain,
+    slow-steps or slow-links (by `factor`). A fault on an instance that does not exist does
+    nothing."""
 
     time_s: float
     kind: str

@@ -429,7 +429,8 @@ class SimArrival:
         self._state: MovingState | None = None
 
     def begin(self, message: MoveMessage, refusal: MoveRefusal | None) -> None:
-        """`refusal`: the instance's own reason not to take the request."""
+        """Begins with the first message. `refusal`: the instance's own reason not to take the
+        request."""
         instructions = self.machine.start(message)
         if refusal is not None:
             self.handle(dst.NotReserved(refusal))
@@ -559,8 +560,9 @@ class SimArrival:
 
 @dataclass(slots=True)
 class _Known:
-    """`source`: where the request was first. `notes`: (when it is heard, who owns the request now
-    or soon, in which hop, whether it does now), in the order of the times."""
+    """What the frontend was told about one request. `source`: where the request was first. `notes`:
+    (when it is heard, who owns the request now or soon, in which hop, whether it does now), in the
+    order of the times."""
 
     run: RequestRun
     source: InstanceRef

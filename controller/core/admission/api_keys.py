@@ -214,8 +214,8 @@ class KeyUse:
 
     A prompt counts as soon as its request comes, so that of many requests at the same time each
     knows of the earlier ones. If the request never gets an instance, its prompt is subtracted
-    again. Requests without a key cost nothing here. Times are by the frontend's clock, and only go
-    up.
+    again. Requests without a key cost nothing here. Times are by the frontend's clock, and must
+    never decrease.
     """
 
     def __init__(self) -> None:

@@ -174,7 +174,8 @@ class InstanceRecord:
         self._sum_up()
 
     def stall(self, *, over: bool) -> None:
-        """`over`: the instance is not stalled any more, though it has not reported."""
+        """Notes that the instance is stalled. `over`: it is not stalled any more, though it has not
+        reported."""
         self.stalled = not over
         self._sum_up()
 

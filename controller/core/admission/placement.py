@@ -43,8 +43,8 @@ class Placed:
 
 
 class Placement:
-    """`queue`: the requests that wait. `reserved`: by instance, the request for which it is
-    reserved."""
+    """Late binding: it keeps the waiting requests and places them. `queue`: the requests that wait.
+    `reserved`: by instance, the request for which it is reserved."""
 
     def __init__(self, config: HoldingConfig) -> None:
         self.config = config
@@ -477,10 +477,11 @@ class OvertakenBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """`place`: 1 is the first in order. `instance_id`: the instance that is reserved for the
-    request. `lacking_blocks`: how many more blocks must be free there, or, without a reservation,
-    on the instance where the fewest are missing; None without an instance. `num_overtaken`: how
-    many requests went ahead of it while it was the first."""
+    """How a waiting request stands, for people. `place`: 1 is the first in order. `instance_id`:
+    the instance that is reserved for the request. `lacking_blocks`: how many more blocks must be
+    free there, or, without a reservation, on the instance where the fewest are missing; None
+    without an instance. `num_overtaken`: how many requests went ahead of it while it was the
+    first."""
 
     waiting: Waiting
     place: int

@@ -166,8 +166,8 @@ ScoreFunction = Callable[[InstanceSnapshot, Level, Sequence[Level], Unreported],
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`by_prefix`: the pick needs to know which prompts went where. `late_binding`: requests wait
-    at the controller and not on instances (`admission.placement`)."""
+    """A dispatch policy. `by_prefix`: the pick needs to know which prompts went where.
+    `late_binding`: requests wait at the controller and not on instances (`admission.placement`)."""
 
     name: str
     score: ScoreFunction

@@ -236,8 +236,8 @@ class ShedOrder:
 
 @value
 class WaitingRequest:
-    """`turn`: among the API keys of its rank. `cost`: how many tokens the request is expected to
-    take. Both are 0 where keys do not count."""
+    """A request that waits at the controller. `turn`: its turn among the API keys of its rank.
+    `cost`: how many tokens the request is expected to take. Both are 0 where keys do not count."""
 
     request: DispatchRequested
     since_s: float
@@ -325,8 +325,8 @@ they are told more, they follow a rule of their own."""
 class DrainRate:
     """How fast waiting requests left in the last DRAIN_WINDOW_S, and so when a refused client may
     come again: once all waiting requests would be gone at that rate, since the refused one would be
-    the last of them. A client that comes then is not sure of a place, as others come too. Times
-    only go up.
+    the last of them. A client that comes then is not sure of a place, as others come too. `now_s`
+    must never decrease.
     """
 
     def __init__(self) -> None:

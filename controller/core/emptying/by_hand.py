@@ -152,8 +152,9 @@ class OrderState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """`outcome`: the outcome of the move's record; `refused` if the move was not begun; `unknown`
-    if the source did not say how the move ended. `code`: why the outcome is not `migrated`."""
+    """One attempt that is over. `outcome`: the outcome of the move's record; `refused` if the move
+    was not begun; `unknown` if the source did not say how the move ended. `code`: why the outcome
+    is not `migrated`."""
 
     migration_id: str
     destination_id: str
@@ -180,8 +181,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """`migration_id`: the id of the first attempt, which also names the order. `destination_id`:
-    None lets the machine choose."""
+    """An operator orders a move. `migration_id`: the id of the first attempt, which also names the
+    order. `destination_id`: None lets the machine choose."""
 
     migration_id: str
     wanted: MoveByHand
@@ -191,7 +192,8 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class SourceAnswered:
-    """`record`: None if the move was not begun. `code`: why the request has not moved."""
+    """The source has answered. `record`: None if the move was not begun. `code`: why the request
+    has not moved."""
 
     migration_id: str
     code: str

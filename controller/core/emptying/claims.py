@@ -30,7 +30,7 @@ class Claim:
     reason: str = ""
 
     def is_overdue(self, now_s: float) -> bool:
-        """`now_s`: seconds since the epoch."""
+        """Whether the deadline has passed. `now_s`: seconds since the epoch."""
         return self.deadline_s is not None and now_s >= self.deadline_s
 
     def like(self, other: "Claim") -> bool:
@@ -52,8 +52,9 @@ class Drain(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Restart(Claim):
-    """`nonce`: the nonce of the process that is to end; the next process has another one.
-    `at_once`: the process ends at once, whatever requests it has."""
+    """The instance gets another process once it is empty. `nonce`: the nonce of the process that is
+    to end; the next process has another one. `at_once`: the process ends at once, whatever requests
+    it has."""
 
     nonce: str = ""
     at_once: bool = False

@@ -100,8 +100,9 @@ class InstanceProcess:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`process`: None if the cluster has no such instance. `left`: what is left by the last status
-    of a process that serves; None if it has not reported. `says_draining`: by the same status."""
+    """What the controller sees of an instance. `process`: None if the cluster has no such instance.
+    `left`: what is left by the last status of a process that serves; None if it has not reported.
+    `says_draining`: by the same status."""
 
     process: InstanceProcess | None = None
     left: Remainder | None = None
@@ -152,7 +153,8 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class FrontendsAnswered:
-    """`empty`: all frontends answered, and none has a request there. `seen`: the instance now."""
+    """The frontends were asked whether they have requests there. `empty`: all frontends answered,
+    and none has a request there. `seen`: the instance now."""
 
     instance_id: str
     drain_id: str
@@ -253,7 +255,8 @@ class OfInstance:
 
 @dataclass(frozen=True, slots=True)
 class TellInstance(OfInstance):
-    """`leaves_in_s`: how long until its process will be ended, whatever is left there."""
+    """Tell the instance whether it drains. `leaves_in_s`: how long until its process will be ended,
+    whatever is left there."""
 
     draining: bool
     leaves_in_s: float | None
@@ -347,7 +350,7 @@ Instruction = (
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """`claims`: None if the instance is not being drained."""
+    """How far a drain is. `claims`: None if the instance is not being drained."""
 
     instance_id: str
     state: DrainState

@@ -407,8 +407,8 @@ and the answers. Beside its copy, a move between two CPU instances took 0.05 to 
 
 @dataclass(frozen=True, slots=True)
 class Evacuation:
-    """`in_turn`: the requests that leave, in order; `too_late`: the ids of those that would not
-    arrive in time."""
+    """Which requests leave an instance before it is ended. `in_turn`: the requests that leave, in
+    order; `too_late`: the ids of those that would not arrive in time."""
 
     in_turn: tuple[Candidate, ...]
     too_late: frozenset[str] = frozenset()
@@ -420,8 +420,9 @@ def evacuation(
     left_s: float,
     step_time_s: float | None = None,
 ) -> Evacuation:
-    """`candidates`: all requests of the instance; those with a move under way take their share of
-    the link. `left_s`: seconds until the instance is ended. Takes n log n."""
+    """Decides which requests leave in time. `candidates`: all requests of the instance; those with
+    a move under way take their share of the link. `left_s`: seconds until the instance is ended.
+    Takes n log n."""
     everybody = list(candidates)
     room_s = left_s - MARGIN_S
     staying = [each for each in everybody if not each.outgoing]
@@ -494,9 +495,9 @@ class NotMoved:
 
 @value
 class Decision:
-    """`reason`: why requests are to leave; empty if the instance is no source any more. `numbers`:
-    the figures of the chosen request. `refused`: the requests that were tried before it, or all of
-    them if none was chosen."""
+    """Which request leaves next, if any. `reason`: why requests are to leave; empty if the instance
+    is no source any more. `numbers`: the figures of the chosen request. `refused`: the requests
+    that were tried before it, or all of them if none was chosen."""
 
     chosen: Candidate | None = None
     reason: str = ""

@@ -85,10 +85,10 @@ def help_blocked(
     may_move: Callable[[str, str], bool] = lambda source_id, destination_id: True,
     turn: int = 0,
 ) -> list[MoveHead | MakeRoom]:
-    """`sources`: the instances where moves may begin. `destinations`: those to which moves may go.
-    `rooms`: the rooms of the schedulable instances, by id. `may_move`: whether a move from one
-    instance to another may begin now. `turn`: the number of the round; in the next round another
-    order chooses first."""
+    """What a round orders for blocked requests. `sources`: the instances where moves may begin.
+    `destinations`: those to which moves may go. `rooms`: the rooms of the schedulable instances, by
+    id. `may_move`: whether a move from one instance to another may begin now. `turn`: the number of
+    the round; in the next round another order chooses first."""
     config = placement.config
     heads, wanted = list[MoveHead](), list[_Wanted]()
     left = {
@@ -224,10 +224,10 @@ class RoomMove:
 
 @value
 class RoomPlan:
-    """`let_go`: moves of requests that wait behind the blocked head. `plan`: moves that free
-    `lacking_blocks`, which are the blocks that no move under way frees. If the plan is empty,
-    `refusal` says why; None then means that nothing is lacking or that too many moves are under
-    way. `num_movable`: how many running requests may leave."""
+    """The moves by which a source makes room. `let_go`: moves of requests that wait behind the
+    blocked head. `plan`: moves that free `lacking_blocks`, which are the blocks that no move under
+    way frees. If the plan is empty, `refusal` says why; None then means that nothing is lacking or
+    that too many moves are under way. `num_movable`: how many running requests may leave."""
 
     let_go: tuple[RoomMove, ...] = ()
     plan: tuple[RoomMove, ...] = ()
@@ -244,8 +244,8 @@ def room_plan_for(
     max_moves: int,
     config: ReschedulingConfig,
 ) -> RoomPlan:
-    """`num_may_begin`: how many more moves may begin now; `max_moves`: how many the instance may
-    have at a time."""
+    """The source's plan for an order. `num_may_begin`: how many more moves may begin now;
+    `max_moves`: how many the instance may have at a time."""
     rested = [_guarded(each, config) for each in candidates]
     on_their_way = sum(c.num_freed_blocks for c in rested if c.outgoing and not c.queued)
     lacking_blocks = order.lacking_blocks - on_their_way

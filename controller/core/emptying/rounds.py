@@ -48,9 +48,10 @@ from controller.core.value import value
 
 @value
 class InstanceLoad:
-    """`may_send`: the instance is alive and has requests. `may_receive`: it is schedulable and not
-    cooling after a failure; this need not repeat what follows from the other fields. `must_go`: the
-    instance will be ended at a known moment, whatever requests it has then.
+    """An instance as pairing sees it. `may_send`: the instance is alive and has requests.
+    `may_receive`: it is schedulable and not cooling after a failure; this need not repeat what
+    follows from the other fields. `must_go`: the instance will be ended at a known moment, whatever
+    requests it has then.
     """
 
     instance_id: str

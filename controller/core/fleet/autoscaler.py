@@ -636,7 +636,7 @@ class Autoscaler:
     # -- asked ---------------------------------------------------------------------------
 
     def view(self, planned: Collection[str], now_s: float) -> AutoscaleView:
-        """`planned`: as in `Ticked`, by now."""
+        """What the machine shows. `planned`: the planned instances as they are now."""
         next_s = self.next_check_s
         return AutoscaleView(
             num_planned=len(set(planned) - set(self.starts.failed)),

@@ -159,11 +159,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """`next_instance`: the number of the next new instance. A number is used only once, so that all
-    records of `i-3` are about one instance. `settings`: the changed settings, by key.
-    `autoscale_hold`: set until auto-scaling is released, or set to another mode. `rolling`: the
-    last rolling restart, even if it is over. `engine`: the arguments of all instances that
-    `engines` does not name."""
+    """One revision of the spec. `next_instance`: the number of the next new instance. A number is
+    used only once, so that all records of `i-3` are about one instance. `settings`: the changed
+    settings, by key. `autoscale_hold`: set until auto-scaling is released, or set to another mode.
+    `rolling`: the last rolling restart, even if it is over. `engine`: the arguments of all
+    instances that `engines` does not name."""
 
     revision: int = 0
     instance_ids: tuple[str, ...] = ()
@@ -516,12 +516,12 @@ def plan_scale(
     agreed: Collection[str] | None = None,
     gone: Collection[str] = (),
 ) -> ScalePlan | OrderRefusal:
-    """`num_running`: by instance that serves, how many requests run there. Instances that do not
-    serve, or that the spec closes to requests, are removed first, then those with the fewest
-    requests, ties by id; those with the most come back first. An instance that is being restarted
-    is removed last: it serves soon, and somebody waits for that. `agreed`: exactly these are
-    removed, however busy they are by now. `gone`: their processes have ended, so they cannot come
-    back.
+    """Plans which instances are added or removed to reach `target`. `num_running`: by instance that
+    serves, how many requests run there. Instances that do not serve, or that the spec closes to
+    requests, are removed first, then those with the fewest requests, ties by id; those with the
+    most come back first. An instance that is being restarted is removed last: it serves soon, and
+    somebody waits for that. `agreed`: exactly these are removed, however busy they are by now.
+    `gone`: their processes have ended, so they cannot come back.
     """
     if target < 1:
         return OrderRefusal.MIN_INSTANCES

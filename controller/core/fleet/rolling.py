@@ -94,11 +94,11 @@ class InstanceNow:
 
 @dataclass(frozen=True, slots=True)
 class RollingStep:
-    """`begins`: instances whose restart begins now. `taken_back`: instances whose restart is taken
-    back, as another one failed. `waits`: why no restart begins, if the reason is not just that it
-    is another instance's turn. `engines`: by instance, the arguments that change with this step.
-    `put_back`: those of these instances whose process is replaced once more, because it must not
-    keep its new arguments."""
+    """One step of a rolling restart. `begins`: instances whose restart begins now. `taken_back`:
+    instances whose restart is taken back, as another one failed. `waits`: why no restart begins, if
+    the reason is not just that it is another instance's turn. `engines`: by instance, the arguments
+    that change with this step. `put_back`: those of these instances whose process is replaced once
+    more, because it must not keep its new arguments."""
 
     order: RollingOrder
     begins: tuple[str, ...] = ()
@@ -314,8 +314,8 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """`order`: the spec's. `seen`: all instances, in the cluster's order; not needed while no
-    rolling restart is under way. `wall_s`: seconds since the epoch."""
+    """Time has passed. `order`: the one in the spec. `seen`: all instances, in the cluster's order;
+    not needed while no rolling restart is under way. `wall_s`: seconds since the epoch."""
 
     order: RollingOrder | None
     seen: Sequence[InstanceNow]

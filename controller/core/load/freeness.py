@@ -228,8 +228,8 @@ class Room:
         *,
         by_step: bool = False,
     ) -> Self:
-        """`by_step`: requests may wait until their tokens fill one step, because no instance is
-        `below_half_free`."""
+        """The room that a snapshot leaves. `by_step`: requests may wait until their tokens fill one
+        step, because no instance is `below_half_free`."""
         num_waiting = snapshot.num_queued + unreported.num_requests
         num_requests = snapshot.num_running + num_waiting
         prefill_blocks = (

@@ -131,8 +131,8 @@ def code_of(event: object) -> str:
 
 @value
 class Reserve:
-    """`last`: the request stops for this stage, so whatever takes long before a commit must be done
-    with it."""
+    """Reserve blocks in the engine. `last`: the request stops for this stage, so whatever takes
+    long before a commit must be done with it."""
 
     stage: int
     num_blocks: int

@@ -168,7 +168,7 @@ class MoveLog:
         """The moves of the last minute. A move whose request ended is in neither."""
 
     def ended(self, record: MoveRecord, now_s: float, reason: str) -> None:
-        """`reason`: one of `cluster_spec.MOVE_REASONS`."""
+        """Counts a move that is over. `reason`: one of `cluster_spec.MOVE_REASONS`."""
         downtime_s, excess_s = self._timed.pop(record.migration_id, (None, None))
         self.recent.append(EndedMove(record, now_s, downtime_s, excess_s))
         self.num_by_outcome[record.outcome] += 1

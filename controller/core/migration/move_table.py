@@ -50,8 +50,8 @@ Here = TypeVar("Here", bound=MoveHere)
 
 
 class MoveTable(Generic[Away, Here]):
-    """`requests`: the requests that run on this instance. `max_moves` counts both directions and
-    may be set at any time; moves under way go on."""
+    """All moves of one instance. `requests`: the requests that run on this instance. `max_moves`
+    counts both directions and may be set at any time; moves under way go on."""
 
     def __init__(self, requests: Container[str], max_moves: int) -> None:
         self._requests_here = requests

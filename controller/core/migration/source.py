@@ -71,7 +71,8 @@ OVER = (_S.MIGRATED, _S.STAYED, _S.RESUMED, _S.ENDED)
 
 @value
 class StagePlanned:
-    """`num_blocks`: what the destination must hold in all before this stage."""
+    """The engine has planned the next stage. `num_blocks`: what the destination must hold in all
+    before this stage."""
 
     num_blocks: int
     last: bool
@@ -277,7 +278,8 @@ class SourceClock:
     def gives_up(
         self, state: SourceState, now_s: float, stalled_s: float
     ) -> TimedOut | TookTooLong | None:
-        """`stalled_s`: how long the destination has taken none of the bytes that were ready."""
+        """Whether the source gives up waiting in this state, and why. `stalled_s`: how long the
+        destination has taken none of the bytes that were ready."""
         timing = self.timing
         if now_s - self.since_s < self._patience_s(state) or self._is_worked_on(state, now_s):
             return None

@@ -199,8 +199,9 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """`missed`: how many events the log has forgotten between the position asked for and the first
-    one here; None if it cannot tell (a position of another epoch)."""
+    """Some events of the log, in order. `missed`: how many events the log has forgotten between the
+    position asked for and the first one here; None if it cannot tell (a position of another
+    epoch)."""
 
     entries: tuple[tuple[str, LoggedEvent], ...]
     """(position, event)."""

@@ -64,7 +64,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class NotPrepared:
-    """`retryable`: another instance may have the time for it."""
+    """The entry could not be prepared. `retryable`: another instance may have the time for it."""
 
     entry: int
     why: str

@@ -36,8 +36,9 @@ LOST_WAYS = (Way.REPLAYED, Way.DISPATCHED_AGAIN, Way.FAILED)
 
 @dataclass(slots=True)
 class ReplayUnderWay:
-    """`num_tokens`: how many tokens have to be computed again. `since_s`: when the client's last
-    token came, or, if there was none, when the request was lost."""
+    """A lost request that has not gone on or ended yet. `num_tokens`: how many tokens have to be
+    computed again. `since_s`: when the client's last token came, or, if there was none, when the
+    request was lost."""
 
     request_id: str
     frontend_id: str
@@ -51,8 +52,9 @@ class ReplayUnderWay:
 
 @dataclass(frozen=True, slots=True)
 class EndedReplay:
-    """`code`: why a request that failed could not be replayed. `pause_s`: None if the request had
-    no token before the loss, or never had one again."""
+    """A lost request that went on, or ended in an error. `code`: why a request that failed could
+    not be replayed. `pause_s`: None if the request had no token before the loss, or never had one
+    again."""
 
     request_id: str
     source_id: str

@@ -45,7 +45,8 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`silent`: the frontends that did not answer in time, or died."""
+    """The requests that were found. `silent`: the frontends that did not answer in time, or
+    died."""
 
     requests: tuple[RequestRecord, ...]
     num_matching: int

@@ -116,7 +116,8 @@ class RosterChange:
 
 @dataclass(slots=True)
 class Roster:
-    """`before`: by member, the last incarnation that an earlier controller of this cluster gave."""
+    """The members of the cluster. `before`: by member, the last incarnation that an earlier
+    controller of this cluster gave."""
 
     members: dict[str, Member] = field(default_factory=dict)
     before: Mapping[str, LastIncarnation] = field(default_factory=dict)

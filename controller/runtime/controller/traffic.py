@@ -24,9 +24,9 @@ REQUEST_BYTES = 400
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`num_lost`: requests of the recording that ended since the previous batch and are in no
-    batch. `num_live`: requests of the recording that have not ended, by what the frontends told
-    last."""
+    """The requests that a reader takes at once. `num_lost`: requests of the recording that ended
+    since the previous batch and are in no batch. `num_live`: requests of the recording that have
+    not ended, by what the frontends told last."""
 
     requests: tuple[RequestTraffic, ...]
     num_lost: int

@@ -497,7 +497,8 @@ class IncomingMove:
         self._unconfirmed: list[UnconfirmedOutput] = []
 
     def begin(self, refusal: MoveRefusal | None) -> None:
-        """`refusal`: this llumlet's own reason not to take the request."""
+        """Begins with the first message. `refusal`: this llumlet's own reason not to take the
+        request."""
         start = self.machine.start(self._first.message)
         if refusal is None and self._arriving.fingerprint != self._host.fingerprint:
             refusal = MoveRefusal.FINGERPRINT

@@ -389,7 +389,7 @@ MAX_RANK = 1 << 31
 
 
 def header_line(prefix_hash_tokens: int) -> str:
-    """`prefix_hash_tokens`: 0 where no request has hashes."""
+    """The first line of a recording. `prefix_hash_tokens`: 0 if no request has hashes."""
     return _json_line({VERSION_FIELD: VERSION, "prefix_hash_tokens": prefix_hash_tokens})
 
 
@@ -414,8 +414,8 @@ def request_line(request: TraceRequest, outcome: str = FINISHED) -> str:
 def end_line(
     end_s: float, *, num_requests: int, num_lost: int, num_live: int, num_breaks: int
 ) -> str:
-    """`num_lost`: requests that ended and are not in the file; `num_live`: those that had not
-    ended. After each of `num_breaks` breaks more may be missing."""
+    """The last line of a recording. `num_lost`: requests that ended and are not in the file;
+    `num_live`: those that had not ended. After each of `num_breaks` breaks more may be missing."""
     return _json_line(
         {
             END_FIELD: end_s,

@@ -276,8 +276,8 @@ LATELY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`departures`: in the order in which they are tried. `silent`: frontends that did not answer,
-    so that their requests are missing."""
+    """A forecast of a drain. `departures`: where each request would go, in the order in which they
+    are tried. `silent`: frontends that did not answer, so that their requests are missing."""
 
     departures: tuple[Departure, ...] = ()
     silent: tuple[str, ...] = ()
