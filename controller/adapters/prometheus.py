@@ -122,8 +122,8 @@ FRONTEND_COUNTERS = _MEMBER_COUNTERS
 def render(
     status: ClusterStatus, event_counts: Mapping[EventKind, int], move_log: MoveLog
 ) -> bytes:
-    """`event_counts`: how many events of each kind there were since the controller started. Kinds
-    without any event may be missing."""
+    """Renders the controller's page. `event_counts`: how many events of each kind there were since
+    the controller started. Kinds without any event may be missing."""
     return generate_latest(ClusterMetrics(status, event_counts, move_log))
 
 
@@ -403,7 +403,8 @@ E2E_BUCKETS_S = _ladder(0.1, 1500)
 
 
 class RequestMetrics:
-    """`levels`: the names of the priority levels; their series start at 0.
+    """The metrics of a frontend's requests. `levels`: the names of the priority levels; their
+    series start at 0.
 
     Raises ValueError if the registry already has these metrics."""
 

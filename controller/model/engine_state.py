@@ -339,9 +339,9 @@ class Pin:
 
 
 class EngineState:
-    """`running` is in the order in which a step serves the requests: first those that a move put in
-    front, then the others in the order of their admissions. `requests` has all requests except the
-    arriving ones."""
+    """All requests of one engine, and their blocks. `running` is in the order in which a step
+    serves the requests: first those that a move put in front, then the others in the order of their
+    admissions. `requests` has all requests except the arriving ones."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -371,8 +371,8 @@ class EngineState:
         return self.config.max_num_running - len(self.running) - self.num_kept_places
 
     def new_state(self, request: ModelRequest) -> RequestState:
-        """Raises ValueError if the id is in use, a count is not positive, or the request can never
-        run."""
+        """Makes the state of a new request. Raises ValueError if the id is in use, a count is not
+        positive, or the request can never run."""
         config, request_id = self.config, request.request_id
         if request_id in self.requests or request_id in self.arriving:
             raise ValueError(f"request {request_id} is already there")

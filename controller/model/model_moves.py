@@ -51,7 +51,7 @@ class ModelMoves:
         return None if request is None else self._facts(request)
 
     def is_queued(self, request_id: str) -> bool:
-        """Raises KeyError if the request is not here."""
+        """Whether the request is in the queue. Raises KeyError if it is not here."""
         return self._state.requests[request_id].queued
 
     def candidates(self, num_tokens_left: Callable[[str], int | None]) -> list[Candidate]:

@@ -91,7 +91,8 @@ class Engine(Protocol):
 
     @property
     def emulation(self) -> Emulation | None:
-        """None if the engine is a real one, which computes."""
+        """How well the engine keeps its profile's time; None if the engine is a real one, which
+        computes."""
 
     @property
     def moves(self) -> "EngineMoves": ...
@@ -177,8 +178,8 @@ class SuspendedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReservedBlocks:
-    """`block_ids`: all blocks that are reserved so far for the arriving request. The first
-    `num_cached` of them already have the right content, from the prefix cache."""
+    """The blocks reserved for an arriving request. `block_ids`: all that are reserved so far. The
+    first `num_cached` of them already have the right content, from the prefix cache."""
 
     block_ids: tuple[int, ...]
     num_cached: int
@@ -306,7 +307,8 @@ class KvTransfer(Protocol):
     """The limit of each link; None means no limit. May be changed at any time."""
 
     def start(self, blocks: KvBlocks, tell: Callable[[Peer, Frames], None]) -> None:
-        """`tell` sends a small message to the transfer of a peer, which gets it by `told`."""
+        """Must be called first. `tell` sends a small message to the transfer of a peer, which gets
+        it by `told`."""
 
     def told(self, peer: Peer, frames: Frames) -> None: ...
 

@@ -56,8 +56,9 @@ from controller.ports.engine import (
 
 
 class BlockHashes:
-    """`hashes(i)` stands for the tokens of blocks 0 to i, of the prompt and the answer, and for the
-    cache salt. Two requests have the same hash if, and only if, all of these are equal.
+    """Computes the hashes of a request's blocks. `hashes(i)` stands for the tokens of blocks 0 to
+    i, of the prompt and the answer, and for the cache salt. Two requests have the same hash if, and
+    only if, all of these are equal.
 
     A hash is computed when it is first asked for, and kept: 16 bytes a block."""
 
@@ -131,8 +132,8 @@ class _Arriving:
 
 
 class EmulatedMoves:
-    """`live`: the engine's requests by id. `on_gone` is called when a request has left the
-    batch."""
+    """Live moves of an emulated engine's requests. `live`: the engine's requests by id. `on_gone`
+    is called when a request has left the batch."""
 
     def __init__(
         self, model: EngineModel, live: dict[str, EmulatedRequest], on_gone: Callable[[], None]
@@ -157,7 +158,7 @@ class EmulatedMoves:
         return self._model.moves.candidates(self._num_tokens_left)
 
     def outputs(self, request_id: str) -> Sequence[int]:
-        """Raises KeyError if the request is not here."""
+        """The request's output tokens so far. Raises KeyError if the request is not here."""
         live = self._live[request_id]
         return [live.output(position) for position in range(live.num_emitted)]
 
@@ -200,12 +201,14 @@ class EmulatedMoves:
         return SuspendedRequest(out.suspended, [msgspec.msgpack.encode(state)], live.num_tokens)
 
     def resume(self, request_id: str) -> None:
-        """Does nothing if the request is not suspended, because it was aborted meanwhile."""
+        """Puts a suspended request back. Does nothing if it is not suspended any more, because it
+        was aborted."""
         self._model.moves.resume(request_id)
         self.forget_suspended(request_id)
 
     def release(self, request_id: str) -> None:
-        """Does nothing if the request is not suspended, because it was aborted meanwhile."""
+        """Forgets a suspended request. Does nothing if it is not suspended any more, because it was
+        aborted."""
         if self._model.moves.release(request_id):
             self.forget_suspended(request_id)
             del self._live[request_id]
@@ -244,7 +247,7 @@ class EmulatedMoves:
         return ReservedBlocks(block_ids, num_cached)
 
     def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
-        """Raises KeyError if nothing is reserved for the request."""
+        """Reserves more blocks. Raises KeyError if nothing is reserved for the request."""
         arriving = self._arriving[request_id]
         if not self._model.moves.extend(request_id, num_blocks):
             return None
@@ -259,7 +262,7 @@ class EmulatedMoves:
             self._blocks.drop(arriving.block_ids)
 
     def commit(self, request_id: str, state: Frames) -> None:
-        """Raises KeyError if nothing is reserved for the request."""
+        """Takes the arriving request. Raises KeyError if nothing is reserved for it."""
         arriving = self._arriving[request_id]
         live = arriving.live
         moved = self._decoded(state)
@@ -417,8 +420,8 @@ class Pace:
 
 
 class EmulatedEngine:
-    """`speed`: how many times as fast as the profile the steps are. `clock` and `sleep` time the
-    steps, in seconds."""
+    """An engine that emulates the steps of a profile. `speed`: how many times as fast as the
+    profile the steps are. `clock` and `sleep` time the steps, in seconds."""
 
     supported_tasks: tuple[str, ...] = ("generate",)
     encode = staticmethod(encode_outputs)
@@ -457,7 +460,7 @@ class EmulatedEngine:
         return EmulatedRequest(request, request.prompt_token_ids or (), answer, frontend_index)
 
     def add(self, prepared: EmulatedRequest) -> None:
-        """Raises ValueError if the request could never run."""
+        """Adds a request. Raises ValueError if the request could never run."""
         self._model.add(model_request(prepared, block_hashes(prepared, self.block_size)))
         self._live[prepared.request.request_id] = prepared
         prepared.news.append(RequestEvent(QUEUED, time.monotonic()))

@@ -32,13 +32,14 @@ class EmulatedBlocks:
         return bytearray(num_blocks * DIGEST_BYTES)
 
     def gather(self, block_ids: Sequence[int], into: bytearray) -> memoryview:
-        """Raises KeyError if a block is not pinned, suspended or reserved any more."""
+        """Copies the blocks into the buffer. Raises KeyError if a block is not pinned, suspended or
+        reserved any more."""
         filled = self.writable(into, len(block_ids))
         filled[:] = b"".join([self._contents[block_id] for block_id in block_ids])
         return filled
 
     def scatter(self, block_ids: Sequence[int], buffer: bytearray) -> None:
-        """Raises KeyError if a block is not reserved any more."""
+        """Fills the blocks from the buffer. Raises KeyError if a block is not reserved any more."""
         for position, block_id in enumerate(block_ids):
             if block_id not in self._contents:
                 raise KeyError(block_id)
@@ -89,8 +90,8 @@ class _Copy:
 
 
 class EmulatedKvTransfer:
-    """`speed`: how many times as fast as the profile the copies are. The limit is scaled as
-    well."""
+    """Copies emulated blocks to other instances. `speed`: how many times as fast as the profile the
+    copies are. The limit is scaled as well."""
 
     def __init__(self, profile: LatencyProfile, speed: float) -> None:
         self.max_bytes_per_s: float | None = None
@@ -156,7 +157,7 @@ class EmulatedKvTransfer:
     def _begin(
         self, copies: dict[str, _Copy], peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> _Copy:
-        """Raises ValueError if the stage is under way already."""
+        """Notes that a stage is under way. Raises ValueError if it is so already."""
         if stage_id in copies:
             raise ValueError(f"stage {stage_id} is under way already")
         loop = asyncio.get_running_loop()

@@ -24,7 +24,7 @@ from controller.ports.engine import Frames
 # here are ignored.
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
-"""vLLM sends the index of the reason."""
+"""Why an answer ended. In vLLM's messages a reason is its index in this tuple."""
 QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
 """The kinds of `RequestEvent`."""
 
@@ -48,7 +48,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, array_like=True, frozen=True):
-    """`EngineCoreRequest`, with the same positions up to `resumable`."""
+    """vLLM's `EngineCoreRequest`, with the same positions up to `resumable`."""
 
     request_id: str
     prompt_token_ids: list[int] | None
@@ -69,7 +69,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RequestEvent(msgspec.Struct):
-    """`EngineCoreEvent`, from which vLLM's own metrics measure queueing."""
+    """vLLM's `EngineCoreEvent`, from which vLLM's own metrics measure how long requests wait."""
 
     type: int
     timestamp: float
@@ -93,7 +93,7 @@ class SchedulerStats(msgspec.Struct, omit_defaults=True):
 
 
 class Output(msgspec.Struct, array_like=True, omit_defaults=True):
-    """`EngineCoreOutput`, with the same positions up to `prefill_stats`."""
+    """vLLM's `EngineCoreOutput`, with the same positions up to `prefill_stats`."""
 
     request_id: str
     new_token_ids: list[int]
@@ -110,7 +110,7 @@ class Output(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Outputs(msgspec.Struct, array_like=True, omit_defaults=True):
-    """`EngineCoreOutputs`, with the same positions up to `timestamp`."""
+    """vLLM's `EngineCoreOutputs`, with the same positions up to `timestamp`."""
 
     engine_index: int = 0
     outputs: list[Output] = []
@@ -124,7 +124,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def decode_request(frames: Frames) -> Request:
-    """Raises ValueError if the message is not a request of this version of vLLM."""
+    """Decodes a request. Raises ValueError if the message is not a request of this version of
+    vLLM."""
     try:
         return _decoder.decode(frames[0])
     except msgspec.DecodeError as error:
@@ -140,9 +141,9 @@ def encode_outputs(outputs: Outputs) -> Frames:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`start`: where `token_sequence` starts. `finish_reason`: vLLM's word. `stop_reason`: the stop
-    token that ended the answer, if the client named that token. `has_end`: whether the last token
-    is END."""
+    """The answer to a request. `start`: where `token_sequence` starts. `finish_reason`: vLLM's
+    word. `stop_reason`: the stop token that ended the answer, if the client named that token.
+    `has_end`: whether the last token is END."""
 
     start: int
     num_tokens: int
@@ -158,7 +159,7 @@ class Answer:
 
 @dataclass(slots=True)
 class EmulatedRequest:
-    """`news` and `prefill_stats` are sent with the next token.
+    """A request on an emulated engine. `news` and `prefill_stats` are sent with its next token.
 
     From position `wrong_from` on, the answer has the tokens of another prompt. This happens when a
     move brought the request here with wrong KV blocks; a real engine would give wrong tokens
@@ -194,8 +195,8 @@ class EmulatedRequest:
 
 
 def answer_to(request: Request, max_model_len: int) -> Answer:
-    """Raises ValueError if a parameter needs an answer that a model computes, or if the prompt
-    leaves no room for an answer."""
+    """The answer that the engine will give. Raises ValueError if a parameter needs an answer that a
+    model computes, or if the prompt leaves no room for an answer."""
     prompt, params = request.prompt_token_ids, request.sampling_params
     if params is None:
         raise ValueError("the emulated engine computes no embeddings or scores")

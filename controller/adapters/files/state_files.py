@@ -82,8 +82,8 @@ class SpecFile:
 
 
 def _parsed(text: str) -> _Kept:
-    """Raises ValueError if any part of the file cannot be read, because a part of a spec is
-    useless."""
+    """Parses the file. Raises ValueError if any part of it cannot be read, because a part of a spec
+    is useless."""
     if (version := _Version.model_validate_json(text).schema_version) != SCHEMA_VERSION:
         age = "a newer" if version > SCHEMA_VERSION else "an older"
         raise ValueError(

@@ -54,7 +54,7 @@ class RollingHandler(_OnRolling[RollingRequest]):
     row = Rolling
 
     async def look(self) -> None:
-        """Also determines the arguments with which all instances will start."""
+        """Checks the order, and determines the arguments with which all instances will start."""
         self.check()
         spec, given = self.controller.keeper.spec, self.wanted.engine_args
         self.engine = spec.engine.changed(given, spec.next_generation)

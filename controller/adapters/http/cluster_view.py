@@ -208,7 +208,7 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WaitingNow:
-    """`held`: None if no request is held."""
+    """The requests that wait at the controller now. `held`: None if no request is held."""
 
     held: HeldStatus | None
     kept_for: dict[str, KeptForStatus]
@@ -220,7 +220,7 @@ def waiting_now(controller: ControllerProcess) -> WaitingNow:
 
 
 def held_status(view: WaitingView, levels: Sequence[Level], now_s: float) -> WaitingNow:
-    """`now_s`: seconds since the epoch."""
+    """Describes the held requests. `now_s`: seconds since the epoch."""
     first, oldest = view.first(), view.oldest()
     if first is None or oldest is None:
         return WaitingNow(None, {})
@@ -448,7 +448,8 @@ def _under_way(log: ReplayLog, now_s: float) -> Iterable[ReplayStatus]:
 
 
 def _ended_replays(log: ReplayLog, since_s: float) -> Iterable[EndedReplayStatus]:
-    """`since_s`: the time at which the controller's clock was 0, in seconds since the epoch."""
+    """The replays that ended, the newest first. `since_s`: the time at which the controller's clock
+    was 0, in seconds since the epoch."""
     for replay in reversed(log.recent):
         yield shown(
             EndedReplayStatus,
@@ -626,8 +627,8 @@ def _of_process(member: Member, now_s: float) -> dict[str, Any]:
 
 
 def _process_state(member: Member, *, stopping: bool) -> InstanceState | None:
-    """None if the process serves. `stopping`: the whole cluster is being stopped, so no process
-    that has ended will come back."""
+    """The state that follows from the process alone; None if the process serves. `stopping`: the
+    whole cluster is being stopped, so no process that has ended will come back."""
     if not member.alive or member.phase == "starting":
         if stopping:
             return InstanceState.STOPPING

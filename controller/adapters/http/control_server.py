@@ -137,10 +137,10 @@ class Access:
 
 
 class ControlServer:
-    """`settings`: the settings of the running controller. `metrics` renders the answer to
-    `/metrics`, which has the media type `metrics_type`. `log_dir`: where members write their logs.
-    `listening`: a socket on the address of `access`; without it the server makes one.
-    `check_engine` checks engine arguments that a rolling restart is to change."""
+    """Serves the control API. `settings`: the settings of the running controller. `metrics` renders
+    the answer to `/metrics`, which has the media type `metrics_type`. `log_dir`: where members
+    write their logs. `listening`: a socket on the address of `access`; without it the server makes
+    one. `check_engine` checks engine arguments that a rolling restart is to change."""
 
     def __init__(
         self,
@@ -421,7 +421,7 @@ class LatestStatus:
 
 
 def frames(journal: Journal, statuses: LatestStatus, query: WatchQuery) -> AsyncIterator[bytes]:
-    """Raises ValueError if `query.after` is not a position."""
+    """The lines of a watch stream. Raises ValueError if `query.after` is not a position."""
     position = journal.log.last_position if query.after == LATEST else query.after or None
     journal.log.after(position, 0)
     return _frames(journal, statuses, query, position)
@@ -570,8 +570,9 @@ _REF = "#/components/schemas/{model}"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`answer`: the model of the answer; None if it may have any form. `wants_body`: whether the
-    call is refused without a body. `once`: whether an Idempotency-Key is read."""
+    """What the description says of a call. `answer`: the model of the answer; None if it may have
+    any form. `wants_body`: whether the call is refused without a body. `once`: whether an
+    Idempotency-Key is read."""
 
     does: str
     answer: Any

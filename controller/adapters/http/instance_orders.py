@@ -50,7 +50,8 @@ from controller.runtime.controller.queries import Found
 
 
 class _OnInstance(Handler[Wanted, Report]):
-    """`changes`: whether the order changes something."""
+    """The common part of orders about one instance. `changes`: whether the order changes
+    something."""
 
     changes = True
 
@@ -128,7 +129,8 @@ class DrainHandler(_Emptying[DrainRequest]):
         self.changes = self.would_change(drain_claim(self.wanted))
 
     def check(self) -> None:
-        """Also checks the other instances of the same command, which begins all drains or none."""
+        """Checks the order for this instance, and for the other instances of the same command,
+        which begins all drains or none."""
         wanted = self.wanted
         together = self.check_together(wanted.if_revision, wanted.with_ids)
         facts = self.controller.keeper.spec, together, self.controller.drains.schedulable_ids()
@@ -253,7 +255,8 @@ class _Marking(_OnInstance[Any, MarkReport]):
         self.changes = (self.mark is None) == self.row.marks
 
     def check(self) -> None:
-        """Also checks the other instances of the same command, which makes all marks or none."""
+        """Checks the order for this instance, and for the other instances of the same command,
+        which makes all marks or none."""
         wanted = self.wanted
         if not self.row.marks:
             self.check_instance(wanted.if_revision)

@@ -45,7 +45,7 @@ class PlannedChanges:
 
 
 class LiveSettings:
-    """`settings`: the settings of the running controller."""
+    """Lists and changes the settings of the running controller."""
 
     def __init__(self, controller: ControllerProcess, settings: Settings) -> None:
         self._controller = controller

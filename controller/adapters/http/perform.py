@@ -84,7 +84,7 @@ class Operated:
 
 @dataclass(slots=True)
 class Operation:
-    """`outcome` and `undo` may be set until the operation has ended."""
+    """An operation under way. `outcome` and `undo` may be set until it has ended."""
 
     cause_id: str
     actor: str
@@ -306,7 +306,7 @@ class Orders:
     def routes(
         self, handlers: Sequence[type[Handler[Any, Any]]], looks: Mapping[str, Endpoint]
     ) -> list[Route]:
-        """`looks`: for each path, the endpoint that answers a GET."""
+        """The routes of all orders. `looks`: for each path, the endpoint that answers a GET."""
         found: dict[str, dict[str, Endpoint]] = {}
         for each in handlers:
             endpoint = self._once(self._endpoint(each))
@@ -369,8 +369,9 @@ async def operations_done(
     since_s: float,
     limit: int,
 ) -> OperationList:
-    """`handlers`: the handler of each kind of order. `since_s`: when the cluster was started; the
-    audit log may have earlier entries."""
+    """The operations that operators made in this cluster, the newest first. `handlers`: the handler
+    of each kind of order. `since_s`: when the cluster was started; the audit log may have earlier
+    entries."""
     found = [
         each
         for each in _entries(audit.tail())

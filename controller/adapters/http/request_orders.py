@@ -73,8 +73,8 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
     lasts = True
 
     async def look(self) -> None:
-        """Raises ApiError if the request is on no instance, or if the target is not an instance,
-        already has the request, or may take no requests."""
+        """Finds the request. Raises ApiError if it is on no instance, or if the target is not an
+        instance, already has the request, or may take no requests."""
         controller, wanted, request_id = self.controller, self.wanted, self.order.target
         members = controller.roster.members
         if wanted.to is not None and (
@@ -124,8 +124,8 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         return ((f"{self.order.deed} ({self.migration_id})", self.order.target),)
 
     async def carry_out(self, operation: Operation) -> None:
-        """Raises ApiError if the move is not over in time, or if the source or the destination was
-        removed meanwhile."""
+        """Moves the request, and waits for the end of the move. Raises ApiError if the move does
+        not end in time, or if the source or the destination was removed meanwhile."""
         self.moved = report = await self._move()
         operation.outcome = f"{report.outcome}: {report.why}" if report.why else report.outcome
         if report.outcome == "migrated":
@@ -332,7 +332,7 @@ class _OnLive(Handler[Wanted, Report]):
         raise NotImplementedError
 
     async def look(self) -> None:
-        """Raises ApiError for a request that has ended or is unknown."""
+        """Finds the request. Raises ApiError if it has ended or is unknown."""
         self.record = record = await find_for_order(self.controller, self.order.target)
         if record.state in ENDED:
             has = "was" if record.state is RequestState.ABORTED else "has"
@@ -374,7 +374,8 @@ class PriorityHandler(_OnLive[PriorityRequest, PriorityReport]):
         return f"the priority of request {self.record.request_id} cannot change"
 
     async def look(self) -> None:
-        """Also raises ApiError if the level is unknown."""
+        """Finds the request and the level. Raises ApiError if one of them is unknown, or if the
+        request has ended."""
         levels = {level.name: level for level in self.controller.live.scheduler.levels}
         level = levels.get(self.wanted.level)
         if level is None:

@@ -364,9 +364,9 @@ def request_model(
     refusal: str | None = None,
     held: HeldPlaceStatus | None = None,
 ) -> RequestStatus:
-    """`now_s`: seconds since the epoch. `refusal`: why the request cannot move now; empty if it
-    can, None if its instance did not say. `held`: the request's place at the controller, if the
-    controller holds it."""
+    """The wire model of a request. `now_s`: seconds since the epoch. `refusal`: why the request
+    cannot move now; empty if it can, None if its instance did not say. `held`: the request's place
+    at the controller, if the controller holds it."""
     first_s = record.first_token_time_s
     until_s = now_s if record.end_time_s is None else record.end_time_s
     return RequestStatus(

@@ -26,8 +26,8 @@ NO_RAYLET = "Ray's raylet on the controller's machine is gone"
 
 
 class HeadWatch:
-    """`address`: HOST:PORT of the head. The object is made in an actor's process, which a raylet
-    has started."""
+    """Watches Ray's head and this machine's raylet. `address`: HOST:PORT of the head. The object
+    must be made in an actor's process, because a raylet is the parent of that process."""
 
     def __init__(
         self,

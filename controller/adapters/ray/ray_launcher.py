@@ -149,7 +149,7 @@ def kill_actors(namespace: str) -> int:
 
 
 class RayMember:
-    """`run` names the run of the cluster."""
+    """The actor in which a member's role runs. `run` names the run of the cluster."""
 
     def __init__(
         self, member_id: str, role: str, arguments: dict[str, Any], log_dir: str, run: str

@@ -213,7 +213,7 @@ class NotALinkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SliceHeader:
-    """`first`: the index of the slice's first block in the stage."""
+    """The header of a slice. `first`: the index of the slice's first block in the stage."""
 
     kind: Kind
     stage: bytes = bytes(16)
@@ -226,7 +226,7 @@ class SliceHeader:
 
     @classmethod
     def decode(cls, header: bytes | bytearray) -> Self:
-        """Raises NotALinkError."""
+        """Decodes a header. Raises NotALinkError if its kind is unknown."""
         stage, first, num_blocks, num_bytes, kind = _FORMAT.unpack(header)
         if kind > max(Kind):
             raise NotALinkError(f"a slice of kind {kind}")
@@ -302,7 +302,8 @@ class Connection:
         return num_bytes
 
     def break_off(self) -> None:
-        """May be called from any thread. Calls that wait at either end fail at once."""
+        """Ends the connection. May be called from any thread. Calls that wait at either end fail at
+        once."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -123,7 +123,8 @@ class CopyJob:
                     self._settle(self._error)
 
     def fail(self, why: str) -> None:
-        """May be called from any thread. Does nothing if the job has ended."""
+        """Ends the job with an error. May be called from any thread. Does nothing if the job has
+        ended."""
         with self._lock:
             if self._over:
                 return
@@ -190,7 +191,8 @@ class LinkClosedError(Exception):
 
 
 class Link(ABC):
-    """`on_over` is called on the link's thread, as its last action."""
+    """One end of a link, with its thread. `on_over` is called on this thread, as its last
+    action."""
 
     def __init__(
         self, name: str, peer: Peer, ends: Ends, on_over: Callable[["Link"], None]
@@ -319,7 +321,7 @@ class SendingLink(Link):
 
     @property
     def stalled_s(self) -> float:
-        """May be called from any thread."""
+        """How long this end has waited for the other end. May be called from any thread."""
         since_s = self._waiting_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
@@ -587,7 +589,8 @@ PeerKey = tuple[str, int]
 
 
 class TcpKvTransfer:
-    """`host`: the address at which other instances reach this one. The door listens there."""
+    """Copies blocks between instances over TCP. `host`: the address at which other instances reach
+    this one. The door listens there."""
 
     def __init__(
         self, me: Callable[[], InstanceRef], host: str, slice_bytes: int = SLICE_BYTES
@@ -713,7 +716,7 @@ class TcpKvTransfer:
     # -- links -----------------------------------------------------------------------------
 
     def _job(self, peer: Peer, stage_id: str, block_ids: Sequence[int]) -> CopyJob:
-        """Raises ValueError if the stage is under way already."""
+        """Makes the job of a stage. Raises ValueError if the stage is under way already."""
         if stage_id in self._jobs:
             raise ValueError(f"stage {stage_id} is under way already")
         job = self._jobs[stage_id] = CopyJob(peer.key, block_ids)

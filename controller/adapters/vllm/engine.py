@@ -122,8 +122,9 @@ class VllmEngine:
         self._core.abort_requests(list(request_ids))
 
     def has_work(self) -> bool:
-        """Raises RuntimeError if a worker process died, in an engine with several ranks. Otherwise
-        an idle engine would not notice before its next step."""
+        """Whether the engine has requests. Raises RuntimeError if a worker process died, in an
+        engine with several ranks. Otherwise an idle engine would not notice before its next
+        step."""
         if self._lost_worker.is_set():
             raise RuntimeError("a worker process of the engine died")
         return self._scheduler.has_requests() or bool(self._core.batch_queue)
@@ -283,8 +284,9 @@ class VllmEngine:
 
 
 def compile_nothing_on_cpu() -> None:
-    """Must be called before vLLM's engine is imported, if the user wants eager mode. Even then vLLM
-    compiles a few functions, which gains nothing on a CPU and needs a C++ compiler."""
+    """Keeps vLLM from compiling on a CPU if the user wants eager mode. Must be called before vLLM's
+    engine is imported. Even in eager mode vLLM compiles a few functions, which gains nothing on a
+    CPU and needs a C++ compiler."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():

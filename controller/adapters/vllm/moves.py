@@ -63,7 +63,7 @@ def encode_state(state: MovedState) -> Frames:
 
 
 def decode_state(frames: Frames) -> MovedState:
-    """Raises ValueError if the frames are not such a state."""
+    """Decodes a moved request's state. Raises ValueError if the frames are not such a state."""
     if len(frames) != 1:
         raise ValueError(f"a request's state in {len(frames)} frames")
     return _state_decoder.decode(frames[0])
@@ -207,7 +207,8 @@ class SourceMoves(_Moves):
         self._slots.enter(request)
 
     def release(self, request_id: str) -> None:
-        """Does nothing if the request is not suspended: it was aborted, or came back meanwhile."""
+        """Forgets a suspended request. Does nothing if it is not suspended: it was aborted, or came
+        back meanwhile."""
         if request_id in self._suspended:
             self.forget([request_id])
             self._finish(request_id)
@@ -507,8 +508,8 @@ class DestinationMoves(_Moves):
         num_cached = min(num_cached_tokens // block_size, num_blocks)
         cached = kv.truncate_computed_blocks(cached, num_cached * block_size)
         keep_watermark = bool(self._scheduler.running or self._arrivals)
-        # vLLM does not admit a request that waits for its grammar, and so would keep no watermark
-        # for it.
+        # For a request that waits for its grammar vLLM would keep no watermark, because it does not
+        # admit such a request. So the request has another status during the call.
         status, request.status = request.status, self._status.WAITING
         allocated = self._allocate(request, num_blocks, num_cached, cached, keep_watermark)
         request.status = status

@@ -52,7 +52,7 @@ REMOVED = {
     "VLLM_API_KEY": "keys stand in endpoint.api_key_file",
     "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": _PROMPTS,
     "VLLM_LOGGING_CONFIG_PATH": _PROMPTS,
-    # The holder of any API key could read the answers of the other keys.
+    # With this store, the holder of any API key could read the answers to the other keys' requests.
     "VLLM_ENABLE_RESPONSES_API_STORE": _ONE_FRONTEND,
     "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": _ONE_FRONTEND,
     # A client could end or garble another client's request by giving its own the same X-Request-Id.

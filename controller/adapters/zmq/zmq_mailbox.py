@@ -150,7 +150,8 @@ class Doorkeeper:
 
 
 def has_shown_the_key(connection: socket.socket) -> bool:
-    """Also True if the kernel does not tell; no connection is closed on such a kernel."""
+    """Whether the sender has shown the key. Also True if the kernel does not tell; no connection is
+    closed on such a kernel."""
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
     if len(told) < _BYTES_ACKED.size:
         return True
@@ -181,7 +182,7 @@ MAX_WIRE_BYTES = MAX_PART_BYTES + 64
 
 
 def cut(frames: Iterable[Any]) -> list[bytes | memoryview]:
-    """`frames`: any objects whose bytes are contiguous."""
+    """Cuts frames into parts. `frames`: any objects whose bytes are contiguous."""
     parts: list[bytes | memoryview] = []
     for frame in frames:
         view = memoryview(frame)
@@ -197,7 +198,7 @@ def cut(frames: Iterable[Any]) -> list[bytes | memoryview]:
 
 
 def joined(parts: Sequence[memoryview]) -> list[memoryview]:
-    """Raises ValueError if the last frame is incomplete."""
+    """Joins parts into frames. Raises ValueError if the last frame is incomplete."""
     if all(len(part) < MAX_PART_BYTES for part in parts):
         return list(parts)
     frames: list[memoryview] = []
@@ -230,9 +231,9 @@ MORE_PARTS = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
 
 class ZmqMailbox:
-    """Must be created and used on one running event loop. Without a `key`, anybody may write to the
-    mailbox, and it can write only to mailboxes without a key. `listening`: a socket on `host` that
-    the inbox takes over; without it the inbox makes one."""
+    """A process's mailbox. It must be created and used on one running event loop. Without a `key`,
+    anybody may write to the mailbox, and it can write only to mailboxes without a key. `listening`:
+    a socket on `host` that the inbox takes over; without it the inbox makes one."""
 
     def __init__(
         self,

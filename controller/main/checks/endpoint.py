@@ -28,7 +28,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def check_endpoint(options: EndpointOptions) -> None:
-    """Raises WrongSettingError."""
+    """Checks all options. Raises WrongSettingError if an option or its file is wrong."""
     _check_plugins(options)
     _check_parsers(options)
     _check_template(options)

@@ -55,7 +55,7 @@ AUTO_FIT = -1
 CPU_BLOCK_SIZE = 32
 HUB_TIMEOUT_S = 10.0
 MAX_CONFIG_BYTES = 16 << 20
-# The default of `ray start`.
+# The default port of `ray start`.
 RAY_PORT = 6379
 CPU_KV_SHARE = 0.3
 MAX_CPU_KV_BYTES = 4 * GIB

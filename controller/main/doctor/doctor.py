@@ -163,7 +163,7 @@ def cuda_builds_check() -> Check:
 
 
 def gpu_check(gpus: list[str], settings: Settings) -> Check:
-    """`gpus`: the GPUs that instances could see."""
+    """Checks that there are enough GPUs. `gpus`: the GPUs that instances could see."""
     if not gpus:
         return row("gpu", OK, "none visible: instances run on the CPU")
     if emulation.is_emulated(settings):

@@ -100,7 +100,7 @@ def _quietly(action: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def stops_interrupt() -> Iterator[None]:
-    """Turns SIGTERM, SIGQUIT and the terminal's hang-up into KeyboardInterrupt, as Ctrl-C is. A
+    """Lets SIGTERM, SIGQUIT and the terminal's hang-up raise KeyboardInterrupt, as Ctrl-C does. A
     signal that is already ignored, such as a hang-up under nohup, stays ignored."""
 
     def interrupt(*_: object) -> None:

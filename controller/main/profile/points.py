@@ -60,9 +60,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class StepPoints:
-    """`prefill`: single prompts, each computed as a whole. `decode`: steps in which all requests
-    decode. `mixed`: steps that prefill whole prompts and also decode; they are not used for the
-    fit."""
+    """The measured points. `prefill`: single prompts, each computed as a whole. `decode`: steps in
+    which all requests decode. `mixed`: steps that prefill whole prompts and also decode; they are
+    not used for the fit."""
 
     prefill: tuple[Point, ...] = ()
     decode: tuple[Point, ...] = ()
@@ -138,7 +138,7 @@ class Said(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """`doing`: what failed. `detail`: the exception's type and its text."""
+    """The measurement failed. `doing`: what failed. `detail`: the exception's type and its text."""
 
     doing: str
     detail: str
@@ -165,7 +165,7 @@ class FitError:
 
     @classmethod
     def of(cls, points: tuple[Point, ...], profile: LatencyProfile) -> "FitError | None":
-        """None if there are no points."""
+        """The errors of a profile over these points; None if there are no points."""
         errors = [abs(point.error(profile)) for point in points]
         return cls(median(errors), max(errors)) if errors else None
 
@@ -187,7 +187,7 @@ class StepConstants:
 
 
 def fit(points: StepPoints) -> StepConstants:
-    """Raises DegenerateError."""
+    """Fits all constants of a step. Raises DegenerateError if the points do not determine them."""
     return StepConstants(*fit_prefill(points.prefill), *fit_decode(points.decode))
 
 

@@ -70,7 +70,8 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`given`: figures for the profile that are taken as they are and not measured."""
+    """What the user asked for. `given`: figures for the profile that are taken as they are and not
+    measured."""
 
     path: Path
     force: bool

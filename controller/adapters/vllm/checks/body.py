@@ -299,7 +299,8 @@ MAX_WORDS_CHARS = 10_000
 
 
 def find_in_lists(request: dict[str, Any], unbounded: Collection[str]) -> Fault | None:
-    """`unbounded`: fields that have other bounds, and are skipped here."""
+    """Finds the first list or object that is too large. `unbounded`: fields that have other bounds,
+    and are skipped here."""
     for field, found in request.items():
         if field in unbounded or not isinstance(found, dict | list):
             continue

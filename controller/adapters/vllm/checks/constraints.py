@@ -53,8 +53,8 @@ class TooMuchError(ValueError):
 
 
 def check_constraints(request: dict[str, Any]) -> None:
-    """Raises TooMuchError. Malformed constraints pass, because vLLM says what is wrong with
-    them."""
+    """Checks all constraints of a request. Raises TooMuchError if they exceed a bound. Malformed
+    constraints pass, because vLLM says what is wrong with them."""
     sums = _Sums()
     for field in FIELDS:
         found = request.get(field)
@@ -105,7 +105,7 @@ class _Sums:
         self._num_patterns = self._num_pattern_chars = self._squared_sizes = 0
 
     def check_schema(self, root: Any) -> None:
-        """Raises ValueError, including TooCostlyError."""
+        """Adds a schema to the sums and checks it. Raises ValueError, including TooCostlyError."""
         for value in _values(root):
             self._num_values += 1
             if self._num_values > MAX_SCHEMA_VALUES:

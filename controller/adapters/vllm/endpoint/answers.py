@@ -231,7 +231,8 @@ _COMMA = re.compile(r"\s*,\s*")
 
 
 def mend_calls(serving: Any) -> None:
-    """`serving`: vLLM's AnthropicServingMessages; None if the model has no chats."""
+    """Changes how vLLM treats tool calls of Anthropic's messages, as described above. `serving`:
+    vLLM's AnthropicServingMessages; None if the model has no chats."""
     if serving is None:
         return
     convert, to_chat = serving.messages_full_converter, serving.to_chat_completion_request
@@ -318,7 +319,8 @@ _EVENT = ANTHROPIC_EVENT_PREFIX.decode()
 
 
 def tell_errors(serving: Any) -> None:
-    """`serving`: vLLM's AnthropicServingMessages; None if the model has no chats."""
+    """Makes vLLM pass on errors within streams, as described above. `serving`: vLLM's
+    AnthropicServingMessages; None if the model has no chats."""
     if serving is None:
         return
     convert = serving.message_stream_converter

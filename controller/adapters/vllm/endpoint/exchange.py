@@ -80,7 +80,8 @@ class Placing:
             )
 
     def refused(self, refusal: RefusedError, error: Exception | None = None) -> None:
-        """`error`: the exception by which vLLM is told."""
+        """Notes that an engine request was refused. `error`: the exception by which vLLM is
+        told."""
         self.refusal, self._error = self.refusal or refusal, self._error or error
 
     def close(self) -> None:
@@ -93,8 +94,8 @@ class Placing:
 
 
 PLACING: ContextVar[Placing | None] = ContextVar("placing", default=None)
-"""The placing of the HTTP request that this task answers, or that the task answers which started
-it."""
+"""The placing of the HTTP request that is being answered by this task, or by the task that started
+this one."""
 
 
 class ClientLeftError(Exception):
@@ -109,7 +110,7 @@ class BodyRoom:
         self.num_free_bytes = num_bytes
 
     def take(self, num_bytes: int) -> None:
-        """Raises RefusedError (429) if there is too little room."""
+        """Takes room for these bytes. Raises RefusedError (429) if there is too little."""
         if num_bytes > self.num_free_bytes:
             raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -152,7 +153,7 @@ class Exchange:
         )
 
     async def read_body(self, max_bytes: int, room: BodyRoom) -> bytes:
-        """Raises RefusedError (408, 413, 429, 504) and ClientLeftError."""
+        """Reads the whole body. Raises RefusedError (408, 413, 429, 504) and ClientLeftError."""
         too_large = RefusedError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {max_bytes} bytes"
         )

@@ -67,7 +67,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 def check_headers(headers: Headers) -> None:
-    """Raises RefusedError (400)."""
+    """Checks headers that must not be given twice. Raises RefusedError (400)."""
     given = Counter(name for name, _ in headers)
     for name in ONCE:
         if given[name] > 1:
@@ -126,8 +126,8 @@ class ApiKeys:
 
 
 ASKED_KEY: ContextVar[str] = ContextVar("asked_key", default="")
-"""The `key_id` of the HTTP request that this task answers, or that the task answers which started
-it."""
+"""The `key_id` of the HTTP request that is being answered by this task, or by the task that started
+this one."""
 
 
 def _digest(key: bytes) -> bytes:
@@ -199,7 +199,8 @@ class AskedPriority:
 def read_asked_priority(
     headers: Iterable[tuple[bytes, bytes]], levels: Mapping[str, int], may: Sequence[str]
 ) -> AskedPriority:
-    """Raises RefusedError (400) if the headers name an unknown level, or two levels."""
+    """The priority that the headers ask for. Raises RefusedError (400) if they name an unknown
+    level, or two levels."""
     named = {value.strip().decode("latin-1") for name, value in headers if name == _PRIORITY_HEADER}
     if len(named) > 1:
         raise RefusedError(
@@ -217,8 +218,8 @@ def read_asked_priority(
 
 
 ASKED_PRIORITY: ContextVar[AskedPriority | None] = ContextVar("asked_priority", default=None)
-"""The priority of the HTTP request that this task answers, or that the task answers which started
-it."""
+"""The priority of the HTTP request that is being answered by this task, or by the task that started
+this one."""
 
 
 # -- sessions --------------------------------------------------------------------------------------
@@ -235,5 +236,5 @@ def read_session(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 ASKED_SESSION: ContextVar[str] = ContextVar("asked_session", default="")
-"""The session of the HTTP request that this task answers, or that the task answers which started
-it."""
+"""The session of the HTTP request that is being answered by this task, or by the task that started
+this one."""

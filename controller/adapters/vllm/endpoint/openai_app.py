@@ -96,8 +96,8 @@ def parse_args(
 
 
 def _check_parsers(args: Namespace) -> None:
-    """Raises KeyError if a parser is unknown, for example because its plugin does not provide
-    it."""
+    """Checks that the parsers exist. Raises KeyError if a parser is unknown, for example because
+    its plugin does not provide it."""
     if args.tool_call_parser:
         ToolParserManager.get_tool_parser(args.tool_call_parser)
     if args.reasoning_parser:
@@ -128,7 +128,8 @@ async def build_server(
     tasks: tuple[str, ...],
     why_not_ready: Callable[[], str],
 ) -> NoSignalServer:
-    """`why_not_ready`: returns an empty text while new requests are accepted."""
+    """Builds the server with vLLM's app behind the gate. `why_not_ready`: returns an empty text
+    while new requests are accepted."""
     make_models_fail_fast()
     app = routed(args, tasks, llm.model_config, why_not_ready)
     await init_app_state(llm, app.state, args, tasks)

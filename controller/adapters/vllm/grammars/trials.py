@@ -47,8 +47,8 @@ MAX_TRIAL_BYTES = 256 * 1024 * 1024
 MAX_COMPILED_BYTES = 32 * 1024 * 1024
 MAX_VERDICTS = 4096
 PROGRAM = Path(trial_program.__file__)
-# The time-out of the process's start, which takes 2.5 s of CPU time on a machine that may be busy.
-# The kernel enforces a trial's limits; beyond them this much time is for a process that hangs.
+# The time-out for a process that hangs: a trial has this much time beyond its own limit, which the
+# kernel enforces. To start, the process needs 2.5 s of CPU time on a machine that may be busy.
 START_S = 60.0
 
 
@@ -102,7 +102,7 @@ class GrammarRefusedError(Exception):
 
 class Tries(Protocol):
     async def try_grammar(self, grammar: Grammar, limits: TrialLimits) -> Verdict:
-        """Raises ProcessGoneError and TooBusyError."""
+        """Tries the grammar within the limits. Raises ProcessGoneError and TooBusyError."""
 
 
 class NoTries:
@@ -321,7 +321,7 @@ class GrammarProcess:
         self._process = self._control = None
 
     async def try_grammar(self, grammar: Grammar, limits: TrialLimits) -> Verdict:
-        """Raises ProcessGoneError and TooBusyError."""
+        """Tries the grammar in a fork of the process. Raises ProcessGoneError and TooBusyError."""
         body = json.dumps(
             {
                 "kind": grammar.kind,
