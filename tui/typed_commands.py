@@ -93,7 +93,17 @@ FORMS = dict(named(each.typed) for each in ACTIONS if each.typed)
 _ACTION_IDS = {named(each.typed)[0]: each.action_id for each in ACTIONS if each.typed}
 _SECOND_WORDS = [name.split() for name in FORMS if " " in name]
 """The names of commands that consist of two words, each as its list of words."""
-ALIASES = {"q": "quit", "q!": "quit", "i": "instance", "request": "requests"}
+FORMER = {
+    "autoscale": "scale auto",
+    "evacuate": "drain --remove",
+    "explain": "requests",
+    "get": "set",
+    "undrain": "uncordon",
+    "wait": "status --wait",
+}
+"""Former names of commands. They still work: without them a typing error would be suspected, and
+`undrain` is nearest to `drain`, its opposite."""
+ALIASES = {"q": "quit", "q!": "quit", "i": "instance", "request": "requests", **FORMER}
 ELSEWHERE = {
     "up": "it starts another cluster, in a shell",
     "down": "it would end what is shown here: type it in a shell",

@@ -572,8 +572,6 @@ class ReceivingLink(Link):
         self._expected.fail(why, only_begun=self._superseded)
 
 
-log = logging.getLogger(__name__)
-
 # -- the port --------------------------------------------------------------------------------------
 
 OPEN, HERE, OVER = b"open", b"here", b"over"

@@ -104,6 +104,8 @@ from controller.runtime.messages.requests import (
     RequestRefused,
 )
 
+log = logging.getLogger(__name__)
+
 # The same limit as in the engine's own guard, which sees only requests that the engine has. The
 # grammar was admitted once, so an instance that is too busy to compile it leaves the request to
 # another one.
@@ -271,8 +273,6 @@ async def _compiled(compiling: "Future[Any]") -> None:
         raise ValueError(NO_GRAMMAR) from None
 
 
-log = logging.getLogger(__name__)
-
 # How long other threads, which work for moves, wait at most while the engine's thread holds the
 # GIL. The default of 5 ms is a whole step of a small model.
 SWITCH_INTERVAL_S = 0.0005
@@ -408,8 +408,6 @@ class Llumlet:
 def _ignore(_message: Message) -> None:
     pass
 
-
-log = logging.getLogger(__name__)
 
 # Moves repeat messages and time out by the clock; the shortest of their times is 0.2 s.
 MOVES_TICK_S = 0.05

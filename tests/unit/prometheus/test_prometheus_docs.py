@@ -49,16 +49,23 @@ def page() -> str:
     return rendered(cluster_of(busy())) + generate_latest(registry).decode()
 
 
-def documented() -> dict[str, str]:
-    """The type by name, as in docs/reference/metrics.md; each name once."""
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """The type and the labels by name, as in docs/reference/metrics.md; each name once."""
     text = (ROOT / "docs/reference/metrics.md").read_text()
-    rows = re.findall(r"^\| `(llumctl_\w+)` \| (\w+) \|", text, re.MULTILINE)
-    assert len(dict(rows)) == len(rows)
-    return dict(rows)
+    rows = re.findall(r"^\| `(llumctl_\w+)` \| (\w+) \| ([^|]*) \|", text, re.MULTILINE)
+    found = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert len(found) == len(rows)
+    return found
 
 
 def test_what_is_served_is_documented_with_its_type_and_nothing_else(page: str) -> None:
-    assert documented() == declared(page)
+    assert {name: kind for name, (kind, _) in documented().items()} == declared(page)
+
+
+def test_labels_are_documented(page: str) -> None:
+    told = documented()
+    for name, labels in labels_of(page).items():
+        assert told[name][1] == labels, name
 
 
 def test_names_end_in_their_unit(page: str) -> None:

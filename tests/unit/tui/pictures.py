@@ -6,6 +6,7 @@ A headless browser (Chromium, with the font Fira Code) paints the PNG, as viewer
 the columns of a terminal differently. Without a browser the PNG is kept, and the exit code is 1.
 """
 
+import argparse
 import asyncio
 import re
 import shutil
@@ -25,6 +26,7 @@ _SCREEN = re.compile(r"(<!-- screen: ([a-z-]+) -->\n```\n)(.*?)(```\n)", re.DOTA
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     page = DOCS / "incidents.md"
     text = page.read_text("utf-8")
     screens: dict[str, str] = {}
