@@ -63,9 +63,9 @@ _BYTE_STATES |= {'"': "quote", ":": "colon", " ": "space", "\n": "start"}
 class Token:
     """One entry of the vocabulary.
 
-    `data`: the bytes that the token stands for. `state`: the state of the text when this token is
-    its last. `kind`: the token's kind when it is a candidate for the next token. `SHARES` maps each
-    state to the shares of the kinds."""
+    `data`: the bytes that the token stands for. `state`: the state in which the text is after this
+    token. `kind`: what the token counts as when the next token is chosen. `SHARES[state][kind]` is
+    the relative share of a kind after a text in that state."""
 
     data: bytes
     state: str

@@ -187,7 +187,8 @@ class MoveStatus(WireModel):
 
 class EndedMoveStatus(WireModel):
     """A move that is over. `why`: the reason, in words, if the request did not move. The downtime
-    is known once the request has its next token. A request that waited for memory has none."""
+    is known once the request has its next token. It stays null if the request had to wait for
+    memory meanwhile, because then the move was not the reason of the gap."""
 
     migration_id: str
     request_id: str

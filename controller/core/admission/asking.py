@@ -278,8 +278,9 @@ class _Asked:
     instance itself. It chooses only when it is about to send the request, because each request that
     it has sent affects its next choice."""
     num_gone: int = 0
-    """How many answers so far named an instance that is not listed; at most one for each pause, and
-    the last one."""
+    """How many answers so far named an instance that is not listed. A pause follows each of them.
+    After the last pause of GONE_WAITS_S the next such answer is not counted: the request is
+    refused."""
 
     @property
     def is_answered(self) -> bool:

@@ -323,7 +323,8 @@ class _Order:
     """The present attempt; its id is the key in `_by_move`."""
     state: OrderState = OrderState.QUEUED
     attempts: list[Attempt] = field(default_factory=list)
-    """The attempts that are over and count; fewer than MAX_TRIES."""
+    """The attempts that have ended, without those that were merely too early (`_is_too_early`).
+    There are fewer than MAX_TRIES while the order goes on."""
     queued_s: float = 0.0
     """How long the present attempt waited for its turn; set when the source is asked."""
     timed: Timed | None = None

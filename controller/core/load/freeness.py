@@ -127,11 +127,12 @@ def finite(steps: float) -> float | None:
 def dispatch_headroom_blocks(
     snapshot: InstanceSnapshot, level: Level, levels: Sequence[Level]
 ) -> int:
-    """C(p) in blocks, at most M: headroom that a new `level` request intrudes on or brings along.
+    """C(p): the blocks of headroom that count as taken for a new request of `level`; at most M, the
+    instance's blocks.
 
-    The newcomer may not use the headroom of any other level that runs here. The headroom of its own
-    level counts only if no request of that level runs here yet, because only then is it added to
-    the instance's. So the requests of one level gather on few instances.
+    They are the headroom of every other level that runs here, which the new request may not use,
+    and the headroom of its own level if no request of that level runs here yet: then it would bring
+    that headroom with it. So the requests of one level gather on few instances.
     """
     running = snapshot.num_running_by_rank
     total = 0

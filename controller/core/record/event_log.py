@@ -132,8 +132,9 @@ class EventKind(StrEnum):
     """The instance has no request left and gets none: how many were moved, and the seconds that the
     drain took."""
     DRAIN_ENDED = "drain_ended"
-    """The drain was undone (by whom, or by its deadline), or the instance was removed, restarted or
-    evacuated: the requests that were left, and those that were moved."""
+    """The drain was undone, by an operator or by its deadline, or the instance was removed,
+    restarted or evacuated. The event says how many requests were left, how many were moved, and who
+    undid it."""
     ROLLING_STARTED = "rolling_started"
     """All instances are to be restarted, one after the other: who, why, with which engine
     arguments, and how many instances."""

@@ -59,7 +59,7 @@ class Came:
 class Prepared:
     entry: int
     is_arriving: bool
-    """Whether a move of an earlier attempt to here is under way."""
+    """Whether an earlier attempt of the request is still being moved to this instance."""
 
 
 @dataclass(frozen=True, slots=True)

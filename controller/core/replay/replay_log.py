@@ -116,8 +116,8 @@ class ReplayLog:
         return self._deaths.get(cause_id, ExitReason.DEATH)
 
     def counts(self) -> Counter[tuple[Way, ExitReason]]:
-        """How many lost requests ended since this log began, by the way and by the reason why the
-        instance is gone."""
+        """The number of lost requests since this log began whose outcome is known: one count for
+        each pair of outcome (`Way`) and reason why the instance is gone."""
         found = Counter(self._num_by_reason)
         for (way, cause_id), number in self._num_by_cause.items():
             found[way, self.reason(cause_id)] += number

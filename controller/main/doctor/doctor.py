@@ -68,8 +68,9 @@ TIMEOUT_S = 40.0 + 2 * gather.NODE_TIMEOUT_S
 MAX_NAMED = 6
 """A row names at most this many nodes, and gives the number of the others."""
 MAX_CLOCK_SKEW_S = 0.1
-"""A larger difference is reported. No decision compares the clocks of two nodes. But an instance's
-TTFT, the history of a request and the times of events do, and a TTFT is some 0.1 s."""
+"""A larger difference between the clocks of two nodes is reported. It misleads no decision. But the
+TTFT, the history of a request and the times of events are made of two nodes' clocks, and a TTFT may
+be as short as 0.1 s."""
 LEAST_OPEN_FILES = 4096
 """The least limit of open files. A member's inbox takes 2,048 connections of strangers before it
 closes the oldest; the member's clients, peers and files need open files, too."""

@@ -118,7 +118,7 @@ class OfEpoch(Message, frozen=True):
 
 
 class MoveAnnounced(OfEpoch, frozen=True, kw_only=True):
-    """Source to frontend: this instance may own the request soon, in `hop`."""
+    """Source to frontend: `destination` may own the request soon, in `hop`."""
 
     destination: InstanceRef
 

@@ -234,8 +234,8 @@ class TrafficAsked(Message, frozen=True):
 
 class RequestTraffic(msgspec.Struct, frozen=True, array_like=True):
     """A request that has ended, without its text, its tokens and its ids. `arrival_time_s` is in
-    seconds since the epoch; `session` and `prefix_hashes` are as `prefix_hashes` makes them, the
-    hashes joined."""
+    seconds since the epoch. `session` is the hash of its session, empty if it had none.
+    `prefix_hashes` has the hashes of its prompt's full blocks, one after the other."""
 
     arrival_time_s: float
     num_prompt_tokens: int
