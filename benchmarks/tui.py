@@ -35,7 +35,6 @@ from benchmarks import results
 from benchmarks.process_groups import CpuMeter, signals_interrupt
 from controller.api.recording import RecordingHeader, RecordingWriter
 from controller.api.state import run_state
-from controller.api.state.run_state import RunState
 from controller.api.wire import ErrorBody
 from controller.api.wire.requests import Event
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
@@ -96,22 +95,8 @@ class BusyController:
 
     def remember(self) -> None:
         """Leaves the run state that `up` would leave, for `llumctl top` to find."""
-        state = RunState(
-            cluster="default",
-            nonce="00",
-            control_url=f"http://127.0.0.1:{self._server.server_address[1]}",
-            control_token=TOKEN,
-            endpoint_url="http://127.0.0.1:8000",
-            ray_address="127.0.0.1:6379",
-            owns_ray=True,
-            ray_head_pid=None,
-            ray_head_started_s=None,
-            namespace="n",
-            started_at_s=1.0,
-            log_dir="/l",
-            temp_dir="/t",
-        )
-        run_state.save(state)
+        control_url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        run_state.save(synthetic.run_state_of(control_url, TOKEN))
 
     def _lines(self) -> Iterator[bytes]:
         """The frames of a status and its events go out at once, as the real controller sends them.

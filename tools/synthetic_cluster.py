@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from controller.api.state.run_state import RunState
 from controller.api.wire.requests import Event, RequestList, RequestState, RequestStatus
 from controller.api.wire.status import (
     AutoscaleStatus,
@@ -55,6 +56,25 @@ def frames(
         instances = tuple(_instance(index, used[index], second) for index in range(num_instances))
         status = cluster(instances, now_s, second, seq)
         yield StatusFrame(time_s=now_s, status=moving(status) if num_instances > 3 else status)
+
+
+def run_state_of(control_url: str, token: str, name: str = "default") -> RunState:
+    """The run state of a cluster of which there is nothing but the control API."""
+    return RunState(
+        cluster=name,
+        nonce="00",
+        control_url=control_url,
+        control_token=token,
+        endpoint_url="http://127.0.0.1:8000",
+        ray_address="127.0.0.1:6379",
+        owns_ray=True,
+        ray_head_pid=None,
+        ray_head_started_s=None,
+        namespace="n",
+        started_at_s=1.0,
+        log_dir="/l",
+        temp_dir="/t",
+    )
 
 
 def overloaded(seconds: int) -> Iterator[Frame]:

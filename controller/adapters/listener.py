@@ -13,6 +13,8 @@ import struct
 import threading
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 # How many bytes the kernel may buffer for a client that reads slowly; its own limit is 4 MB.
 SEND_BUFFER_BYTES = 256 * 1024
 # How many connections may wait for a frontend. uvicorn later sets its own default, which is the
@@ -40,8 +42,6 @@ def set_write_timeout(listening: socket.socket, write_timeout_s: float) -> None:
     milliseconds = round(write_timeout_s * 1000)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
-
-log = logging.getLogger(__name__)
 
 HEAD = "head"
 

@@ -19,6 +19,7 @@ from controller.api.wire.status import (
     InstanceStatus,
     QueueHeadStatus,
 )
+from tools.synthetic_cluster import run_state_of
 
 TOKEN = "right"
 
@@ -74,21 +75,7 @@ def cluster(
 
 def remember(control_url: str, *, token: str = TOKEN, name: str = "default") -> RunState:
     """Leaves the run state that `up` would."""
-    state = RunState(
-        cluster=name,
-        nonce="00",
-        control_url=control_url,
-        control_token=token,
-        endpoint_url="http://127.0.0.1:8000",
-        ray_address="127.0.0.1:6379",
-        owns_ray=True,
-        ray_head_pid=None,
-        ray_head_started_s=None,
-        namespace="n",
-        started_at_s=1.0,
-        log_dir="/l",
-        temp_dir="/t",
-    )
+    state = run_state_of(control_url, token, name)
     run_state.save(state)
     return state
 

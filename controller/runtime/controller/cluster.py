@@ -124,6 +124,8 @@ from controller.runtime.messages.requests import (
 )
 from controller.runtime.repeating import GuardedTurns
 
+log = logging.getLogger(__name__)
+
 
 class FleetWatch:
     """The watch over the instances. The machine of liveness pulls statuses and fences, the one of
@@ -386,8 +388,6 @@ class MemberEvents:
         for message in config_messages(member, self._cluster.live, None):
             self._cluster.mail.send(member, message)
 
-
-log = logging.getLogger(__name__)
 
 Turns = tuple[tuple[str, Callable[[], object]], ...]
 """The turns of each tick, by name and in order."""

@@ -23,6 +23,8 @@ from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.requests import RequestTraffic, TrafficAsked, TrafficTold
 from controller.runtime.repeating import repeat
 
+log = logging.getLogger(__name__)
+
 HASH_BYTES = 8
 
 
@@ -80,8 +82,6 @@ class PromptPrefixes:
         leading = token_ids[: HASH_TOKENS * MAX_HASHES]
         return tuple(int.from_bytes(each) for each in prefix_hashes(key, leading, HASH_TOKENS))
 
-
-log = logging.getLogger(__name__)
 
 TELL_EVERY_S = 0.2
 # The controller asks anew every second. A recording for which nobody asks any more is over, so that

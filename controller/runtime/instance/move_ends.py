@@ -61,6 +61,8 @@ from controller.runtime.messages.move_messages import (
     UnconfirmedFrames,
 )
 
+log = logging.getLogger(__name__)
+
 STATE = source.SourceState
 
 
@@ -388,9 +390,6 @@ def _failed(record: MoveRecord, me: InstanceRef) -> LoggedEvent:
         numbers=record.numbers(),
         labels=record.labels(),
     )
-
-
-log = logging.getLogger(__name__)
 
 
 class StageCopies:
