@@ -28,9 +28,9 @@ from benchmarks.engine_plan import CLUSTER, EnginePlan, free_port, make_plan
 from benchmarks.load import Workload, run_load
 from benchmarks.migration import KV_BYTES, Case, Downtimes
 from benchmarks.moved_streams import MigrationCluster, MovedStreams
-from benchmarks.process_groups import signals_interrupt
 from benchmarks.servers import LlumctlServer, ServerError, control_of, running
 from controller.api.errors import LlumctlError
+from controller.api.interrupts import stops_interrupt
 
 OLD, OLD_AGAIN, NEW = "old", "old again", "new"
 REQUESTS_PER_STREAM = 4
@@ -83,7 +83,7 @@ def main() -> int:
     code = 0
     checkouts = {OLD: options.old, OLD_AGAIN: options.old, NEW: Path(__file__).parents[1]}
     try:
-        with signals_interrupt():
+        with stops_interrupt():
             for part in options.parts:
                 PARTS[part](checkouts, options, figures)
     except KeyboardInterrupt:

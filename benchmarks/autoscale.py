@@ -34,11 +34,12 @@ from benchmarks import results
 from benchmarks.cluster import PROFILE
 from benchmarks.engine_plan import emulated_plan
 from benchmarks.policy_cluster import TIMEOUT_S, Cast, keeps_time
-from benchmarks.process_groups import CpuMeter, signals_interrupt
+from benchmarks.process_groups import CpuMeter
 from benchmarks.same_trace import LIMIT_FACTOR, delayed, live_latencies, write_trace
 from benchmarks.servers import RESULTS, LlumctlServer, ServerError, control_of, running
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
+from controller.api.interrupts import stops_interrupt
 from controller.api.wire.requests import Event
 from controller.api.wire.status import ClusterStatus
 from controller.model.profile import load_profile
@@ -462,7 +463,7 @@ def main() -> int:
     elif not options.show:
         console.print(f"[bold]{wanted}[/bold]: {tide.mean_rate:.2f} requests/s in the mean")
         try:
-            with signals_interrupt():
+            with stops_interrupt():
                 code = _play(console, folder, wanted, scene, options.policy)
         except KeyboardInterrupt:
             console.print("interrupted; nothing runs any more")

@@ -22,10 +22,10 @@ from rich.table import Table
 
 from benchmarks import results
 from benchmarks.policy_cluster import Cast, play
-from benchmarks.process_groups import signals_interrupt
 from benchmarks.same_trace import LIMIT_FACTOR, delayed, simulated, smaller, write_trace
 from benchmarks.servers import RESULTS, ServerError
 from controller.api.errors import LlumctlError
+from controller.api.interrupts import stops_interrupt
 from controller.model.profile import load_profile
 from controller.sim.run import Load, fitting
 from controller.sim.setup import ClusterSetup, SimPolicy, sim_policy, with_settings
@@ -287,7 +287,7 @@ def _run(
     ]
     cast = Cast(policy, load.num_instances, PROFILE, speed, load.num_blocks)
     try:
-        with signals_interrupt():
+        with stops_interrupt():
             live = play(cast, path, wanted.seed)
     except KeyboardInterrupt:
         console.print("interrupted; nothing runs any more")

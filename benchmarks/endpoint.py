@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks import results
 from benchmarks.engine_plan import EnginePlan, make_plan
 from benchmarks.load import LoadFigures, Workload, run_load
-from benchmarks.process_groups import CpuMeter, CpuUse, signals_interrupt, wait_until_quiet
+from benchmarks.process_groups import CpuMeter, CpuUse, wait_until_quiet
 from benchmarks.servers import (
     IDLE_CPU_LIMIT,
     LlumctlServer,
@@ -33,6 +33,7 @@ from benchmarks.servers import (
     idle_cpu,
     running,
 )
+from controller.api.interrupts import stops_interrupt
 
 IDLE_WATCH_S = 5.0
 DEFAULT_REQUESTS_PER_STREAM = 4
@@ -109,7 +110,7 @@ def main() -> int:
     comparisons = []
     failed = 0
     try:
-        with signals_interrupt():
+        with stops_interrupt():
             for num_engines in options.pairs:
                 plan = make_plan(num_engines)
                 for other in _others(plan, options):

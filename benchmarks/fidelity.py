@@ -23,7 +23,6 @@ from rich.table import Table
 from benchmarks import results
 from benchmarks.engine_plan import EnginePlan, make_plan
 from benchmarks.policy_cluster import Cast, emulated_cluster, load_on
-from benchmarks.process_groups import signals_interrupt
 from benchmarks.same_trace import (
     LIMIT_FACTOR,
     Figures,
@@ -36,6 +35,7 @@ from benchmarks.same_trace import (
 )
 from benchmarks.servers import RESULTS, LlumctlServer, ServerError, llumctl, running
 from controller.api.errors import LlumctlError
+from controller.api.interrupts import stops_interrupt
 from controller.model.profile import LatencyProfile, load_profile
 from controller.sim.rates import saturation_rate
 from controller.sim.run import Load, fitting
@@ -368,7 +368,7 @@ def main() -> int:
     code = 0
     for name in (options.part,) if options.part else PARTS:
         try:
-            with signals_interrupt():
+            with stops_interrupt():
                 part = emulated(options.speed) if name == "emulated" else vllm(RESULTS / "fidelity")
                 if not options.show:
                     _play_missing(console, part, folder / name, size, options)

@@ -21,9 +21,10 @@ from rich.table import Table
 
 from benchmarks import results
 from benchmarks.engine_plan import make_plan
-from benchmarks.process_groups import CpuMeter, signals_interrupt
+from benchmarks.process_groups import CpuMeter
 from benchmarks.servers import LlumctlServer, ServerError, running
 from benchmarks.token_stream import TokenStream
+from controller.api.interrupts import stops_interrupt
 
 # The lengths of a stream that has to outlive an attack, and of what the engine may need after one.
 NUM_TOKENS = 3000
@@ -89,7 +90,7 @@ def main() -> int:
     plan = replace(plan, num_engines=1)
     server = LlumctlServer(plan)
     try:
-        with signals_interrupt(), running(server):
+        with stops_interrupt(), running(server):
             rows, idle = asyncio.run(_measure(server, options.only))
     except KeyboardInterrupt:
         console.print("interrupted; nothing runs any more")

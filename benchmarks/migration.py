@@ -27,7 +27,6 @@ from rich.table import Table
 from benchmarks import results
 from benchmarks.engine_plan import make_plan
 from benchmarks.moved_streams import MigrationCluster, MovedStreams, is_old
-from benchmarks.process_groups import signals_interrupt
 from benchmarks.servers import ServerError, control_of, running
 from benchmarks.token_stream import (
     CONTEXT_TOKENS,
@@ -38,6 +37,7 @@ from benchmarks.token_stream import (
 )
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, NotFoundError
+from controller.api.interrupts import stops_interrupt
 from controller.api.operations.on_cluster import SetSettings, SettingsPatch
 
 # How long a request stands still while it moves, beside stop-and-copy and recompute
@@ -355,7 +355,7 @@ def main() -> int:
     figures: dict[str, Any] = {"cases": [], "slowdown": []}
     code = 0
     try:
-        with signals_interrupt(), running(cluster), control_of(plan.cluster) as control:
+        with stops_interrupt(), running(cluster), control_of(plan.cluster) as control:
             asyncio.run(measure(plan, control, options, figures))
     except KeyboardInterrupt:
         console.print("interrupted; nothing runs any more")

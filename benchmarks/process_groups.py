@@ -6,9 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 
 import psutil
 
@@ -120,37 +119,3 @@ def _wait_until(
         if done():
             return
         time.sleep(0.1)
-
-
-@contextlib.contextmanager
-def signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP do what Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handlers(interrupt, (signal.SIGTERM, signal.SIGHUP)):
-        yield
-
-
-@contextlib.contextmanager
-def no_interrupts() -> Iterator[None]:
-    """An impatient second Ctrl-C must not leave a server behind."""
-
-    def ignore(_number: int, _frame: FrameType | None) -> None:
-        print("cleaning up", file=sys.stderr)
-
-    with _handlers(ignore, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
-        yield
-
-
-@contextlib.contextmanager
-def _handlers(
-    handler: Callable[[int, FrameType | None], None], numbers: Iterable[signal.Signals]
-) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -27,10 +27,10 @@ from rich.table import Table
 
 from benchmarks import results
 from benchmarks.engine_plan import EnginePlan, emulated_plan, make_plan
-from benchmarks.process_groups import signals_interrupt
 from benchmarks.servers import LlumctlServer, ServerError, control_of, running, until
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
+from controller.api.interrupts import stops_interrupt
 from controller.api.operations.on_cluster import SetSettings, SettingsPatch
 from controller.api.wire import SettingValue
 from controller.api.wire.requests import RequestState
@@ -281,7 +281,7 @@ def main() -> int:
     code = 0
     try:
         with (
-            signals_interrupt(),
+            stops_interrupt(),
             running(cluster),
             control_of(plan.cluster, PATIENCE_S) as control,
         ):

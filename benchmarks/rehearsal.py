@@ -20,8 +20,9 @@ from rich.table import Table
 
 from benchmarks import results
 from benchmarks.engine_plan import emulated_plan
-from benchmarks.process_groups import CpuMeter, signals_interrupt
+from benchmarks.process_groups import CpuMeter
 from benchmarks.servers import LlumctlServer, ServerError, llumctl, running
+from controller.api.interrupts import stops_interrupt
 
 IDLE_S = 15.0
 # The first requests of a run cost more than later ones.
@@ -33,7 +34,7 @@ def main() -> int:
     console = results.make_console()
     cluster = LlumctlServer(emulated_plan(options.instances), emulated=True)
     try:
-        with signals_interrupt(), running(cluster) as taken_s:
+        with stops_interrupt(), running(cluster) as taken_s:
             figures = _measure(cluster, options) | {"ready_s": taken_s[0]}
     except KeyboardInterrupt:
         console.print("interrupted; nothing runs any more")

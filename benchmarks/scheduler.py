@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks import results
 from benchmarks.controller_load import ControllerBench, Load, Seen
-from benchmarks.process_groups import signals_interrupt
+from controller.api.interrupts import stops_interrupt
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.emptying.relief import Candidate, ReliefView, next_move
 from controller.core.emptying.rounds import InstanceLoad, pair
@@ -220,7 +220,7 @@ def main() -> int:
     console = results.make_console()
     figures: dict[str, Any] = {"options": vars(options), "core": [], "relief": [], "loop": []}
     try:
-        with signals_interrupt():
+        with stops_interrupt():
             if "core" in options.parts:
                 figures["core"], figures["relief"] = _core(options)
                 console.print(_core_table(figures["core"]))

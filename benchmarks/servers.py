@@ -18,9 +18,10 @@ import httpx
 import psutil
 
 from benchmarks.engine_plan import EnginePlan, free_port
-from benchmarks.process_groups import CpuMeter, end_session, no_interrupts, session_members
+from benchmarks.process_groups import CpuMeter, end_session, session_members
 from controller.api.client import DEFAULT_TIMEOUT_S, ControlClient
 from controller.api.errors import LlumctlError
+from controller.api.interrupts import no_interrupts
 from controller.api.state import run_state
 from controller.main.machine.processes import processes_of, sweep
 

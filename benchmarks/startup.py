@@ -18,8 +18,9 @@ from rich.table import Table
 
 from benchmarks import results
 from benchmarks.engine_plan import make_plan
-from benchmarks.process_groups import no_interrupts, signals_interrupt, wait_until_quiet
+from benchmarks.process_groups import wait_until_quiet
 from benchmarks.servers import LlumctlServer, Server, ServerError, VllmServer
+from controller.api.interrupts import no_interrupts, stops_interrupt
 from controller.api.state import run_state
 
 # Where llumctl's start goes: the log lines of its processes that mark a step, by their time
@@ -88,7 +89,7 @@ def main() -> int:
     console = results.make_console()
     started: dict[str, list[dict[str, float]]] = {name: [] for name in options.cases}
     try:
-        with signals_interrupt():
+        with stops_interrupt():
             for index in range(options.rounds):
                 for name in options.cases:
                     wait_until_quiet(MAX_OTHER_CORES, options.patience)

@@ -32,7 +32,8 @@ from rich import box
 from rich.table import Table
 
 from benchmarks import results
-from benchmarks.process_groups import CpuMeter, signals_interrupt
+from benchmarks.process_groups import CpuMeter
+from controller.api.interrupts import stops_interrupt
 from controller.api.recording import RecordingHeader, RecordingWriter
 from controller.api.state import run_state
 from controller.api.wire import ErrorBody
@@ -232,7 +233,7 @@ def main() -> int:
     figures: dict[str, Any] = {"options": vars(options)}
     try:
         with (
-            signals_interrupt(),
+            stops_interrupt(),
             tempfile.TemporaryDirectory() as folder,
             _home(Path(folder)),
             _controller(options) as controller,

@@ -29,7 +29,6 @@ from rich.table import Table
 
 from benchmarks import results
 from benchmarks.engine_plan import EnginePlan, emulated_plan, make_plan
-from benchmarks.process_groups import signals_interrupt
 from benchmarks.servers import (
     LlumctlServer,
     RoutedVllmServers,
@@ -41,6 +40,7 @@ from benchmarks.servers import (
 )
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
+from controller.api.interrupts import stops_interrupt
 from controller.api.operations.on_cluster import Rolling, RollingRequest, Scale, ScaleRequest
 from llumctl.lab.bench_client import Answer, Endpoint, ExchangeError, Pool
 
@@ -286,7 +286,7 @@ def main() -> int:
     done: list[Figures] = []
     code = 0
     try:
-        with signals_interrupt():
+        with stops_interrupt():
             for name in names:
                 try:
                     done.append(measure(name, _way(name, options), options))

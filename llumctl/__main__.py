@@ -14,9 +14,12 @@ def main() -> None:
     _open_standard_streams()
     _unwind_at_signals()
     _prefer_own_packages()
+    from controller.api.interrupts import interrupts_arrive
     from llumctl.app import run
 
-    sys.exit(run(sys.argv[1:]))
+    with interrupts_arrive():
+        code = run(sys.argv[1:])
+    sys.exit(code)
 
 
 def _open_standard_streams() -> None:

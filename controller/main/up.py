@@ -22,6 +22,7 @@ from controller.adapters.ray.ray_starts import failure_of
 from controller.adapters.zmq.zmq_mailbox import new_secret_key
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
+from controller.api.interrupts import no_interrupts, stops_interrupt
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state, user_files
 from controller.api.state.audit import DOWN, last_stop_words
@@ -42,12 +43,7 @@ from controller.main.checks.preflight import check_vllm_version
 from controller.main.down import audit, note, present_grace_s, session_of, tear_down
 from controller.main.machine import capacity, run_folders
 from controller.main.machine.capacity import available_bytes, default_frontends, num_cores
-from controller.main.machine.processes import (
-    no_interrupts,
-    processes_of,
-    same_process,
-    stops_interrupt,
-)
+from controller.main.machine.processes import processes_of, same_process
 from controller.main.machine.ray_environment import head_environment, make_token, ray_authentication
 from controller.main.plan import FILE as PLAN_FILE
 from controller.main.plan import ClusterPlan, state_of

@@ -5,16 +5,17 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.api.errors import LlumctlError
+from controller.api.interrupts import interrupts_arrive, stops_interrupt
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
 from controller.main import up
-from controller.main.machine import processes
 
 pytestmark = pytest.mark.process
 
@@ -87,7 +88,7 @@ def test_whatever_ends_up_stops_its_cluster(state: RunState, number: signal.Sign
     told: list[object] = []
     with (
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as head,
-        processes.stops_interrupt(),
+        stops_interrupt(),
     ):
         threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
         up._stay(head, state, told.append)
@@ -96,11 +97,36 @@ def test_whatever_ends_up_stops_its_cluster(state: RunState, number: signal.Sign
     assert told[-1] == "cluster c1 has stopped"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupt_that_python_drops_comes_again(number: signal.Signals) -> None:
+    """It was lost if it came while the callback of a weak reference ran."""
+
+    class Referred:
+        pass
+
+    referred = Referred()
+    reference = weakref.ref(referred, lambda _: signal.raise_signal(number))
+    with stops_interrupt():
+        del referred
+        assert reference() is None, "the handler ran, and Python has dropped what it raised"
+        with pytest.raises(KeyboardInterrupt):
+            threading.Event().wait(10)
+
+
+def test_an_exit_that_python_drops_comes_at_the_latest_when_the_command_ends() -> None:
+    class Ending:
+        def __del__(self) -> None:
+            raise SystemExit(143)
+
+    with pytest.raises(SystemExit), interrupts_arrive():
+        Ending()
+
+
 def test_a_hang_up_that_is_ignored_stays_so() -> None:
     """A hang-up is ignored under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with processes.stops_interrupt():
+        with stops_interrupt():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

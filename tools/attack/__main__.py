@@ -24,7 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.process_groups import signals_interrupt
+from controller.api.interrupts import stops_interrupt
 from tools import footprints
 from tools.attack.attacks import ATTACKS, Target
 from tools.canary import NO_GAP, Canary, Gap
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
         up = ("-n", str(options.instances), "--engine", options.engine)
         cluster = own_cluster(Path(home), f"attack-{os.getpid()}", up)
         run = Run(cluster, ClusterWatch(cluster), {name: Turns() for name in options.attacks})
-        with signals_interrupt(), cluster.running():
+        with stops_interrupt(), cluster.running():
             run.watch.new_tracebacks()
             time.sleep(SETTLE_S)
             run.before = run.sample(with_uss=True)

@@ -31,8 +31,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.process_groups import signals_interrupt
 from controller.api.errors import LlumctlError
+from controller.api.interrupts import stops_interrupt
 from controller.main.machine import run_folders
 from tools import footprints
 from tools.chaos import streams
@@ -310,7 +310,7 @@ def main() -> int:
     chaos = Chaos(options, console)
     try:
         with (
-            signals_interrupt(),
+            stops_interrupt(),
             running(options, _hosts(options.inside)) as (cluster, nodes),
         ):
             chaos.run(cluster, nodes)

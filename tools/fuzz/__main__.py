@@ -22,7 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.process_groups import signals_interrupt
+from controller.api.interrupts import stops_interrupt
 from tools import footprints
 from tools.cluster import Cluster
 from tools.fuzz import families, findings
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = options.out or RESULTS / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     found = Findings(folder, options.seed)
     console.print(f"seed {options.seed}")
-    with signals_interrupt(), _endpoint(options, folder) as (url, watch):
+    with stops_interrupt(), _endpoint(options, folder) as (url, watch):
         plan = Plan(
             url,
             options.seed,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.process_groups import signals_interrupt
+from controller.api.interrupts import stops_interrupt
 from tools.client_stream import Stream
 from tools.cluster import Cluster
 from tools.fuzz.__main__ import own_cluster
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     with tempfile.TemporaryDirectory(prefix="llumctl-fuzz-") as home:
         cluster = own_cluster(Path(home), f"fuzz-{os.getpid()}", UP)
-        with signals_interrupt(), cluster.running():
+        with stops_interrupt(), cluster.running():
             for number in range(NUM_STREAMS):
                 body = {"prompt": [300 + number] * 64, "max_tokens": MAX_TOKENS, "ignore_eos": True}
                 Stream(cluster, "/v1/completions", body, f"fuzz-{number}-")

@@ -1,23 +1,18 @@
-"""The cluster's processes on this machine, how they are ended, and the signals that stop a command.
+"""The cluster's processes on this machine, and how they are ended.
 
 Processes are found by the nonce in their environment, or by their session: a process that sets its
-title, such as Ray's agents, overwrites its environment. While a command does something that must be
-undone if the command is stopped, the signals to stop become interrupts. While the command undoes
-it, they are ignored."""
+title, such as Ray's agents, overwrites its environment."""
 
 import contextlib
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
 from controller.main.machine.ray_environment import NONCE_VARIABLE
-
-STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Session(NamedTuple):
@@ -96,35 +91,3 @@ def sweep(nonce: str, session: Session | None = None, deadline_s: float = 10.0) 
 def _quietly(action: Callable[[], None]) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         action()
-
-
-@contextlib.contextmanager
-def stops_interrupt() -> Iterator[None]:
-    """Lets SIGTERM, SIGQUIT and the terminal's hang-up raise KeyboardInterrupt, as Ctrl-C does. A
-    signal that is already ignored, such as a hang-up under nohup, stays ignored."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    heard = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
-    try:
-        yield
-    finally:
-        _restore(before)
-
-
-@contextlib.contextmanager
-def no_interrupts() -> Iterator[None]:
-    """Ignores interrupts, so that an impatient user's third Ctrl-C does not stop the undoing
-    halfway."""
-    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, *STOPS)}
-    try:
-        yield
-    finally:
-        _restore(before)
-
-
-def _restore(before: Mapping[signal.Signals, Any]) -> None:
-    for number, handler in before.items():
-        signal.signal(number, handler)

@@ -22,6 +22,7 @@ from typing import IO, Any
 import msgspec
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
+from controller.api.interrupts import no_interrupts, stops_interrupt
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state, user_files
 from controller.api.text.hints import own_version
@@ -30,7 +31,7 @@ from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args, explain_cause
 from controller.main.checks.preflight import check_vllm_version
 from controller.main.machine.capacity import default_frontends, num_cores
-from controller.main.machine.processes import Session, no_interrupts, stops_interrupt, sweep
+from controller.main.machine.processes import Session, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, own_environment
 from controller.main.profile.points import (
     DegenerateError,
