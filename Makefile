@@ -253,7 +253,7 @@ chaos: $(STAMP)
 	$(BIN)/python -m tools.chaos $(ARGS)
 
 fault-histories: $(STAMP)
-	$(BIN)/python -m tests.unit.migration.simulation $(or $(ARGS),0 10000)
+	$(BIN)/python -m tools.fault_histories $(or $(ARGS),0 10000)
 
 attack: $(STAMP)
 	$(BIN)/python -m tools.attack $(ARGS)

@@ -25,9 +25,9 @@ from controller.core.migration import destination, source
 from controller.core.migration.destination import DestinationMove, DestinationState
 from controller.core.migration.protocol import Rule, StageLost
 from controller.core.migration.source import SourceMove, SourceState
-from tests.unit.migration.simulated_engine import SimulatedEngine
-from tests.unit.migration.simulated_instance import Instance
-from tests.unit.migration.simulation import HistoryError, run_seed
+from tools.fault_histories.simulated_engine import SimulatedEngine
+from tools.fault_histories.simulated_instance import Instance
+from tools.fault_histories.simulation import HistoryError, run_seed
 
 pytestmark = pytest.mark.long
 

@@ -1,18 +1,16 @@
 """The diagrams in docs/migration.md are those of the tables."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from controller.core.migration import destination, source
 from controller.core.migration.source import SourceState, StagePlanned
-from tests.unit.migration.diagram import DIAGRAMS, mermaid
+from tools.move_diagrams import DIAGRAMS, mermaid
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "migration.md"
-COMMAND = "python -m tests.unit.migration.diagram"
+COMMAND = "python -m tools.move_diagrams"
 
 
 @pytest.mark.parametrize("name", DIAGRAMS)
@@ -35,15 +33,3 @@ def test_each_state_is_in_it() -> None:
         assert re.search(rf"\b{state}\b", DIAGRAMS["source"])
     for state in destination.DestinationState:
         assert re.search(rf"\b{state}\b", DIAGRAMS["destination"])
-
-
-@pytest.mark.process
-def test_the_module_prints_both() -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "tests.unit.migration.diagram"],
-        cwd=DOCUMENT.parents[1],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert all(diagram in printed for diagram in DIAGRAMS.values())

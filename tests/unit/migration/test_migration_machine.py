@@ -25,12 +25,18 @@ from controller.runtime.messages.members import (
     InstanceLost,
 )
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
-from tests.unit.migration.simulated_controller import ME
-from tests.unit.migration.simulated_engine import Asked, SimulatedEngine
-from tests.unit.migration.simulated_frontend import Frontend
-from tests.unit.migration.simulated_instance import Instance
-from tests.unit.migration.simulated_messages import CONTROLLER, TIMING, Copy, Expected, MoveEnvelope
-from tests.unit.migration.simulation import leftovers
+from tools.fault_histories.simulated_controller import ME
+from tools.fault_histories.simulated_engine import Asked, SimulatedEngine
+from tools.fault_histories.simulated_frontend import Frontend
+from tools.fault_histories.simulated_instance import Instance
+from tools.fault_histories.simulated_messages import (
+    CONTROLLER,
+    TIMING,
+    Copy,
+    Expected,
+    MoveEnvelope,
+)
+from tools.fault_histories.simulation import leftovers
 
 IDS = ("a", "b", "c")
 INSTANCES = st.sampled_from(IDS)

@@ -1,12 +1,12 @@
 """Histories under random faults, each told by its seed alone. `make fault-histories` runs 10,000 on
 all cores, in twenty minutes on two; one that breaks a rule is run again by
-`python -m tests.unit.migration.simulation SEED`."""
+`python -m tools.fault_histories SEED`."""
 
 from collections import Counter
 
 import pytest
 
-from tests.unit.migration.simulation import HistoryError, Simulation, run_seed
+from tools.fault_histories.simulation import HistoryError, Simulation, run_seed
 
 pytestmark = pytest.mark.long
 

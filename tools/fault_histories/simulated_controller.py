@@ -17,8 +17,8 @@ from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.messages.members import Message
-from tests.unit.migration.simulated_messages import CONTROLLER
-from tests.unit.migration.simulated_moves import Violation
+from tools.fault_histories.simulated_messages import CONTROLLER
+from tools.fault_histories.simulated_moves import Violation
 
 EPOCH_S = 1_000_000.0
 """Virtual time begins so many seconds since the epoch."""

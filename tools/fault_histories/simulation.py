@@ -25,10 +25,7 @@ import hashlib
 import heapq
 import itertools
 import logging
-import multiprocessing
 import random
-import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -59,24 +56,24 @@ from controller.runtime.controller.operations.operated_cluster import OperationR
 from controller.runtime.controller.roster import LiveAutoscale, LiveConfig
 from controller.runtime.messages.members import FrontendLimits, InstanceLost, Message
 from controller.runtime.messages.move_messages import RoomOrdered
-from tests.unit.migration.simulated_controller import (
+from tools.fault_histories.simulated_controller import (
     ME,
     Disk,
     ErrorsAreViolations,
     SimulatedController,
     SimulatedLauncher,
 )
-from tests.unit.migration.simulated_engine import Asked, SimulatedEngine, blocks_for
-from tests.unit.migration.simulated_frontend import Frontend
-from tests.unit.migration.simulated_instance import Instance
-from tests.unit.migration.simulated_messages import (
+from tools.fault_histories.simulated_engine import Asked, SimulatedEngine, blocks_for
+from tools.fault_histories.simulated_frontend import Frontend
+from tools.fault_histories.simulated_instance import Instance
+from tools.fault_histories.simulated_messages import (
     CONTROLLER,
     TIMING,
     Copy,
     Expected,
     MoveEnvelope,
 )
-from tests.unit.migration.simulated_moves import Violation
+from tools.fault_histories.simulated_moves import Violation
 
 TURN_S = 0.25
 """Between two steps of an engine."""
@@ -1223,35 +1220,3 @@ def run_seed(seed: int) -> Simulation:
         if simulation.controller is not None:
             simulation.controller.die()
     return simulation
-
-
-def _found(seed: int) -> str:
-    try:
-        run_seed(seed)
-    except HistoryError as error:
-        return str(error)
-    return ""
-
-
-def main(words: list[str]) -> int:
-    """SEED runs one history, FIRST NUMBER so many on all cores; prints those that break a rule."""
-    first, number = int(words[0]), int(words[1]) if len(words) > 1 else 1
-    num_wrong, started_s = 0, time.monotonic()
-
-    def say(what: str) -> None:
-        sys.stdout.write(f"{what}\n")
-        sys.stdout.flush()
-
-    with multiprocessing.Pool() as pool:
-        for count, why in enumerate(pool.imap(_found, range(first, first + number), 10), 1):
-            if why:
-                num_wrong += 1
-                say(why if number == 1 else why.splitlines()[0])
-            if count % 500 == 0 or count == number:
-                took_s = time.monotonic() - started_s
-                say(f"{count} seeds from {first} on in {took_s:.0f} s, {num_wrong} broke a rule")
-    return int(num_wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -27,8 +27,8 @@ from controller.core.migration.protocol import (
 )
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.source import SourceMove
-from tests.unit.migration.simulated_engine import BLOCK_SIZE, Asked, State, Token, blocks_for
-from tests.unit.migration.simulated_messages import (
+from tools.fault_histories.simulated_engine import BLOCK_SIZE, Asked, State, Token, blocks_for
+from tools.fault_histories.simulated_messages import (
     TIMING,
     Announced,
     Arriving,
@@ -42,7 +42,7 @@ from tests.unit.migration.simulated_messages import (
 )
 
 if TYPE_CHECKING:
-    from tests.unit.migration.simulated_instance import Instance
+    from tools.fault_histories.simulated_instance import Instance
 
 MAX_STAGES = 4
 

@@ -8,7 +8,7 @@ from controller.core.emptying.relief import PastMoves
 from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.migration.protocol import MoveMessage, MoveTiming
-from tests.unit.migration.simulated_engine import Asked, State, Token
+from tools.fault_histories.simulated_engine import Asked, State, Token
 
 TIMING = MoveTiming(
     retry_s=0.5,

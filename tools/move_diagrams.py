@@ -1,6 +1,6 @@
 """The state diagrams of docs/migration.md, drawn from the tables that the machines follow.
 
-    python -m tests.unit.migration.diagram
+    python -m tools.move_diagrams
 
 Events that leave the state as it is (a repetition, something late, a priority) are left out.
 """

@@ -50,8 +50,8 @@ from controller.runtime.messages.move_messages import (
     RoomOrdered,
 )
 from controller.runtime.messages.requests import DispatchUnused, ReplayTaken, RequestRefused
-from tests.unit.migration.simulated_engine import BLOCK_SIZE, Output, SimulatedEngine
-from tests.unit.migration.simulated_messages import (
+from tools.fault_histories.simulated_engine import BLOCK_SIZE, Output, SimulatedEngine
+from tools.fault_histories.simulated_messages import (
     CONTROLLER,
     Abort,
     Add,
@@ -67,7 +67,7 @@ from tests.unit.migration.simulated_messages import (
     OwnerConfirmed,
     Unread,
 )
-from tests.unit.migration.simulated_moves import Incoming, Live, Outgoing, Violation
+from tools.fault_histories.simulated_moves import Incoming, Live, Outgoing, Violation
 
 STATUS_LAG_S = 0.02
 STEP_S = 0.25

@@ -34,8 +34,8 @@ from controller.runtime.messages.requests import (
     RequestsAnswered,
     RequestsAsked,
 )
-from tests.unit.migration.simulated_engine import Asked, Token, next_value
-from tests.unit.migration.simulated_messages import (
+from tools.fault_histories.simulated_engine import Asked, Token, next_value
+from tools.fault_histories.simulated_messages import (
     CONTROLLER,
     Abort,
     Add,
@@ -52,7 +52,7 @@ from tests.unit.migration.simulated_messages import (
     OwnerConfirmed,
     Unread,
 )
-from tests.unit.migration.simulated_moves import Violation
+from tools.fault_histories.simulated_moves import Violation
 
 
 @dataclass(slots=True)
