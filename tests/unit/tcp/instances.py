@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
+from controller.adapters.tcp.link_stream import LinkKey, link_id
 from controller.adapters.tcp.transfer import TcpKvTransfer
 from controller.ports.engine import Frames, Peer, StageCopy, TransferError
 
@@ -67,18 +68,25 @@ class Instance:
     back."""
 
     def __init__(
-        self, name: str, incarnation: int = 1, num_blocks: int = 100, host: str = "127.0.0.1"
+        self,
+        name: str,
+        incarnation: int = 1,
+        *,
+        num_blocks: int = 100,
+        block_bytes: int = BLOCK_BYTES,
+        host: str = "127.0.0.1",
     ) -> None:
         self.peer = Peer(name, incarnation, f"at {name}")
-        self.blocks = ByteBlocks(num_blocks)
+        self.blocks = ByteBlocks(num_blocks, block_bytes=block_bytes)
         self.transfer = TcpKvTransfer(lambda: self.peer, host, SLICE_BYTES)
         self.others: dict[str, Instance] = {}
-        self.told: list[tuple[str, bytes]] = []
+        self.told: list[tuple[bytes, ...]] = []
+        """Every message of this side: a kind, the link's name, and more."""
         self.held: list[tuple[Peer, Frames]] | None = None
         self.transfer.start(self.blocks, self.tell)
 
     def tell(self, peer: Peer, frames: Frames) -> None:
-        self.told.append((peer.instance_id, bytes(frames[0])))
+        self.told.append(tuple(bytes(frame) for frame in frames))
         if (other := self.others.get(peer.instance_id)) is not None:
             asyncio.get_running_loop().call_soon(other.hear, self.peer, frames)
 
@@ -88,10 +96,40 @@ class Instance:
         else:
             self.held.append((peer, frames))
 
+    def hear_what_was_held(self) -> None:
+        held, self.held = self.held, None
+        for message in held or ():
+            self.hear(*message)
+
+    def said(self, kind: bytes) -> list[tuple[bytes, ...]]:
+        return [message for message in self.told if message[0] == kind]
+
 
 def connect(*instances: Instance) -> None:
     for instance in instances:
         instance.others = {other.peer.instance_id: other for other in instances}
+
+
+def num_opened(source: Instance) -> int:
+    return len(source.said(b"open"))
+
+
+def last_link(source: Instance, destination: Instance) -> tuple[str, LinkKey]:
+    """The name and the key of the link that was opened last."""
+    _, name, _, source_secret = source.said(b"open")[-1]
+    _, named, _, destination_secret = destination.said(b"here")[-1]
+    assert named == name
+    return name.decode(), LinkKey(name.decode(), source_secret, destination_secret)
+
+
+def greeting_of(link: tuple[str, LinkKey]) -> bytes:
+    name, key = link
+    return link_id(name) + key.proof_of_source()
+
+
+def link_threads() -> list[str]:
+    """Of all instances of this process."""
+    return [t.name for t in threading.enumerate() if t.name.startswith("kv i-")]
 
 
 async def outcome(copy: Awaitable[StageCopy]) -> StageCopy:

@@ -3,17 +3,16 @@ again.
 """
 
 import asyncio
-from typing import TypeVar
+import itertools
 
 import pytest
 
 from controller.adapters.tcp import transfer as tcp_link
+from controller.adapters.tcp.link_stream import Connection, LinkKey, new_secret
 from controller.adapters.tcp.transfer import (
     DEPTH,
     HEADER_BYTES,
     Kind,
-    Link,
-    SendingLink,
     SliceHeader,
     TcpKvTransfer,
     stage_key,
@@ -21,12 +20,16 @@ from controller.adapters.tcp.transfer import (
 from controller.ports.engine import Peer, TransferError
 from tests.unit.tcp.instances import (
     BLOCK_BYTES,
+    PATIENCE_S,
     SLICE_BYTES,
     Instance,
     Make,
     begin,
     copy,
     error_of,
+    greeting_of,
+    link_threads,
+    num_opened,
     outcome,
     until,
 )
@@ -34,22 +37,24 @@ from tests.unit.tcp.instances import (
 SLICE = SLICE_BYTES // BLOCK_BYTES
 
 
-L = TypeVar("L", bound=Link)
+class PlayedSource:
+    """A source whose messages and bytes the test writes itself."""
 
+    peer = Peer("i-7", 1, "at i-7")
 
-def only_link(links: dict[tuple[str, int], L]) -> L:
-    (link,) = links.values()
-    return link
+    def __init__(self, destination: Instance) -> None:
+        self.destination = destination
 
-
-def say(link: SendingLink, header: SliceHeader | bytes, data: bytes = b"") -> None:
-    """Sends the message in the source's place."""
-    assert link._connection is not None
-    link._connection.send((header if isinstance(header, bytes) else header.encode()) + data)
-
-
-def num_opened(source: Instance) -> int:
-    return sum(kind == b"open" for _, kind in source.told)
+    def open(self) -> Connection:
+        """A link, up to the destination's proof."""
+        to = self.destination.peer
+        name, secret = f"i-7/1>{to.instance_id}/{to.incarnation}#1", new_secret()
+        opening = (b"open", name.encode(), b"%d" % SLICE_BYTES, secret)
+        self.destination.hear(self.peer, opening)
+        _, _, address, their_secret = self.destination.said(b"here")[-1]
+        connection = Connection.to(address.decode(), PATIENCE_S)
+        connection.send(greeting_of((name, LinkKey(name, secret, their_secret))))
+        return connection
 
 
 # -- stalled -----------------------------------------------------------------------------------
@@ -97,35 +102,26 @@ async def test_a_send_that_waits_for_its_turn_is_cancelled(
     assert source.blocks.touched == [(0, 1, 2, 3)]
 
 
-async def test_a_send_is_over_when_its_blocks_are_let_go(
-    source: Instance, destination: Instance
+@pytest.mark.parametrize("side", ["source", "destination"])
+async def test_a_cancelled_copy_is_over_when_its_blocks_are_let_go(
+    source: Instance, destination: Instance, side: str
 ) -> None:
-    source.blocks.gate.clear()
+    one = source if side == "source" else destination
+    one.blocks.gate.clear()
     sent, received = begin(source, destination, "m/0", 5 * SLICE)
-    await until(source.blocks.inside.is_set)
-    source.transfer.cancel("m/0")
-    source.transfer.cancel("m/0")
+    ours = sent if side == "source" else received
+    await until(one.blocks.inside.is_set)
+    for stage_id in "m/0", "m/0", "unknown":
+        one.transfer.cancel(stage_id)
     await asyncio.sleep(0.02)
-    assert not sent.done(), "a thread still reads the blocks"
-    source.blocks.gate.set()
-    assert await error_of(sent) == "cancelled"
-    assert len(source.blocks.touched) == 1
-    assert await error_of(received) == "its source gave up"
-
-
-async def test_a_receive_is_over_when_its_blocks_are_let_go(
-    source: Instance, destination: Instance
-) -> None:
-    destination.blocks.gate.clear()
-    sent, received = begin(source, destination, "m/0", 5 * SLICE)
-    await until(destination.blocks.inside.is_set)
-    destination.transfer.cancel("m/0")
-    await asyncio.sleep(0.02)
-    assert not received.done(), "a thread still writes the blocks"
-    destination.blocks.gate.set()
-    assert await error_of(received) == "cancelled"
-    assert len(destination.blocks.touched) == 1
-    await outcome(sent)  # what nobody expects any more is dropped
+    assert not ours.done(), "a thread still has its hands on the blocks"
+    one.blocks.gate.set()
+    assert await error_of(ours) == "cancelled"
+    assert len(one.blocks.touched) == 1
+    if side == "source":
+        assert await error_of(received) == "its source gave up"
+    else:
+        await outcome(sent)  # what nobody expects any more is dropped
     await copy(source, destination, "m/1")
     assert num_opened(source) == 1
 
@@ -142,17 +138,6 @@ async def test_a_send_that_hangs_in_the_link_is_cancelled_at_once(
     assert await error_of(received) == "its source gave up"
     await copy(source, destination, "m/1")
     assert num_opened(source) == 1
-
-
-async def test_a_send_at_its_limit_is_cancelled_at_once(
-    source: Instance, destination: Instance
-) -> None:
-    source.transfer.max_bytes_per_s = 1.0
-    sent, received = begin(source, destination, "m/0", 2 * SLICE)
-    await until(lambda: len(destination.blocks.touched) == 1)
-    source.transfer.cancel("m/0")
-    assert await error_of(sent) == "cancelled"
-    assert await error_of(received) == "its source gave up"
 
 
 @pytest.mark.parametrize("num_slices", range(6))
@@ -174,11 +159,6 @@ async def test_cancelled_after_any_slice_by_either_side(
     assert num_opened(source) == 1, "a cancelled stage costs no link"
 
 
-async def test_nothing_to_cancel(source: Instance, destination: Instance) -> None:
-    source.transfer.cancel("m/0")
-    await copy(source, destination, "m/0")
-
-
 async def test_who_stops_waiting_does_no_harm(source: Instance, destination: Instance) -> None:
     sent, received = begin(source, destination, "m/0", 3)
     sent.cancel()
@@ -186,24 +166,20 @@ async def test_who_stops_waiting_does_no_harm(source: Instance, destination: Ins
     await copy(source, destination, "m/1")
 
 
-# -- blocks that cannot be touched -----------------------------------------------------------
-
-
-async def test_blocks_that_cannot_be_read(source: Instance, destination: Instance) -> None:
-    source.blocks.missing = 7
-    sent, received = begin(source, destination, "m/0", 3)
-    assert "could not be read: KeyError(7)" in await error_of(sent)
-    assert await error_of(received) == "its source gave up"
-    source.blocks.missing = None
-    await copy(source, destination, "m/1")
-
-
-async def test_blocks_that_cannot_be_written(source: Instance, destination: Instance) -> None:
-    destination.blocks.missing = 7
+@pytest.mark.parametrize("side", ["source", "destination"])
+async def test_blocks_that_cannot_be_touched(
+    source: Instance, destination: Instance, side: str
+) -> None:
+    one = source if side == "source" else destination
+    one.blocks.missing = 7
     sent, received = begin(source, destination, "m/0", 2 * SLICE)
-    assert "could not be written: KeyError(7)" in await error_of(received)
-    await outcome(sent)
-    destination.blocks.missing = None
+    if side == "source":
+        assert "could not be read: KeyError(7)" in await error_of(sent)
+        assert await error_of(received) == "its source gave up"
+    else:
+        assert "could not be written: KeyError(7)" in await error_of(received)
+        await outcome(sent)
+    one.blocks.missing = None
     await copy(source, destination, "m/1")
     assert num_opened(source) == 1
 
@@ -228,45 +204,49 @@ async def test_more_blocks_than_places(source: Instance, destination: Instance) 
     await copy(source, destination, "m/1")
 
 
-async def test_slices_out_of_step(source: Instance, destination: Instance) -> None:
-    await copy(source, destination, "m/0")
-    received = destination.transfer.receive(source.peer, "m/1", range(10))
-    header = SliceHeader(Kind.LAST, stage_key("m/1"), 5, 1, BLOCK_BYTES)
-    say(only_link(source.transfer._sending), header, bytes(BLOCK_BYTES))
-    assert "not those after 0" in await error_of(received)
-    await copy(source, destination, "m/2")
+async def test_slices_out_of_step(destination: Instance) -> None:
+    played = PlayedSource(destination)
+    with played.open() as connection:
+        for stage_id, first in ("m/0", 5), ("m/1", 0):
+            received = destination.transfer.receive(played.peer, stage_id, range(10))
+            header = SliceHeader(Kind.LAST, stage_key(stage_id), first, 1, BLOCK_BYTES)
+            connection.send(header.encode() + b"x" * BLOCK_BYTES)
+            if first:
+                assert "not those after 0" in await error_of(received)
+        assert (await outcome(received)).num_blocks == 1, "the link goes on"
+    assert destination.blocks.content([0]) == b"x" * BLOCK_BYTES
 
 
-BAD_HEADERS = {
+LINK_ENDS = {
+    "nothing more": b"",
     "noise": b"x" * HEADER_BYTES,
-    "too many blocks": SliceHeader(Kind.LAST, bytes(16), 0, SLICE + 1, (SLICE + 1) * BLOCK_BYTES),
-    "blocks of another size": SliceHeader(Kind.LAST, bytes(16), 0, 1, BLOCK_BYTES - 1),
+    "an unknown kind": SliceHeader(Kind.LAST).encode()[:-1] + bytes([max(Kind) + 1]),
+    "half a header": b"\x00" * (HEADER_BYTES // 2),
+    "too many blocks": SliceHeader(
+        Kind.LAST, bytes(16), 0, SLICE + 1, (SLICE + 1) * BLOCK_BYTES
+    ).encode(),
+    "blocks of another size": SliceHeader(Kind.LAST, bytes(16), 0, 1, BLOCK_BYTES - 1).encode(),
 }
 
 
-@pytest.mark.parametrize("header", BAD_HEADERS.values(), ids=BAD_HEADERS)
-async def test_what_is_no_slice_breaks_the_link_and_the_next_stage_has_a_new_one(
-    source: Instance, destination: Instance, header: SliceHeader | bytes
+@pytest.mark.parametrize("says", LINK_ENDS.values(), ids=LINK_ENDS)
+async def test_what_is_no_slice_breaks_the_link(
+    source: Instance, destination: Instance, says: bytes
 ) -> None:
-    await copy(source, destination, "m/0")
-    received = destination.transfer.receive(source.peer, "m/1", range(3))
-    broken = only_link(source.transfer._sending)
-    say(broken, header)
+    played = PlayedSource(destination)
+    received = destination.transfer.receive(played.peer, "m/0", range(3))
+    with played.open() as connection:
+        connection.send(says)
     assert "the link broke" in await error_of(received)
-    await until(lambda: not source.transfer._sending)
-    await copy(source, destination, "m/2")
-    assert num_opened(source) == 2
-    await until(lambda: broken.name not in source.transfer._links)
+    await until(lambda: len(destination.said(b"over")) == 1)
+    await copy(source, destination, "m/1")
 
 
-async def test_a_link_of_other_blocks_is_not_opened(
-    source: Instance, destination: Instance
-) -> None:
-    source.blocks.block_bytes = SLICE_BYTES + 1
+async def test_a_link_of_other_blocks_is_not_opened(make: Make) -> None:
+    source, destination = make("i-0", block_bytes=SLICE_BYTES + 1), make("i-1")
     sent = source.transfer.send(destination.peer, "m/0", range(1))
     assert "the other end of the link is over" in await error_of(sent)
     assert source.blocks.touched == []
-    source.blocks.block_bytes = BLOCK_BYTES
 
 
 # -- broken links ----------------------------------------------------------------------------
@@ -284,23 +264,9 @@ async def test_a_slice_that_does_not_move_breaks_the_link(
     destination.blocks.gate.set()
     await error_of(received)
     monkeypatch.undo()
-    await until(lambda: not destination.transfer._receiving)
+    await until(lambda: not link_threads())
     await copy(source, destination, "m/2")
     assert num_opened(source) == 2
-
-
-async def test_the_other_end_of_a_link_is_gone(source: Instance, destination: Instance) -> None:
-    """Only its process is gone: the sockets are closed as the kernel would close them."""
-    destination.blocks.gate.clear()
-    sent, received = begin(source, destination, "m/0", 20 * SLICE)
-    await until(destination.blocks.inside.is_set)
-    connection = only_link(destination.transfer._receiving)._connection
-    assert connection is not None
-    connection.break_off()
-    assert "the link broke" in await error_of(sent)
-    destination.blocks.gate.set()
-    await error_of(received)
-    await copy(source, destination, "m/1")
 
 
 @pytest.mark.parametrize("side", ["source", "destination"])
@@ -324,7 +290,7 @@ async def test_a_forgotten_peer_ends_all_that_is_under_way_with_it(
     ]
     who = "i-0" if side == "source" else "i-1"
     assert {str(errors[side == "source"]) for errors in ended} == {f"{who} is gone"}
-    assert all(isinstance(received, TransferError) for _, received in ended)
+    assert all(isinstance(error, TransferError) for error in itertools.chain(*ended))
     assert not kept.done()
     await outcome(source.transfer.send(third.peer, "t/1", range(SLICE)))
     await outcome(kept)
@@ -349,7 +315,7 @@ async def test_nobody_answers(source: Instance) -> None:
     nobody = Peer("i-9", 1, "at i-9")
     sent = source.transfer.send(nobody, "m/0", range(3))
     received = source.transfer.receive(nobody, "m/1", range(3, 6))
-    await until(lambda: ("i-9", b"open") in source.told)
+    assert num_opened(source) == 1
     source.transfer.cancel("m/0")
     assert await error_of(sent) == "cancelled"
     source.transfer.forget(nobody)
@@ -361,11 +327,8 @@ async def test_a_destination_that_hears_late(source: Instance, destination: Inst
     destination.held = []
     sent, received = begin(source, destination, "m/0", 3)
     await until(lambda: len(destination.held or ()) == 1)
-    held, destination.held = destination.held, None
-    for message in held:
-        destination.hear(*message)
+    destination.hear_what_was_held()
     await asyncio.gather(outcome(sent), outcome(received))
-    assert destination.blocks.content(range(3)) == source.blocks.content(range(3))
 
 
 # -- incarnations ----------------------------------------------------------------------------
@@ -396,11 +359,10 @@ async def test_a_late_link_is_refused(source: Instance, destination: Instance, m
     new = make("i-0", incarnation=2)
     new.blocks.number(2)
     await copy(new, destination, "m/1")
-    connect_again = destination.others["i-0"] = source  # the refusal finds its way
+    destination.others["i-0"] = source  # the refusal finds its way
     for message in late:
         destination.hear(*message)
     assert "the other end of the link is over" in await error_of(sent)
-    assert connect_again is source
     destination.others["i-0"] = new
     await copy(new, destination, "m/2")
 
@@ -411,20 +373,20 @@ async def test_a_link_to_an_incarnation_before_is_refused(
     destination.peer = Peer("i-1", 2, "at i-1")
     before = Peer("i-1", 1, "at i-1")
     sent = source.transfer.send(before, "m/0", range(3))
+    ((_, name, _, _),) = source.said(b"open")
     source.hear(destination.peer, (b"over", b"no link"))  # one that is not known
-    await until(lambda: ("i-0", b"over") in destination.told)
-    source.hear(before, (b"over", next(iter(source.transfer._links)).encode()))
+    await until(lambda: bool(destination.said(b"over")))
+    source.hear(before, (b"over", name))
     assert "the other end of the link is over" in await error_of(sent)
-    assert not destination.transfer._links
+    assert not destination.said(b"here")
 
 
 async def test_an_open_that_comes_twice_is_one(source: Instance, destination: Instance) -> None:
     await copy(source, destination, "m/0")
-    name = only_link(source.transfer._sending).name
     destination.others = {}
-    destination.hear(source.peer, (b"open", name.encode(), b"%d" % SLICE_BYTES, bytes(32)))
+    destination.hear(source.peer, source.said(b"open")[0])
     await copy(source, destination, "m/1")
-    assert len(destination.transfer._links) == 1
+    assert len(destination.said(b"here")) == 1
 
 
 # -- the end ---------------------------------------------------------------------------------

@@ -11,21 +11,12 @@ def test_no_limit_never_waits() -> None:
         limit.take(1 << 40)
 
 
-def test_the_next_take_waits_for_the_one_before() -> None:
+def test_the_next_take_waits_for_the_one_before_and_a_rest_saves_nothing_up() -> None:
     limit = RateLimit()
     assert limit.wait_s(100.0, 1000) == 0
     limit.take(500)
     assert limit.wait_s(100.0, 1000) == 0.5
     assert limit.wait_s(100.25, 1000) == 0.25
-    assert limit.wait_s(100.5, 1000) == 0
-    limit.take(500)
-    assert limit.wait_s(100.5, 1000) == 0.5
-
-
-def test_a_rest_saves_nothing_up() -> None:
-    limit = RateLimit()
-    limit.wait_s(0.0, 1000)
-    limit.take(100)
     assert limit.wait_s(3600.0, 1000) == 0
     limit.take(100)
     assert limit.wait_s(3600.0, 1000) == 0.1
