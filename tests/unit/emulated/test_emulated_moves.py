@@ -7,33 +7,39 @@ import msgspec
 import pytest
 
 from controller.adapters.emulated import emulated_request as wire
-from controller.adapters.emulated.emulated_engine import DIGEST_BYTES, EmulatedEngine
+from controller.adapters.emulated.emulated_engine import DIGEST_BYTES
 from controller.api.token_sequence import start, token
-from controller.core.load.freeness import freeness
-from controller.core.load.snapshot import NORMAL, Level, blocks_for
+from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.ports.engine import EngineMoves, ReservedBlocks, SuspendedRequest
-from tests.unit.emulated.emulated_builders import EOS, decode, finish, frames, make_engine
+from tests.unit.emulated.emulated_builders import (
+    EOS,
+    Clock,
+    decode,
+    finish,
+    frames,
+    make_engine,
+    prompt,
+)
 from tools.emulated_answers import first_wrong
 
 BLOCK_SIZE = 16
 Spoil = Callable[[memoryview], None]
 
 
-def prompt(number: int, num_tokens: int) -> list[int]:
-    return [300 + number, *range(1000, 999 + num_tokens)]
-
-
 class Bed:
     """Two engines and their clients. `tokens`: what each client got, in order."""
 
     def __init__(self, **sizes: object) -> None:
-        self.engines = [make_engine(**sizes) for _ in range(2)]
+        self.clock = Clock()
+        self.engines = [make_engine(self.clock, **sizes) for _ in range(2)]
         self.frames: dict[str, list[bytes]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.outputs: dict[str, list[wire.Output]] = {}
         self.owner: dict[str, int] = {}
         self.num_copied = 0
+        self.touched: set[tuple[int, int]] = set()
+        """(engine, block)"""
         self.spoil: Spoil | None = None
 
     def add(self, request_id: str, ids: list[int], at: int = 0, **given: object) -> None:
@@ -54,24 +60,31 @@ class Bed:
                     self.tokens[output.request_id] += output.new_token_ids
                     if output.finish_reason is not None:
                         del self.owner[output.request_id]
-            engine._model.check()
 
     def finish(self) -> None:
+        """Then the tokens are those of the unmoved run, and nothing is left."""
         while any(engine.has_work() for engine in self.engines):
             for at in (0, 1):
                 self.step(at)
+        unmoved = make_engine()
+        for request in self.frames.values():
+            unmoved.add(unmoved.prepare(request, 3))
+        assert self.tokens == finish(unmoved)
+        self.assert_nothing_left()
 
-    def quiet(self) -> None:
-        """Every block and place has been given back."""
+    def assert_nothing_left(self) -> None:
         for engine in self.engines:
             found = engine.snapshot("", 0)
-            assert (found.num_free_blocks, found.num_running, found.num_queued) == (
-                found.num_total_blocks,
-                0,
-                0,
-            )
-            assert not engine.moves.blocks._contents
-            assert not engine._live
+            assert found.num_free_blocks == found.num_total_blocks
+            assert (found.num_running, found.num_queued) == (0, 0)
+            for request_id in self.frames:
+                with pytest.raises(KeyError):
+                    engine.moves.outputs(request_id)
+        for at, block_id in self.touched:
+            blocks = self.moves(at).blocks
+            for touch in (blocks.gather, blocks.scatter):
+                with pytest.raises(KeyError):
+                    touch([block_id], blocks.buffer(1))
 
     def moves(self, at: int) -> EngineMoves:
         return self.engines[at].moves
@@ -81,9 +94,13 @@ class Bed:
         prepared = self.engines[1 - at].prepare(self.frames[request_id], 3)
         return self.moves(1 - at).reserve(prepared, self.moves(at).outputs(request_id), num_blocks)
 
+    def suspend(self, request_id: str) -> SuspendedRequest:
+        suspended = self.moves(self.owner[request_id]).suspend(request_id)
+        assert suspended is not None
+        return suspended
+
     def copy(self, at: int, source: tuple[int, ...], destination: tuple[int, ...]) -> None:
-        blocks = self.moves(at).blocks
-        sent = blocks.gather(source, blocks.buffer(len(source)))
+        sent = self.contents(at, source)
         there = self.moves(1 - at).blocks
         buffer = there.buffer(len(destination))
         there.writable(buffer, len(destination))[:] = sent
@@ -91,14 +108,16 @@ class Bed:
             self.spoil(there.writable(buffer, len(destination)))
         there.scatter(destination, buffer)
         self.num_copied += len(source)
+        self.touched |= {(1 - at, block_id) for block_id in destination}
 
     def contents(self, at: int, block_ids: tuple[int, ...]) -> bytes:
+        self.touched |= {(at, block_id) for block_id in block_ids}
         blocks = self.moves(at).blocks
         return bytes(blocks.gather(block_ids, blocks.buffer(len(block_ids))))
 
     def move(self, request_id: str, steps_between: int = 2) -> bool:
-        """Two stages with steps between them, and the last one. Returns whether the request
-        arrived."""
+        """Copies the full blocks while the request decodes, and then the rest. Returns whether the
+        request arrived."""
         at = self.owner[request_id]
         source, destination = self.moves(at), self.moves(1 - at)
         if refusal_of(source.facts(request_id)) is not None:
@@ -106,71 +125,56 @@ class Bed:
         if source.is_queued(request_id):
             if isinstance(self.reserve(request_id, 0), MoveRefusal):
                 return False
-            suspended = source.suspend(request_id)
-            assert suspended is not None
+            suspended = self.suspend(request_id)
             assert suspended.block_ids == ()
-            return self.hand_over(request_id, suspended)
-        num_copied = 0
-        for stage in range(2):
-            pinned = source.pin(request_id, num_copied)
-            if pinned is None:
-                break
-            num_full = num_copied + len(pinned.block_ids)
-            got = (
-                destination.extend(request_id, num_full)
-                if stage
-                else self.reserve(request_id, max(1, num_full))
-            )
-            if not isinstance(got, ReservedBlocks):
-                break
-            first = max(num_copied, got.num_cached)
-            self.copy(at, pinned.block_ids[first - num_copied :], got.block_ids[first:num_full])
-            num_copied = max(num_full, got.num_cached)
+            self.hand_over(request_id, suspended)
+            return True
+        arrived = False
+        pinned = source.pin(request_id, 0)
+        assert pinned is not None
+        num_full = len(pinned.block_ids)
+        got = self.reserve(request_id, max(1, num_full))
+        if isinstance(got, ReservedBlocks):
+            first = min(got.num_cached, num_full)
+            self.copy(at, pinned.block_ids[first:], got.block_ids[first:num_full])
             self.step(at, steps_between)
-            if request_id not in self.owner:
-                break
-        else:
-            still_decodes = source.pin(request_id, num_copied) is not None
-            suspended = source.suspend(request_id) if still_decodes else None
-            if suspended is not None:
-                got = destination.extend(request_id, len(suspended.block_ids))
-                if got is not None and suspended.block_ids:
-                    # A block that is partly filled, and those that the cache had too many.
-                    first = min(num_copied, len(suspended.block_ids))
-                    self.copy(
-                        at,
-                        suspended.block_ids[first:],
-                        got.block_ids[first : len(suspended.block_ids)],
-                    )
-                    same = self.contents(at, suspended.block_ids) == self.contents(
-                        1 - at, got.block_ids[: len(suspended.block_ids)]
-                    )
-                    assert same == (self.spoil is None), "what --verify-kv compares"
-                    source.unpin(request_id)
-                    return self.hand_over(request_id, suspended)
-                source.resume(request_id)
+            still_decodes = request_id in self.owner and source.pin(request_id, num_full)
+            if still_decodes:
+                arrived = self.finish_move(request_id, max(num_full, got.num_cached))
         source.unpin(request_id)
         destination.cancel(request_id)
-        return False
+        return arrived
 
-    def hand_over(self, request_id: str, suspended: SuspendedRequest) -> bool:
+    def finish_move(self, request_id: str, num_copied: int) -> bool:
+        at = self.owner[request_id]
+        suspended = self.suspend(request_id)
+        got = self.moves(1 - at).extend(request_id, len(suspended.block_ids))
+        if got is None:
+            self.moves(at).resume(request_id)
+            return False
+        ours, theirs = suspended.block_ids, got.block_ids[: len(suspended.block_ids)]
+        # A block that is partly filled, and those that the cache had too many.
+        first = min(num_copied, len(ours))
+        self.copy(at, ours[first:], theirs[first:])
+        same = self.contents(at, ours) == self.contents(1 - at, theirs)
+        assert same == (self.spoil is None), "what --verify-kv compares"
+        self.hand_over(request_id, suspended)
+        return True
+
+    def hand_over(self, request_id: str, suspended: SuspendedRequest) -> None:
         at = self.owner[request_id]
         self.moves(1 - at).commit(request_id, suspended.state)
         self.moves(at).release(request_id)
         self.owner[request_id] = 1 - at
-        return True
 
 
-def right(ids: list[int], tokens: list[int]) -> bool:
-    return first_wrong(start(ids), tokens) is None
-
-
-@pytest.mark.parametrize("prefix_caching", [False, True])
-@pytest.mark.parametrize("num_prompt_tokens", [1, 15, 16, 17, 100])
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "prefix_caching"),
+    [(1, True), (15, False), (16, True), (17, False), (100, True)],
+)
 def test_there_and_back_again(num_prompt_tokens: int, prefix_caching: bool) -> None:
-    ids = prompt(0, num_prompt_tokens)
     bed = Bed(prefix_caching=prefix_caching)
-    bed.add("r", ids, max_tokens=200)
+    bed.add("r", prompt(0, num_prompt_tokens), max_tokens=200)
     bed.step(0)
     for number in range(20):
         at = number % 2
@@ -178,10 +182,9 @@ def test_there_and_back_again(num_prompt_tokens: int, prefix_caching: bool) -> N
         assert bed.move("r")
         bed.step(1 - at, number % 5)
     bed.finish()
-    unmoved = make_engine()
-    unmoved.add(unmoved.prepare(bed.frames["r"], 3))
-    assert bed.tokens["r"] == finish(unmoved)["r"]
-    bed.quiet()
+    first, *later = bed.outputs["r"]
+    assert first.prefill_stats is not None
+    assert all(output.events is None and output.prefill_stats is None for output in later)
 
 
 def test_a_natural_end_and_a_stop_token_after_a_move() -> None:
@@ -194,22 +197,8 @@ def test_a_natural_end_and_a_stop_token_after_a_move() -> None:
     assert bed.move("end")
     assert bed.move("stop")
     bed.finish()
-    unmoved = make_engine()
-    for request_id in ("end", "stop"):
-        unmoved.add(unmoved.prepare(bed.frames[request_id], 3))
-    assert bed.tokens == finish(unmoved)
     assert bed.outputs["end"][-1].finish_reason == 0
     assert bed.outputs["stop"][-1].stop_reason == stop
-
-
-def test_what_was_said_is_not_said_again() -> None:
-    bed = Bed()
-    bed.add("r", prompt(0, 40), max_tokens=30)
-    bed.step(0, 2)
-    assert bed.outputs["r"][0].prefill_stats is not None
-    assert bed.move("r")
-    bed.finish()
-    assert all(o.events is None and o.prefill_stats is None for o in bed.outputs["r"][1:])
 
 
 def test_a_waiting_request_moves_without_a_copy() -> None:
@@ -219,18 +208,15 @@ def test_a_waiting_request_moves_without_a_copy() -> None:
         bed.step(at)
     bed.add("last", prompt(5, 30), 1, max_tokens=5, arrival_s=9.0)
     bed.add("r", prompt(6, 30), 0, max_tokens=5, arrival_s=5.0)
-    assert bed.moves(0).is_queued("r")
     assert bed.move("r")
     assert bed.num_copied == 0
     head = bed.engines[1].snapshot("", 0).queue_head
     assert head is not None
     assert head.request_id == "r", "it arrived before the one that waits there"
     bed.finish()
-    assert right(prompt(6, 30), bed.tokens["r"])
     first = bed.outputs["r"][0]
     assert [event.type for event in first.events or ()] == [wire.QUEUED, wire.SCHEDULED]
     assert first.prefill_stats is not None
-    bed.quiet()
 
 
 def test_an_evicted_request_moves_with_its_outputs() -> None:
@@ -248,36 +234,25 @@ def test_an_evicted_request_moves_with_its_outputs() -> None:
     (admitted,) = bed.engines[1].take_events()
     assert (admitted.kind, admitted.num_tokens) == ("admitted", 100 + so_far)
     bed.finish()
-    assert len(bed.tokens["r"]) == 150
-    assert right(prompt(1, 100), bed.tokens["r"])
     told = [event.type for event in bed.outputs["r"][so_far].events or ()]
     assert told == [wire.PREEMPTED, wire.SCHEDULED], "the source did not come to say it"
     assert all(output.prefill_stats is None for output in bed.outputs["r"][1:])
 
 
-def test_blocks_that_the_destination_has_are_not_copied() -> None:
-    copied = []
-    for prefix_caching in (True, False):
-        bed = Bed(prefix_caching=prefix_caching)
-        bed.add("other", prompt(0, 100), 1, max_tokens=1)
-        bed.step(1)
-        bed.add("r", prompt(0, 100), max_tokens=30)
-        bed.step(0)
-        assert bed.move("r")
-        copied.append(bed.num_copied)
-        bed.finish()
-        assert right(prompt(0, 100), bed.tokens["r"])
-        bed.quiet()
-    assert copied == [copied[1] - 6, 7]
-
-
-def test_nothing_is_cached_across_salts() -> None:
-    bed = Bed()
-    bed.add("other", prompt(0, 100), 1, max_tokens=1, salt="theirs")
+@pytest.mark.parametrize(
+    ("prefix_caching", "salt", "num_copied"), [(True, None, 1), (True, "mine", 7), (False, None, 7)]
+)
+def test_blocks_that_the_destination_has_are_not_copied(
+    prefix_caching: bool, salt: str | None, num_copied: int
+) -> None:
+    bed = Bed(prefix_caching=prefix_caching)
+    bed.add("other", prompt(0, 100), 1, max_tokens=1)
     bed.step(1)
-    bed.add("r", prompt(0, 100), max_tokens=30, salt="mine")
+    bed.add("r", prompt(0, 100), max_tokens=30, salt=salt)
     bed.step(0)
-    assert bed.reserve("r", 6) == ReservedBlocks(tuple(range(6)), 0)
+    assert bed.move("r")
+    assert bed.num_copied == num_copied
+    bed.finish()
 
 
 # -- wrong blocks -----------------------------------------------------------------------------
@@ -294,11 +269,7 @@ def swap_two_blocks(filled: memoryview) -> None:
         filled[: 2 * DIGEST_BYTES] = other + one
 
 
-def lose_all(filled: memoryview) -> None:
-    filled[:] = bytes(len(filled))
-
-
-@pytest.mark.parametrize("spoil", [flip_a_bit, swap_two_blocks, lose_all])
+@pytest.mark.parametrize("spoil", [flip_a_bit, swap_two_blocks])
 def test_a_wrong_block_shows_in_its_digest_and_in_the_answer(spoil: Spoil) -> None:
     """The engine that got the block reports no error, as a real one would not."""
     ids = prompt(0, 100)
@@ -312,24 +283,11 @@ def test_a_wrong_block_shows_in_its_digest_and_in_the_answer(spoil: Spoil) -> No
     bed.spoil = None
     assert bed.move("r")
     assert bed.moves(0).outputs("r") == bed.tokens["r"]
-    bed.finish()
+    while bed.owner:
+        bed.step(0)
     assert len(bed.tokens["r"]) == 60
     assert first_wrong(start(ids), bed.tokens["r"]) == moved_at
-    bed.quiet()
-
-
-def test_the_block_of_another_request_is_wrong() -> None:
-    bed = Bed()
-    for n in range(2):
-        bed.add(f"r-{n}", prompt(n, 48), max_tokens=20)
-    bed.step(0)
-    pins = [bed.moves(0).pin(f"r-{n}", 0) for n in range(2)]
-    assert pins[0] is not None
-    assert pins[1] is not None
-    assert bed.contents(0, pins[0].block_ids) != bed.contents(0, pins[1].block_ids)
-    again = bed.moves(0).pin("r-0", 0)
-    assert again is not None
-    assert bed.contents(0, again.block_ids) == bed.contents(0, pins[0].block_ids)
+    bed.assert_nothing_left()
 
 
 def test_a_partly_filled_block_is_as_full_as_its_tokens() -> None:
@@ -338,29 +296,12 @@ def test_a_partly_filled_block_is_as_full_as_its_tokens() -> None:
     seen = set()
     for _ in range(8):
         bed.step(0)
-        suspended = bed.moves(0).suspend("r")
-        assert suspended is not None
+        suspended = bed.suspend("r")
         assert len(suspended.block_ids) == blocks_for(suspended.num_tokens - 1, BLOCK_SIZE) == 2
         seen.add(bed.contents(0, suspended.block_ids[1:]))
         bed.moves(0).resume("r")
     assert len(seen) == 8
     bed.finish()
-    bed.quiet()
-
-
-def test_a_block_that_was_let_go_cannot_be_read_or_written() -> None:
-    bed = Bed()
-    bed.add("r", prompt(0, 50), max_tokens=40)
-    bed.step(0)
-    pinned, reserved = bed.moves(0).pin("r", 0), bed.reserve("r", 3)
-    assert pinned is not None
-    assert isinstance(reserved, ReservedBlocks)
-    bed.moves(0).unpin("r")
-    bed.moves(1).cancel("r")
-    with pytest.raises(KeyError):
-        bed.contents(0, pinned.block_ids)
-    with pytest.raises(KeyError):
-        bed.moves(1).blocks.scatter(reserved.block_ids, bed.moves(1).blocks.buffer(3))
 
 
 def test_a_new_rank_goes_along() -> None:
@@ -393,16 +334,17 @@ def test_an_aborted_request_leaves_nothing_but_its_pins() -> None:
     for request_id in ("pinned", "suspended"):
         bed.add(request_id, prompt(0, 50), max_tokens=40)
     bed.step(0)
-    bed.moves(0).pin("pinned", 0)
-    bed.moves(0).suspend("suspended")
+    pinned = bed.moves(0).pin("pinned", 0)
+    assert pinned is not None
+    bed.contents(0, bed.suspend("suspended").block_ids)
     bed.engines[0].abort(["pinned", "suspended"])
     assert bed.engines[0].snapshot("", 0).num_used_blocks == 3
-    assert len(bed.moves(0).blocks._contents) == 3
+    assert len(bed.contents(0, pinned.block_ids)) == 3 * DIGEST_BYTES
     assert bed.moves(0).pin("pinned", 0) is None
     bed.moves(0).unpin("pinned")
     for operation in (bed.moves(0).release, bed.moves(0).resume, bed.moves(0).unpin):
         operation("suspended")
-    bed.quiet()
+    bed.assert_nothing_left()
 
 
 def test_drop_forgets_a_committed_request() -> None:
@@ -411,7 +353,7 @@ def test_drop_forgets_a_committed_request() -> None:
     bed.step(0)
     bed.move("r")
     bed.moves(1).drop("r")
-    bed.quiet()
+    bed.assert_nothing_left()
     assert not bed.engines[1].has_work()
 
 
@@ -423,7 +365,7 @@ def test_only_suspended_requests_are_no_work_and_no_emulated_time() -> None:
     engine.moves.suspend("r")
     assert not engine.has_work()
     before = engine.emulation
-    engine._pace._clock.sleep(100.0)
+    bed.clock.sleep(100.0)
     engine.moves.resume("r")
     bed.step(0)
     waited_s = engine.emulation.wall_time_s - before.wall_time_s
@@ -439,8 +381,7 @@ def test_a_state_that_is_none(state: list[bytes]) -> None:
     bed.add("r", prompt(0, 50), max_tokens=40)
     bed.step(0)
     bed.reserve("r", 4)
-    suspended = bed.moves(0).suspend("r")
-    assert suspended is not None
+    suspended = bed.suspend("r")
     with pytest.raises(ValueError, match=r"state of an emulated request|unpack"):
         bed.moves(1).commit("r", state)
     bed.moves(1).commit("r", suspended.state)
@@ -452,8 +393,7 @@ def test_a_state_that_outgrew_its_blocks() -> None:
     bed.step(0)
     reserved = bed.reserve("r", 3)
     bed.step(0, 5)
-    suspended = bed.moves(0).suspend("r")
-    assert suspended is not None
+    suspended = bed.suspend("r")
     assert len(suspended.block_ids) == 4
     with pytest.raises(ValueError, match="3 blocks are kept"):
         bed.moves(1).commit("r", suspended.state)
@@ -461,11 +401,9 @@ def test_a_state_that_outgrew_its_blocks() -> None:
     bed.moves(1).cancel("r")
     bed.moves(0).resume("r")
     bed.finish()
-    assert right(prompt(0, 47), bed.tokens["r"])
-    bed.quiet()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_moves_in_tight_memory(seed: int) -> None:
     dice = random.Random(seed)
     bed = Bed(
@@ -475,74 +413,32 @@ def test_random_moves_in_tight_memory(seed: int) -> None:
         max_model_len=600,
         prefix_caching=seed % 2 == 0,
     )
-    prompts: dict[str, list[int]] = {}
     num_moved = 0
     for number in range(14):
-        request_id = f"r-{number}"
-        prompts[request_id] = prompt(number % 5, dice.randint(1, 200))
+        ids = prompt(number % 5, dice.randint(1, 200))
         rank, max_tokens = dice.choice([0, 0, 1]), dice.randint(40, 160)
-        at = dice.randrange(2)
         given = {"max_tokens": max_tokens, "rank": rank, "arrival_s": float(number)}
-        bed.add(request_id, prompts[request_id], at, **given)
+        bed.add(f"r-{number}", ids, dice.randrange(2), **given)
     while bed.owner:
         for at in (0, 1):
             bed.step(at, dice.randint(0, 3))
         for _ in range(dice.randint(0, 3)):
             if bed.owner:
                 num_moved += bed.move(dice.choice(sorted(bed.owner)), dice.randint(0, 3))
-    assert num_moved > 20, seed
-    assert sum(engine.snapshot("", 0).num_evictions for engine in bed.engines) > 0, seed
-    unmoved: EmulatedEngine = make_engine()
-    for request_id in prompts:
-        unmoved.add(unmoved.prepare(bed.frames[request_id], 3))
-    assert bed.tokens == finish(unmoved), seed
-    bed.quiet()
-
-
-# -- rank ---------------------------------------------------------------------------------
-
-
-def test_headroom_comes_and_goes_with_a_rank() -> None:
-    """The next snapshot alone shows it: nothing else says that another request has become more
-    important."""
-    levels = (NORMAL, Level("high", 1, target_load_tokens=320), Level("low", -1))
-    bed = Bed(num_total_blocks=100)
-    for n in range(2):
-        bed.add(f"r{n}", prompt(n, 160), max_tokens=100)
-    bed.step(0, 3)
-    engine = bed.engines[0]
-
-    def free() -> float:
-        return freeness(engine.snapshot("i-0", 1), levels)
-
-    before = free()
-    engine.moves.set_rank("r0", 1)
-    found = engine.snapshot("i-0", 1)
-    headroom = found.capacity_blocks - 320 // BLOCK_SIZE
-    assert found.num_running_by_rank == {0: 1, 1: 1}
-    assert free() == before - BLOCK_SIZE * headroom / 2, "shared by the two that run"
-    assert free() < 0
-    engine.moves.set_rank("r1", 1)
-    assert free() == before - BLOCK_SIZE * headroom / 2, "one headroom for all of a level"
-    engine.moves.set_rank("r0", -1)
-    engine.moves.set_rank("r1", 0)
-    assert free() == before
+    assert num_moved > 20
+    assert sum(engine.snapshot("", 0).num_evictions for engine in bed.engines) > 0
     bed.finish()
-    bed.quiet()
 
 
 def test_a_candidate_may_emit_what_its_client_allows_whatever_it_will_answer() -> None:
     """As with a real engine, it is unknown when an answer will end."""
     bed = Bed()
-    bed.add("r", prompt(1, 40), max_tokens=500, eos=EOS)
+    bed.add("r", prompt(1, 40), max_tokens=500, _eos_token_id=EOS)
     bed.add("s", prompt(2, 40), max_tokens=None)
     bed.step(0, 3)
-    engine = bed.engines[0]
     found = {c.request_id: c.num_tokens_left for c in bed.moves(0).candidates()}
     num_emitted = {name: len(bed.tokens[name]) for name in found}
     assert found == {
         "r": 500 - num_emitted["r"],
-        "s": engine.max_model_len - 40 - num_emitted["s"],
+        "s": bed.engines[0].max_model_len - 40 - num_emitted["s"],
     }
-    bed.finish()
-    bed.quiet()

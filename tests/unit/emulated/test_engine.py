@@ -8,16 +8,16 @@ import pytest
 
 from controller.adapters.emulated import emulated_request as wire
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
-from controller.api.token_sequence import END, natural_length, start
+from controller.api.token_sequence import start
 from controller.model.profile import ModelConfig
 from tests.unit.emulated.emulated_builders import (
-    EOS,
     PROFILE,
     Clock,
     decode,
     finish,
     frames,
     make_engine,
+    prompt,
 )
 from tools.emulated_answers import first_wrong
 
@@ -26,32 +26,14 @@ def add(engine: EmulatedEngine, *args: object, frontend: int = 0, **given: objec
     engine.add(engine.prepare(frames(*args, **given), frontend))
 
 
-def prompt(number: int, num_tokens: int) -> list[int]:
-    return [300 + number, *range(1000, 999 + num_tokens)]
-
-
 def test_what_the_frontends_must_know() -> None:
-    told: list[str] = []
-    engine = EmulatedEngine(PROFILE, ModelConfig.of(PROFILE), 1.0, told.append)
+    engine = make_engine()
     assert (engine.max_model_len, engine.block_size) == (1024, 16)
     assert (engine.num_gpu_blocks, engine.max_num_running) == (852, 256)
     assert "generate" in engine.supported_tasks
-    assert told == ["emulating a10-llama-7b"]
     idle = engine.snapshot("i-0", 7)
     assert (idle.instance_id, idle.incarnation, idle.num_free_blocks) == ("i-0", 7, 851)
     assert not engine.has_work()
-
-
-def test_answers_are_the_sequence_of_their_prompts() -> None:
-    engine = make_engine()
-    prompts = {f"r-{n}": prompt(n, 20 + n) for n in range(8)}
-    for request_id, ids in prompts.items():
-        add(engine, request_id, ids, max_tokens=600, _eos_token_id=EOS)
-    found = finish(engine)
-    for request_id, ids in prompts.items():
-        assert len(found[request_id]) == natural_length(ids)
-        assert found[request_id][-1] == END
-        assert first_wrong(start(ids), found[request_id]) is None
 
 
 def test_evictions_change_no_answer() -> None:
@@ -62,7 +44,6 @@ def test_evictions_change_no_answer() -> None:
     found = finish(engine)
     quiet = engine.snapshot("i-0", 1)
     assert quiet.num_evictions > 0
-    assert quiet.num_free_blocks == 70
     for request_id, ids in prompts.items():
         assert len(found[request_id]) == 200
         assert first_wrong(start(ids), found[request_id]) is None
@@ -78,9 +59,10 @@ def test_evictions_change_no_answer() -> None:
     assert engine.take_events() == []
 
 
-def test_a_step_takes_the_time_of_the_profile() -> None:
+@pytest.mark.parametrize("speed", [1.0, 8.0])
+def test_a_step_takes_the_time_of_the_profile(speed: float) -> None:
     clock = Clock()
-    engine = make_engine(clock)
+    engine = make_engine(clock, speed)
     add(engine, prompt=prompt(0, 100), max_tokens=3)
     for expected_s in (
         PROFILE.step_time_s([(100, 0)], 0, 0),
@@ -89,7 +71,7 @@ def test_a_step_takes_the_time_of_the_profile() -> None:
     ):
         began_s = clock.now_s
         engine.step()
-        assert clock.now_s - began_s == pytest.approx(expected_s)
+        assert clock.now_s - began_s == pytest.approx(expected_s / speed)
     assert not engine.has_work()
 
 
@@ -105,25 +87,18 @@ def test_bookkeeping_counts_as_part_of_the_step() -> None:
     assert clock.slept_s[1] == 0.0
 
 
-def test_speed_shortens_steps() -> None:
-    clock = Clock()
-    engine = make_engine(clock, speed=8.0)
-    add(engine, prompt=prompt(0, 100), max_tokens=3)
-    engine.step()
-    assert clock.slept_s == [pytest.approx(PROFILE.step_time_s([(100, 0)], 0, 0) / 8)]
-
-
 def test_real_steps_take_real_time() -> None:
     """`llumctl bench` measures how well; this test only checks that the engine waits at all."""
-    engine = EmulatedEngine(PROFILE, ModelConfig.of(PROFILE), 1.0, lambda detail: None)
-    add(engine, prompt=prompt(0, 50), max_tokens=6)
+    told: list[str] = []
+    engine = EmulatedEngine(PROFILE, ModelConfig.of(PROFILE), 1.0, told.append)
+    assert told == ["emulating a10-llama-7b"]
+    add(engine, prompt=prompt(0, 50), max_tokens=1)
     began_s = time.perf_counter()
     finish(engine)
-    steps_s = PROFILE.step_time_s([(50, 0)], 0, 0)
-    steps_s += sum(PROFILE.step_time_s([], 1, 51 + step) for step in range(5))
-    assert time.perf_counter() - began_s >= steps_s
-    assert engine.emulation.profile_time_s == pytest.approx(steps_s)
-    assert engine.emulation.wall_time_s >= steps_s * (1 - 1e-9)
+    step_s = PROFILE.step_time_s([(50, 0)], 0, 0)
+    assert time.perf_counter() - began_s >= step_s
+    assert engine.emulation.profile_time_s == pytest.approx(step_s)
+    assert engine.emulation.wall_time_s >= step_s * (1 - 1e-9)
 
 
 def test_outputs_are_grouped_by_frontend() -> None:
@@ -135,19 +110,11 @@ def test_outputs_are_grouped_by_frontend() -> None:
         sent = decode(engine, step)
         assert [e.request_id for e in step.emitted] == [o.request_id for o in sent.outputs]
         seen[step.frontend_index] = [e.request_id for e in step.emitted]
+        part = msgspec.msgpack.decode(engine.encode_one(step.body, "r-2")[0], type=wire.Outputs)
+        assert part.outputs == [output for output in sent.outputs if output.request_id == "r-2"]
+        assert part.timestamp == sent.timestamp
+        assert part.scheduler_stats is None
     assert seen == {0: ["r-0", "r-2"], 2: ["r-1"], 1: ["r-3"]}
-
-
-def test_one_request_s_part_of_a_step() -> None:
-    engine = make_engine()
-    for n in range(3):
-        add(engine, f"r-{n}", prompt(n, 20), max_tokens=5)
-    (step,) = engine.step()
-    whole = decode(engine, step)
-    part = msgspec.msgpack.decode(engine.encode_one(step.body, "r-1")[0], type=wire.Outputs)
-    assert part.outputs == whole.outputs[1:2]
-    assert part.timestamp == whole.timestamp
-    assert part.scheduler_stats is None
 
 
 def test_how_a_request_ended() -> None:
@@ -159,12 +126,11 @@ def test_how_a_request_ended() -> None:
     reasons = {e.request_id: e.finish_reason for e in step.emitted}
     assert reasons == {"length": "length", "stop": "stop", "on": None}
     sent = {output.request_id: output for output in decode(engine, step).outputs}
-    assert (sent["length"].finish_reason, sent["length"].stop_reason) == (1, None)
-    assert (sent["stop"].finish_reason, sent["stop"].stop_reason) == (
-        0,
-        sent["stop"].new_token_ids[0],
-    )
-    assert sent["on"].finish_reason is None
+    assert {name: (out.finish_reason, out.stop_reason) for name, out in sent.items()} == {
+        "length": (1, None),
+        "stop": (0, sent["stop"].new_token_ids[0]),
+        "on": (None, None),
+    }
 
 
 def test_what_vllm_s_metrics_are_fed() -> None:
@@ -174,16 +140,11 @@ def test_what_vllm_s_metrics_are_fed() -> None:
     add(engine, "r-2", prompt(1, 40), max_tokens=3)
     sent = decode(engine, engine.step()[0])
     assert before_s <= sent.timestamp <= time.monotonic()
-    assert sent.scheduler_stats is not None
-    stats = sent.scheduler_stats
-    assert (stats.num_running_reqs, stats.num_waiting_reqs) == (2, 0)
-    assert stats.kv_cache_usage == pytest.approx(4 / 851)
+    assert sent.scheduler_stats == wire.SchedulerStats(2, 0, pytest.approx(4 / 851))
     first, second = sent.outputs
     assert [event.type for event in first.events or ()] == [wire.QUEUED, wire.SCHEDULED]
     assert first.prefill_stats == wire.PrefillStats(40, 40, 0, 0)
     assert second.prefill_stats == wire.PrefillStats(40, 8, 32, 32), "two blocks were shared"
-    again = decode(engine, engine.step()[0])
-    assert all(o.events is None and o.prefill_stats is None for o in again.outputs)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.adapters.emulated.emulated_engine import MAX_CATCH_UP_S, Pace
+from controller.adapters.emulated.emulated_engine import Pace
 from tests.unit.emulated.emulated_builders import Clock
 
 
@@ -47,7 +47,6 @@ def test_a_machine_that_is_too_busy_is_told_of() -> None:
     bed = Bed()
     for _ in range(10):
         bed.step(0.04, work_s=0.06)
-        assert MAX_CATCH_UP_S < 0.02
     total = bed.pace.total
     assert total.wall_time_s / total.profile_time_s == pytest.approx(1.5)
     assert total.num_late_steps == 10

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from controller.adapters.embedded_model.model_folder import MAX_TOKENS
-from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
 from controller.api.wire.status import CheckResult
@@ -21,6 +20,7 @@ from controller.main.machine import capacity, run_folders
 from controller.main.plan import ClusterPlan
 from controller.model.profile import load_profile
 from llumctl.config import settings
+from tests.unit.emulated.emulated_builders import frames
 
 
 @pytest.fixture(autouse=True)
@@ -192,10 +192,19 @@ def test_the_plan_s_engine_is_as_the_settings_say(
     memory(64)
     table = {"num_blocks": 90, "mode": "prefill-first", "prefix_caching": False, "speed": 4.0}
     engine = roles._engine_factory(plan_of(emulated=table), AS_STARTED)(lambda detail: None)
-    assert isinstance(engine, EmulatedEngine)
     assert (engine.num_gpu_blocks, engine.max_model_len) == (91, 1440)
-    config = engine._model.config
-    assert (config.mode, config.prefix_caching, engine._speed) == ("prefill-first", False, 4.0)
+    ids = list(range(300, 340))
+    engine.add(engine.prepare(frames("first", ids), 0))
+    engine.step()
+    engine.take_events()
+    engine.add(engine.prepare(frames("second", ids), 0))
+    before_s = engine.emulation.profile_time_s
+    (step,) = engine.step()
+    assert [emitted.request_id for emitted in step.emitted] == ["second"], "prefill first"
+    (admitted,) = engine.take_events()
+    assert admitted.num_cached_tokens == 0
+    step_s = load_profile("a10-llama-7b").step_time_s([(40, 0)], 0, 0)
+    assert engine.emulation.profile_time_s - before_s == pytest.approx(step_s / 4.0)
 
 
 def test_doctor_counts_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
