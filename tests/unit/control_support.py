@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import pytest
+import uvicorn
 
+from controller.adapters.http import control_server
 from controller.adapters.http.cluster_view import ClusterLabels, cluster_status
 from controller.adapters.http.control_server import Access, ControlServer
+from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
 from controller.api.wire.status import ClusterStatus
@@ -75,7 +79,6 @@ class Mailbox:
 class Launcher:
     def __init__(self) -> None:
         self.launched: list[str] = []
-        self.terminated: list[str] = []
         self.restarted: list[str] = []
         self.why_no_room = ""
         self.lost: LauncherLoss | None = None
@@ -95,8 +98,22 @@ class Launcher:
     def restart(self, member_id: str) -> None:
         self.restarted.append(member_id)
 
-    def terminate(self, member_id: str) -> None:
-        self.terminated.append(member_id)
+    def terminate(self, _member_id: str) -> None:
+        pass
+
+
+class Disk:
+    """Where the controller keeps its spec."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+
+    def load(self) -> ClusterSpec | None:
+        return None
+
+    def save(self, _spec: ClusterSpec) -> None:
+        if self.is_full:
+            raise LlumctlError("cannot write spec.json: No space left on device", "llumctl doctor")
 
 
 class Cluster:
@@ -105,11 +122,12 @@ class Cluster:
     def __init__(self, num_instances: int = 1) -> None:
         self.mailbox = Mailbox()
         self.launcher = Launcher()
+        self.disk = Disk()
         self.controller = ControllerProcess(
             self.mailbox,
             self.launcher,
             LiveConfig(),
-            SpecKeeper(ClusterSpec.first(num_instances)),
+            SpecKeeper(ClusterSpec.first(num_instances), self.disk),
         )
         self.now_s = 100.0
         # A clock of the test's, for this controller only.
@@ -131,7 +149,6 @@ class Cluster:
             **what,
         )
         self.mailbox.say(encode(hello), [])
-        self.controller._note_readiness()  # as the next tick does
 
     def report(self, instance_id: str = "i-0", incarnation: int = 1, **what: Any) -> None:
         own = ("moves", "num_moves_in", "ttft_p99_by_rank_s")
@@ -145,13 +162,13 @@ class Cluster:
         }
         snapshot = InstanceSnapshot(**(fields | what))
         self.mailbox.say(encode(StatusPushed(snapshot, 0, 12, 0.0072512345, **pushed)), [])
-        self.controller._note_readiness()
 
     def up(self) -> None:
         for member_id in self.controller.roster.members:
             self.hello(member_id)
         for member in self.controller.roster.instances():
             self.report(member.member_id, member.incarnation)
+        self.controller.was_ready = True  # as the next tick notes
 
     def view(self) -> ClusterStatus:
         status = cluster_status(self.controller, LABELS, 1.0)
@@ -164,51 +181,72 @@ class Cluster:
         return [str(status.state), *instances, *[str(each.state) for each in status.frontends]]
 
 
+class QuickServer(uvicorn.Server):
+    """uvicorn's own looks take 0.15 s in all, and some hundred tests have a server of their own."""
+
+    async def main_loop(self) -> None:
+        while not self.should_exit:
+            await asyncio.sleep(0.002)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.sleep(0.002)
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+        for each in self.servers:
+            each.close()
+
+
 class Listener:
-    def __init__(self, num_instances: int = 1, settings: Settings | None = None) -> None:
+    """`status_lasts_s`: by default each status is built anew, because tests change the cluster
+    behind the server's back."""
+
+    def __init__(
+        self,
+        num_instances: int = 1,
+        settings: Settings | None = None,
+        status_lasts_s: float = 0.0,
+        **more: Any,
+    ) -> None:
         self.cluster = Cluster(num_instances)
         self.cluster.up()
         self._folder = tempfile.TemporaryDirectory()
-        self.audit = AuditLog(self._folder.name)
-        self.server = ControlServer(
-            self.cluster.controller,
-            LABELS,
-            Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
-            self.audit,
-            settings or Settings(),
-            metrics=lambda status: f"of {status.cluster}".encode(),
-            metrics_type="text/plain; version=0.0.4",
-            log_dir=Path(self._folder.name),
-        )
-        self.server._statuses.lasts_s = 0.0  # tests change the cluster behind the server's back
+        self.folder = Path(self._folder.name)
+        """Of the audit log and the members' logs."""
+        self.audit = AuditLog(self.folder)
+        self.socket = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.address = self.socket.getsockname()
+        self.url = f"http://127.0.0.1:{self.address[1]}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(control_server, "STATUS_LASTS_S", status_lasts_s)
+            patch.setattr(uvicorn, "Server", self._serving_quickly)
+            self.server = ControlServer(
+                self.cluster.controller,
+                LABELS,
+                Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
+                self.audit,
+                settings or Settings(),
+                metrics=lambda status: f"of {status.cluster}".encode(),
+                metrics_type="text/plain; version=0.0.4",
+                log_dir=self.folder,
+                listening=self.socket,
+                **more,
+            )
         self.close = self._folder.cleanup
-        self.url = f"http://127.0.0.1:{self.server._socket.getsockname()[1]}"
+
+    def _serving_quickly(self, config: uvicorn.Config) -> uvicorn.Server:
+        self.uvicorn = QuickServer(config)
+        return self.uvicorn
 
 
 @asynccontextmanager
 async def listening(
-    num_instances: int = 1, settings: Settings | None = None
+    num_instances: int = 1, settings: Settings | None = None, **more: Any
 ) -> AsyncIterator[tuple[Listener, httpx.AsyncClient]]:
-    listener, over = Listener(num_instances, settings), asyncio.Event()
+    listener, over = Listener(num_instances, settings, **more), asyncio.Event()
 
     async def work() -> None:
         await over.wait()
 
-    async def look_often() -> None:
-        while not server.should_exit:
-            await asyncio.sleep(0.002)
-
-    async def close_at_once(sockets: list[socket.socket] | None = None) -> None:
-        await asyncio.sleep(0.002)
-        if server.server_state.connections or server.server_state.tasks:
-            await close(sockets)
-        for each in server.servers:
-            each.close()
-
-    # uvicorn's own take 0.15 s, and more than 400 tests have a server of their own.
-    server, close = listener.server._server, listener.server._server.shutdown
-    server.main_loop = look_often  # type: ignore[method-assign]
-    server.shutdown = close_at_once  # type: ignore[method-assign]
     serving = asyncio.create_task(listener.server.run_beside(work()))
     try:
         async with httpx.AsyncClient(

@@ -1,142 +1,82 @@
 """`llumctl undo` and the control API's list of operations: what can be undone and what cannot."""
 
-import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import httpx
 import pytest
 
-from controller.api.operations.table import OperationEntry, OperationList
-from controller.core.migration.rank_changes import RankChanges
-from controller.core.migration.routes import Routes
+from controller.api.operations.on_cluster import Scale, SetSettings
+from controller.api.operations.on_instances import Cordon, Drain, Restart, Uncordon, Undrain
+from controller.api.operations.on_requests import Migrate, SetPriority
 from controller.core.record.request_record import RequestState
-from controller.runtime.frontend.dispatcher import Dispatcher, FrontendKeys, KnownInstances
-from controller.runtime.frontend.router import RankRunner
-from controller.runtime.messages.requests import RankChangeAsked, RequestsAsked
-from llumctl.app import run
-from tests.unit.cli_support import remember
-from tests.unit.control_support import AUTHORIZED, LABELS, TOKEN, Listener, listening
-from tests.unit.move_support import serve_running_request
+from controller.runtime.messages.requests import RequestsAsked
+from tests.unit.control_bed import AnyOrder, Bed, bed_of, llumctl
+from tests.unit.control_support import LABELS
 
 Captured = pytest.CaptureFixture[str]
 
 
-class Bed:
-    """Three instances; r-1 runs on i-0."""
-
-    def __init__(self, listener: Listener, client: httpx.AsyncClient) -> None:
-        self.listener, self.client = listener, client
-        self.controller = listener.cluster.controller
-        self.book = serve_running_request(listener)
-        self.book._level_names = {0: "normal", 1: "high"}
-        nobody, known = cast("Any", None), KnownInstances()
-        routes = Routes(known)
-        changes = RankRunner(
-            RankChanges(routes),
-            Dispatcher(nobody, nobody, known, routes, FrontendKeys("f-0", nobody)),
-            self.book,
-            nobody,
-        )
-        listener.cluster.mailbox.answers["mem://f-0"] = lambda message: (
-            changes.asked(message) if isinstance(message, RankChangeAsked) else None
-        )
-
-    async def posts(self, path: str, method: str = "POST", **body: Any) -> None:
-        answer = await self.client.request(method, f"/v1/{path}", headers=AUTHORIZED, json=body)
-        assert answer.status_code == 200, answer.text
-
-    async def set(self, **changes: Any) -> None:
-        named = {f"migration.{key}": value for key, value in changes.items()}
-        await self.posts("settings", "PATCH", changes=named)
-
-    async def done(self, limit: int = 20) -> tuple[OperationEntry, ...]:
-        path = f"/v1/operations?limit={limit}"
-        answer = await self.client.get(path, headers=AUTHORIZED)
-        assert answer.status_code == 200, answer.text
-        return OperationList.model_validate_json(answer.content).operations
-
-    async def why_not(self) -> str:
-        return (await self.done())[0].why_not
-
-
 @pytest.fixture
-async def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
-    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("controller.runtime.controller.queries.REFUSALS_PATIENCE_S", 0.05)
-    async with listening(3) as (listener, client):
-        remember(listener.url, token=TOKEN)
-        yield Bed(listener, client)
+async def bed() -> AsyncIterator[Bed]:
+    async with bed_of() as found:
+        yield found
 
 
-async def llumctl(*arguments: str) -> int:
-    return await asyncio.to_thread(run, list(arguments))
+async def set_moves(bed: Bed, max_moves: int) -> None:
+    await bed.does(SetSettings, changes={"migration.max_moves": max_moves})
 
 
-async def undone(bed: Bed, capsys: Captured) -> str:
-    """The order by which `undo` says that it takes the last operation back; a dry run says the same
-    and does nothing."""
-    revision = bed.controller.keeper.spec.revision
+async def why_not(bed: Bed, number: int = 0) -> str:
+    """Of the last operation, or of the one so many before it."""
+    return (await bed.done())[number].why_not
+
+
+@pytest.mark.parametrize(
+    ("row", "body", "command"),
+    [
+        (Drain, {}, "uncordon i-0"),
+        (SetSettings, {"changes": {"migration.max_moves": 2}}, "set migration.max_moves=4"),
+        (Scale, {"target": 4}, "scale 3"),
+        (SetPriority, {"level": "high"}, "priority r-1 normal"),
+        (Migrate, {"to": "i-1"}, "migrate r-1 --to i-0"),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+async def test_the_command_takes_the_last_operation_back(
+    bed: Bed, capsys: Captured, row: AnyOrder, body: dict[str, Any], command: str
+) -> None:
+    await bed.does(row, **body)
+    revision = bed.revision
     assert await llumctl("undo", "--dry-run", "-o", "json") == 10
-    assert bed.controller.keeper.spec.revision == revision
+    assert bed.revision == revision
     capsys.readouterr()
     assert await llumctl("undo", "-y") == 0
-    told = capsys.readouterr().out.splitlines()[1].split("  ")[-1].strip()
+    assert capsys.readouterr().out.splitlines()[1].split("  ")[-1].strip() == command
     first, second = (await bed.done())[:2]
     assert first.reason == f"undo of {second.id}"
-    return told
-
-
-async def test_a_drain_and_its_undo(bed: Bed, capsys: Captured) -> None:
-    await bed.posts("instances/i-1/drain")
-    assert await undone(bed, capsys) == "uncordon i-1"
-    assert bed.controller.keeper.spec.drains == {}
-    assert await undone(bed, capsys) == "drain i-1"
-    assert set(bed.controller.keeper.spec.drains) == {"i-1"}
-
-
-async def test_settings_and_their_undo(bed: Bed, capsys: Captured) -> None:
-    await bed.set(max_moves=2, max_bytes_per_s=5.0)
-    entry = (await bed.done())[0]
-    assert sorted(entry.actions) == [
-        "set migration.max_bytes_per_s = 5, was 0",
-        "set migration.max_moves = 2, was 4",
-    ]
-    assert "set " in await undone(bed, capsys)
-    limits = bed.controller.live.rescheduling
-    assert (limits.max_moves, limits.max_bytes_per_s) == (4, 0.0)
-
-
-async def test_a_scale_and_its_undo(bed: Bed, capsys: Captured) -> None:
-    await bed.posts("scale", target=4)
-    assert await undone(bed, capsys) == "scale 3"
-    assert bed.controller.scaling.num_planned == 3
 
 
 @pytest.mark.parametrize(
     ("orders", "question"),
     [
-        ([("scale", {"target": 5})], "Drain and remove i-3, i-4 (5 -> 3)?"),
-        ([("instances/i-1/drain", {}), ("instances/i-1/undrain", {})], "Drain i-1?"),
+        ([(Scale, {"target": 5})], "Drain and remove i-3, i-4 (5 -> 3)?"),
+        ([(Drain, {}), (Undrain, {})], "Drain i-0?"),
     ],
+    ids=["scale", "undrain"],
 )
 async def test_it_asks_before_instances_go(
     bed: Bed,
     capsys: Captured,
     monkeypatch: pytest.MonkeyPatch,
-    orders: list[tuple[str, dict[str, Any]]],
+    orders: list[tuple[AnyOrder, dict[str, Any]]],
     question: str,
 ) -> None:
     """As `scale -2` and `drain` do, which take these operations back."""
-    for path, body in orders:
-        await bed.posts(path, **body)
-    before = bed.controller.keeper.spec
+    for row, body in orders:
+        await bed.does(row, **body)
+    before = bed.revision
     assert await llumctl("undo") == 5
     assert "asks before it acts, and there is no terminal" in capsys.readouterr().err
     monkeypatch.setattr("llumctl.output.is_terminal", lambda _: True)
@@ -145,13 +85,13 @@ async def test_it_asks_before_instances_go(
     err = capsys.readouterr().err
     assert question in err
     assert "nothing was changed" in err
-    assert bed.controller.keeper.spec == before
+    assert bed.revision == before
     assert await llumctl("undo") == 0
-    assert bed.controller.keeper.spec.revision == before.revision + 1
+    assert bed.revision == before + 1
 
 
-async def test_one_is_found_behind_many_others(bed: Bed) -> None:
-    await bed.set(max_moves=2)
+async def test_an_operation_is_found_behind_many_others(bed: Bed) -> None:
+    await set_moves(bed, 2)
     first = (await bed.done())[0]
     for n in range(25):
         bed.listener.audit.write(
@@ -163,35 +103,23 @@ async def test_one_is_found_behind_many_others(bed: Bed) -> None:
     assert bed.controller.live.rescheduling.max_moves == 4
 
 
-async def test_silent_frontends_are_waited_for_once(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_frontends_are_asked_once_for_all_requests(bed: Bed) -> None:
     """In an incident `undo` ran into the client's own timeout, because it waited for each of the
     moves."""
-    for level in ("high", "normal") * 4:
-        await bed.posts("requests/r-1/priority", level=level)
-    monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
-    mailbox = bed.listener.cluster.mailbox
-    num_asked = len(mailbox.sent_to("mem://f-0", RequestsAsked))
-    assert await bed.why_not() == ""
-    assert len(mailbox.sent_to("mem://f-0", RequestsAsked)) == num_asked + 1
-    del mailbox.engine_state["mem://f-0"]
+    for level in ("high", "normal") * 2:
+        await bed.does(SetPriority, level=level)
+    num_asked = len(bed.mailbox.sent_to("mem://f-0", RequestsAsked))
+    assert await why_not(bed) == ""
+    assert len(bed.mailbox.sent_to("mem://f-0", RequestsAsked)) == num_asked + 1
+    del bed.mailbox.engine_state["mem://f-0"]
     told = {each.why_not for each in await bed.done()}
-    assert len(mailbox.sent_to("mem://f-0", RequestsAsked)) == num_asked + 2
+    assert len(bed.mailbox.sent_to("mem://f-0", RequestsAsked)) == num_asked + 2
     assert told == {"request r-1 is not known any more: f-0 may know it and did not answer"}
 
 
-async def test_a_priority_and_its_undo(bed: Bed, capsys: Captured) -> None:
-    await bed.posts("requests/r-1/priority", level="high")
-    assert await undone(bed, capsys) == "priority r-1 normal"
-    found = bed.book.find("r-1")
-    assert found is not None
-    assert found.level == "normal"
-
-
 async def test_what_was_changed_since_is_not_undone(bed: Bed, capsys: Captured) -> None:
-    await bed.set(max_moves=2)
-    await bed.set(max_moves=3)
+    await set_moves(bed, 2)
+    await set_moves(bed, 3)
     last, first = await bed.done()
     assert (last.why_not, first.why_not) == ("", "migration.max_moves is 3 by now")
     assert await llumctl("undo", first.id) == 5
@@ -203,36 +131,50 @@ async def test_what_was_changed_since_is_not_undone(bed: Bed, capsys: Captured) 
     assert (await bed.done())[0].reason == "too many"
 
 
-async def test_why_each_cannot_be_undone(bed: Bed) -> None:
-    await bed.posts("instances/i-1/drain")
-    await bed.posts("instances/i-1/undrain")
-    assert [each.why_not for each in await bed.done()] == [
-        "",
-        "i-1 is not being drained by it any more",
-    ]
-    await bed.posts("instances/i-1/drain")
-    assert (await bed.done())[1].why_not == "i-1 is being drained"
-    await bed.posts("instances/i-1/drain", reason="another")
-    assert await bed.why_not() == "it cannot be undone", "a drain was there before"
-    await bed.posts("scale", target=4)
-    await bed.posts("scale", target=5)
-    assert (await bed.done())[1].why_not == "5 instances are planned by now"
-    await bed.posts("requests/r-1/priority", level="high")
-    bed.book.ended("r-1", RequestState.FINISHED, "stop")
-    assert await bed.why_not() == "request r-1 has ended"
-    await bed.posts("instances/i-2/restart")
-    assert await bed.why_not() == ""
-    await bed.posts("instances/i-2/undrain")
-    assert (await bed.done())[1].why_not == "i-2 is not being drained by it any more"
-    await bed.posts("instances/i-0/restart", now=True)
-    assert await bed.why_not() == "it cannot be undone"
+@pytest.mark.parametrize(
+    ("orders", "why"),
+    [
+        ([(Drain, {}), (Undrain, {})], "i-0 is not being drained by it any more"),
+        ([(Drain, {}), (Undrain, {}), (Drain, {})], "i-0 is being drained"),
+        ([(Restart, {}), (Undrain, {})], "i-0 is not being drained by it any more"),
+        ([(Cordon, {}), (Uncordon, {})], "i-0 is not cordoned by it any more"),
+        ([(Cordon, {}), (Uncordon, {}), (Cordon, {})], "i-0 is cordoned"),
+        ([(Scale, {"target": 4}), (Scale, {"target": 5})], "5 instances are planned by now"),
+        (
+            [(SetPriority, {"level": "high"}), (SetPriority, {"level": "normal"})],
+            "its priority is normal by now",
+        ),
+        ([(Migrate, {"to": "i-1"}), (Migrate, {"to": "i-2"})], "it is on i-2 by now"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(row.kind for row, _ in value),
+)
+async def test_why_the_operation_before_the_last_cannot_be_undone(
+    bed: Bed, orders: list[tuple[AnyOrder, dict[str, Any]]], why: str
+) -> None:
+    for row, body in orders:
+        await bed.does(row, **body)
+    assert (await why_not(bed), await why_not(bed, 1)) == ("", why)
+
+
+@pytest.mark.parametrize("back", [Undrain, Uncordon], ids=lambda row: row.kind)
+async def test_an_instance_that_is_gone_is_not_closed_again(bed: Bed, back: AnyOrder) -> None:
+    await bed.does(Drain if back is Undrain else Cordon)
+    await bed.does(back)
+    keeper = bed.controller.keeper
+    keeper.change(keeper.spec.without_instance("i-0"))
+    assert await why_not(bed) == "i-0 is gone"
 
 
 async def test_what_was_not_done_is_not_the_last(bed: Bed, capsys: Captured) -> None:
-    await bed.set(max_moves=2)
-    assert (await bed.client.post("/v1/scale", json={"target": 5})).status_code == 401
+    await bed.does(SetPriority, level="high")
     bed.book.ended("r-1", RequestState.FINISHED, "stop")
-    assert await undone(bed, capsys) == "set migration.max_moves=4"
+    assert await why_not(bed) == "request r-1 has ended"
+    await set_moves(bed, 2)
+    bed.while_recording(lambda: bed.controller.stop(drain=True, grace_s=9.0))
+    assert await bed.refused(Scale, target=5) == (409, "stopping")
+    assert await why_not(bed) == "it was not done"
+    assert await llumctl("undo", "--dry-run") == 10
+    assert "set migration.max_moves=4" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("bed")
@@ -258,8 +200,8 @@ async def test_the_list_is_of_this_run_and_skips_what_is_no_entry(
     }
     lines = [json.dumps(old), "{torn", "[1]", json.dumps({"cause_id": "x"})]
     bed.listener.audit.path.write_text("\n".join(lines) + "\n")
-    await bed.set(max_moves=2)
-    await bed.posts("instances/i-1/drain")
+    await set_moves(bed, 2)
+    await bed.does(Drain, "i-1")
     assert [each.actions[0] for each in await bed.done()] == [
         "drain i-1",
         "set migration.max_moves = 2, was 4",
@@ -272,17 +214,3 @@ async def test_the_list_is_of_this_run_and_skips_what_is_no_entry(
         "uncordon i-1",
         "set migration.max_moves=4",
     ]
-
-
-async def test_of_two_who_undo_one_is_told(bed: Bed, capsys: Captured) -> None:
-    """The cluster's revision is that of the list, so only what was judged is done."""
-    await bed.posts("instances/i-1/drain")
-    entry = (await bed.done())[0]
-    assert entry.undo is not None
-    body = {"if_revision": 1}
-    await bed.set(max_moves=2)
-    answer = await bed.client.post("/v1/instances/i-1/undrain", headers=AUTHORIZED, json=body)
-    assert answer.json()["code"] == "revision_conflict"
-    assert await llumctl("undo", entry.id) == 0
-    assert bed.controller.keeper.spec.drains == {}
-    assert capsys.readouterr().out

@@ -1,0 +1,318 @@
+"""What all orders of the control API have in common, over the real listener.
+
+Each row of the table says how one order is given, and what the audit log says of it. The tests
+after that are about what is special in each order.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from controller.api.operations.on_cluster import (
+    DismissRolling,
+    Rolling,
+    Scale,
+    SetSettings,
+    StopRolling,
+)
+from controller.api.operations.on_instances import (
+    Cordon,
+    Drain,
+    Evacuate,
+    Restart,
+    Uncordon,
+    Undrain,
+)
+from controller.api.operations.on_requests import Abort, Migrate, SetPriority
+from controller.api.operations.order import Kind
+from controller.api.operations.table import ORDERS, taking_back
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.move_messages import MoveRefusalAsked
+from controller.runtime.messages.requests import RequestsAsked
+from tests.unit.control_bed import VIEWER, AnyOrder, Bed, bed_of
+
+Given = tuple[AnyOrder, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`action` and `target`: what the audit log says. `before`: orders that are given first.
+    `again`: how a second order is answered. `more_each_time`: whether it changes something, too.
+    `bad`: fields that no body of this kind may have."""
+
+    row: AnyOrder
+    action: str
+    body: dict[str, Any] = field(default_factory=dict)
+    target: str = ""
+    before: tuple[Given, ...] = ()
+    again: tuple[int, str] = (200, "")
+    more_each_time: bool = False
+    bad: tuple[dict[str, Any], ...] = ()
+
+
+NAN, INFINITY = float("nan"), float("inf")
+DEADLINES = tuple({"deadline_s": each} for each in (0, 31_536_000, "60", NAN, INFINITY))
+ENDS = ({"on_deadline": "kill"}, *DEADLINES)
+CASES = (
+    Case(
+        Drain,
+        "drain i-0",
+        bad=(*ENDS, {"with_ids": "i-1"}),
+    ),
+    Case(
+        Undrain,
+        "undrain i-0",
+        before=((Drain, {}),),
+        again=(409, "not_draining"),
+        bad=({"deadline_s": 5},),
+    ),
+    Case(Cordon, "cordon i-0", bad=({"with_ids": "i-1"},)),
+    Case(Uncordon, "uncordon i-0", before=((Cordon, {}),), bad=({"force": True},)),
+    Case(
+        Restart,
+        "restart i-0",
+        bad=(*DEADLINES, {"now": True, "deadline_s": 5}),
+    ),
+    Case(
+        Evacuate,
+        "evacuate i-0 within 20s",
+        {"within_s": 20},
+        more_each_time=True,
+        bad=tuple({"within_s": each} for each in (None, 0, 31_536_000)),
+    ),
+    Case(
+        Migrate,
+        "migrate r-1 to i-1 (",
+        {"to": "i-1"},
+        again=(400, "same_instance"),
+        bad=(
+            *({"to": each} for each in ("", 7, "i" * 65)),
+            *({"timeout_s": each} for each in (0, 600.1, NAN)),
+            *({"max_stages": each} for each in ("3", 0, 13)),
+        ),
+    ),
+    Case(
+        SetPriority,
+        "priority r-1 high, was normal",
+        {"level": "high"},
+        bad=tuple({"level": each} for each in (None, 1, "", "h" * 65)),
+    ),
+    Case(Abort, "abort r-1, was running", again=(409, "ended"), bad=({"force": True},)),
+    Case(
+        Scale,
+        "scale 3 to 4",
+        {"target": 4},
+        bad=(
+            {"change": 1},  # with a target
+            *({"target": each} for each in (None, -1, 1.5, "2", True, 100_000)),
+            *ENDS,
+        ),
+    ),
+    Case(
+        Rolling,
+        "restart --rolling",
+        again=(409, "rolling"),
+        bad=({"at_once": -1}, {"at_once": "all"}, {"start_timeout_s": 0}, *DEADLINES),
+    ),
+    Case(StopRolling, "restart --stop", before=((Rolling, {}),), again=(409, "not_rolling")),
+    Case(
+        DismissRolling,
+        "restart --dismiss",
+        before=((Rolling, {}), (StopRolling, {})),
+    ),
+    Case(
+        SetSettings,
+        "set migration.max_moves = 2, was 4",
+        {"changes": {"migration.max_moves": 2}},
+        "migration.max_moves",
+        bad=tuple(
+            {"changes": each}
+            for each in (
+                {},
+                None,
+                {"migration": {"max_moves": 1}},
+                {f"a.{n}": 1 for n in range(101)},
+            )
+        ),
+    ),
+)
+each_order = pytest.mark.parametrize("case", CASES, ids=lambda case: case.row.kind)
+TARGETS = {Kind.INSTANCE: "i-0", Kind.REQUEST: "r-1", Kind.CLUSTER: "the cluster"}
+
+
+def test_the_table_has_all_orders() -> None:
+    assert sorted(case.row.kind for case in CASES) == sorted(ORDERS)
+
+
+def state_of(bed: Bed) -> dict[str, Any]:
+    """Everything that an order may change."""
+    spec, request = bed.controller.keeper.spec, bed.book.find("r-1")
+    assert request is not None
+    return {
+        "closed": {each: spec.closed.get(each) for each in ("i-0", "i-1", "i-2")},
+        "instances": bed.controller.scaling.num_planned,
+        "limits": bed.controller.live.rescheduling,
+        "rolling": spec.rolling is not None and spec.rolling.goes,
+        "dismissed": spec.rolling is not None and spec.rolling.dismissed,
+        "request": (request.state, request.instance_id, request.level),
+    }
+
+
+def traces(bed: Bed) -> tuple[Any, ...]:
+    """What shows that an order was carried out: the state, the spec's revision, the audit log, the
+    events, and what members were told, except for questions."""
+    told = [
+        (address, encode(message))
+        for address, message in bed.mailbox.sent
+        if not isinstance(message, RequestsAsked | MoveRefusalAsked)
+        and not getattr(message, "dry_run", False)
+    ]
+    last_event = bed.controller.journal.log.last_position
+    return state_of(bed), bed.revision, bed.audited(), last_event, told
+
+
+async def prepare(bed: Bed, case: Case) -> None:
+    for row, body in case.before:
+        await bed.does(row, **body)
+
+
+def at_revision(bed: Bed, case: Case) -> dict[str, Any]:
+    present = {"if_revision": bed.revision} if case.row.changes_spec else {}
+    return {**case.body, **present}
+
+
+@each_order
+async def test_an_order_is_planned_carried_out_once_and_recorded(case: Case) -> None:
+    async with bed_of() as bed:
+        await prepare(bed, case)
+        before, revision, num_entries = traces(bed), bed.revision, len(bed.audited())
+        planned = await bed.does(case.row, dry_run=True, **at_revision(bed, case))
+        assert planned.dry_run
+        assert traces(bed) == before
+
+        order = at_revision(bed, case) | {"reason": "a fan"}
+        headers = {"Idempotency-Key": "k", "X-Llumctl-Actor": "ana@host"}
+        first, meanwhile = await asyncio.gather(
+            *(bed.gives(case.row, headers=headers, **order) for _ in range(2))
+        )
+        assert first.status_code == 200, first.text
+        assert first.content == meanwhile.content == (await bed.answered("k")).content
+        assert "dry_run" not in case.row.report.model_fields or not first.json()["dry_run"]
+        assert bed.revision == revision + case.row.changes_spec
+        assert state_of(bed) != before[0]
+
+        begun, over = bed.audited()[num_entries:]
+        for entry in (begun, over):
+            assert entry["action"].startswith(case.action)
+            assert entry["target"] == (case.target or TARGETS[case.row.about])
+            assert (entry["actor"], entry["reason"]) == ("ana@host from 127.0.0.1", "a fan")
+            assert entry["cause_id"] == begun["cause_id"]
+        assert begun["outcome"] == "begun"
+        assert over["outcome"] == ("migrated" if case.row is Migrate else "done")
+        event = (await bed.events("operator"))[-1]
+        assert (event.cause_id, event.actor) == (begun["cause_id"], begun["actor"])
+        assert event.reason == f"{begun['action']} ({over['outcome']}): a fan"
+
+        other = await bed.gives(case.row, headers=headers, **order | {"reason": "two fans"})
+        assert (other.status_code, other.json()["code"]) == (409, "key_reused")
+        before = traces(bed)
+        again = {**case.body, "reason": "a fan"}
+        assert await bed.refused(case.row, **again) == case.again
+        if not case.more_each_time:
+            assert traces(bed) == before
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.row.undone_by], ids=lambda case: case.row.kind
+)
+async def test_an_order_is_undone_once(case: Case) -> None:
+    async with bed_of() as bed:
+        await prepare(bed, case)
+        before = state_of(bed)
+        await bed.does(case.row, **case.body)
+        entry = (await bed.done())[0]
+        assert entry.undo is not None
+        assert (entry.undo.kind, entry.why_not) == (case.row.undone_by, "")
+        order = taking_back(entry.undo)
+        await bed.does(type(order), order.target, **order.wanted.model_dump(exclude_unset=True))
+        assert state_of(bed) == before
+        assert (await bed.done())[1].why_not
+
+
+async def test_what_cannot_be_undone_says_so() -> None:
+    never = [case for case in CASES if not case.row.undone_by]
+    for case in never:
+        async with bed_of() as bed:
+            await prepare(bed, case)
+            await bed.does(case.row, **case.body)
+            assert (await bed.done())[0].why_not == "it cannot be undone"
+
+
+@each_order
+async def test_an_order_that_is_refused_leaves_no_trace(case: Case) -> None:
+    row = case.row
+    stranger = {"Authorization": "Bearer wrong"}
+    no_token = {"Authorization": ""}
+    no_target = "no_such_instance" if row.about is Kind.INSTANCE else "no_such_request"
+    async with bed_of() as bed:
+        await prepare(bed, case)
+        before, body = traces(bed), case.body
+
+        async def told(*target: str, **how: Any) -> tuple[int, str]:
+            return await bed.refused(row, *target, **how)
+
+        assert await told(headers=no_token, **body) == (401, "no_token")
+        assert await told(headers=stranger, **body) == (403, "bad_token")
+        for content in (b'{"dry_run": ', b"[]", b"7", b"null", b"\xff"):
+            assert await told(content=content) == (400, "bad_request"), content
+        if row.wants_body and row is not Evacuate:
+            assert await told(content=b"") == (400, "bad_request")
+        for bad in (
+            *({"dryrun": True}, {"dry_run": "perhaps"}, {"dry_run": 1}, {"reason": "x" * 201}),
+            *({"if_revision": each} for each in (-1, "x")),
+            *case.bad,
+        ):
+            assert await told(**body | bad) == (400, "bad_request"), bad
+        for key in ("", "k" * 65):
+            refusal = await told(headers={"Idempotency-Key": key}, **body)
+            assert refusal == (400, "bad_key")
+        if row.changes_spec:
+            for dry_run in (False, True):
+                conflict = await told(**body, if_revision=99, dry_run=dry_run)
+                assert conflict == (409, "revision_conflict")
+        if row.about is not Kind.CLUSTER:
+            for target in ("x-9", "f-0", "x" * 64):
+                assert await told(target, **body) == (404, no_target)
+            assert await told("", **body) == (404, "not_found")
+        assert traces(bed) == before
+
+        assert await told(headers=VIEWER, **body) == (403, "view_only")
+        assert state_of(bed) == before[0]
+        assert bed.audited()[-1]["outcome"] == "refused: view_only"
+
+
+@each_order
+async def test_an_order_that_fails_changes_nothing(case: Case) -> None:
+    async with bed_of() as bed:
+        await prepare(bed, case)
+        before, body = state_of(bed), case.body
+        path = bed.listener.audit.path
+        bed.listener.audit.path = path / "no folder"
+        assert await bed.refused(case.row, **body) == (500, "not_audited")
+        bed.listener.audit.path = path
+        if case.row.changes_spec:
+            bed.cluster.disk.is_full = True
+            assert await bed.refused(case.row, **body) == (500, "failed")
+            assert bed.audited()[-1]["outcome"].startswith("failed: cannot write spec.json")
+            bed.cluster.disk.is_full = False
+            keeper = bed.controller.keeper
+            bed.while_recording(lambda: keeper.change(keeper.spec.with_settings({})))
+            order = at_revision(bed, case)
+            assert await bed.refused(case.row, **order) == (409, "revision_conflict")
+            assert bed.audited()[-1]["outcome"] == "failed: revision_conflict"
+        assert state_of(bed) == before
+        if case.row.changes_spec and case.row is not SetSettings:
+            bed.controller.stop(drain=True, grace_s=5.0)
+            assert await bed.refused(case.row, **body) == (409, "stopping")
