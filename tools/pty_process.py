@@ -135,5 +135,6 @@ def _cpu_s(pid: int) -> float:
 
 def _own_terminal() -> None:
     """Makes the terminal the controlling one, so that hang-ups and Ctrl-C arrive as on a real
-    one."""
+    one. A shell's background jobs ignore Ctrl-C, and so would their children."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

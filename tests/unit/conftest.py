@@ -4,10 +4,15 @@ they are marked so: a test that starts one by accident fails at once."""
 import itertools
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.unit.fake_controller import FakeController
 
 FUZZ = "tests/unit/fuzz/"
 SWEPT = ("seed", "hold")
@@ -63,3 +68,23 @@ def _empty_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", f"{home}/config")
     monkeypatch.setenv("XDG_STATE_HOME", f"{home}/state")
+
+
+@pytest.fixture
+def fake() -> Iterator["FakeController"]:
+    """The controller of the cluster that commands find."""
+    from tests.unit.cli_support import remember
+    from tests.unit.fake_controller import FakeController
+
+    with FakeController() as served:
+        remember(served.url)
+        yield served
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()

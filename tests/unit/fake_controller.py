@@ -15,7 +15,14 @@ from pydantic import BaseModel
 from controller.api.explain import explain
 from controller.api.state import run_state
 from controller.api.wire import ErrorBody
-from controller.api.wire.requests import Event, EventPage, Explanation, RequestDetail, RequestList
+from controller.api.wire.requests import (
+    Event,
+    EventPage,
+    Explanation,
+    RequestDetail,
+    RequestList,
+    RequestState,
+)
 from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame, TrafficBatch
 from tests.unit.cli_support import TOKEN, cluster
@@ -24,19 +31,40 @@ Answer = tuple[int, BaseModel]
 Orders = Callable[[dict[str, Any]], Answer]
 """From the body of what is asked for."""
 PING_S = 0.02
+ARRIVAL_S = 1_700_000_000.0
+"""2023-11-14 22:13:20 UTC."""
 
 
 def event(kind: str = "admitted", **fields: Any) -> Event:
     known: dict[str, Any] = {
-        "time_s": 1_700_000_000.25,
+        "time_s": ARRIVAL_S + 0.25,
         "cause_id": "step-i-0-1-7",
         "instance_id": "i-0",
     }
     return Event(kind=kind, **(known | fields))
 
 
+def request_fields(id_: str, **fields: Any) -> dict[str, Any]:
+    """Of a request that runs on i-0."""
+    known = {
+        "id": id_,
+        "client_id": f"cmpl-{id_}",
+        "state": RequestState.RUNNING,
+        "level": "normal",
+        "frontend_id": "f-0",
+        "instance_id": "i-0",
+        "arrival_time_s": ARRIVAL_S,
+        "age_s": 12.5,
+        "ttft_s": 0.034,
+        "num_prompt_tokens": 120,
+        "num_output_tokens": 33,
+        "num_evictions": 1,
+    }
+    return known | fields
+
+
 def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come about"
         time.sleep(0.005)
@@ -79,6 +107,8 @@ class FakeController:
         self.asked: list[str] = []
         self.orders: dict[str, Orders] = {}
         self.ordered: list[tuple[str, dict[str, Any]]] = []
+        self.is_silent = False
+        """Whether it hears questions and answers none."""
         self.traffic: list[TrafficBatch] = []
         """What the next lines of a recording of the traffic are."""
         self._server: ThreadingHTTPServer | None = None
@@ -121,9 +151,20 @@ class FakeController:
         self.epoch, self.events, self.num_forgotten = epoch, list(events), 0
         self.start()
 
+    def num_asked(self, path: str) -> int:
+        """How often a path that begins so was asked for."""
+        return sum(asked.startswith(path) for asked in self.asked)
+
     def until_asked(self, path: str, times: int = 1) -> None:
-        """Waits until a path that begins so was asked for so often."""
-        until(lambda: sum(asked.startswith(path) for asked in self.asked) >= times)
+        until(lambda: self.num_asked(path) >= times)
+
+    def until_asked_again(self, path: str) -> None:
+        """Waits until an answer that was changed just now has been heard."""
+        self.until_asked(path, self.num_asked(path) + 2)
+
+    def bodies(self, path: str = "") -> list[dict[str, Any]]:
+        """The bodies of the orders whose path ends so."""
+        return [body for ordered, body in self.ordered if ordered.endswith(path)]
 
     def _position(self, index: int) -> str:
         return f"{self.epoch}-{index + self.num_forgotten}"
@@ -209,7 +250,9 @@ class FakeController:
                 fake.asked.append(self.path)
                 parts = urlsplit(self.path)
                 query = parse_qs(parts.query, keep_blank_values=True)
-                if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                if fake.is_silent:
+                    fake._stopping.wait()
+                elif self.headers.get("Authorization") != f"Bearer {TOKEN}":
                     self.send(403, ErrorBody(code="bad_token", message="bad token", hint="look"))
                 elif answer := fake.orders.get(f"GET {parts.path}"):
                     self.send(*answer({}))

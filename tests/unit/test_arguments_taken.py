@@ -7,7 +7,8 @@ import pytest
 from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceState
 from controller.main.up import are_taken
 from controller.runtime.messages.members import IMPORTING, LAUNCHING
-from tests.unit.cli_support import cluster, instance
+from tests.unit.cli_support import cluster
+from tools.synthetic_cluster import instance
 
 STARTING, ACTIVE = InstanceState.STARTING, InstanceState.ACTIVE
 

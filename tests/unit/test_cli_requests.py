@@ -1,96 +1,70 @@
-"""`llumctl requests`: the list and its order, one request with its history, what is missing."""
+"""`llumctl requests`: the list and its order, and one request with the decisions about it."""
 
 import json
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from controller.api.wire.requests import RequestDetail, RequestList, RequestState, RequestStatus
+from controller.api.wire.requests import (
+    Considered,
+    DispatchStep,
+    Explanation,
+    ForgottenStep,
+    MoveStage,
+    MoveStep,
+    NotMovedStep,
+    OtherStep,
+    PriorityStep,
+    RequestDetail,
+    RequestList,
+    RequestState,
+    RequestStatus,
+    Step,
+    Waiting,
+)
 from controller.api.wire.status import HeldPlaceStatus
 from llumctl.app import run
-from tests.unit.cli_support import remember
-from tests.unit.fake_controller import FakeController, event
+from tests.unit.cli_support import facts
+from tests.unit.fake_controller import ARRIVAL_S, FakeController, event, request_fields
 
 Captured = pytest.CaptureFixture[str]
-ARRIVAL_S = 1_700_000_000.0
+WAITING = RequestState.WAITING
+
+pytestmark = pytest.mark.usefixtures("utc")
 
 
-def fields(id_: str, state: RequestState = RequestState.RUNNING, **changed: Any) -> dict[str, Any]:
-    known: dict[str, Any] = {
-        "id": id_,
-        "client_id": f"cmpl-{id_}",
-        "state": state,
-        "level": "normal",
-        "frontend_id": "f-0",
-        "instance_id": "i-0",
-        "arrival_time_s": ARRIVAL_S,
-        "age_s": 12.5,
-        "ttft_s": 0.034,
-        "num_prompt_tokens": 120,
-        "num_output_tokens": 33,
-        "num_evictions": 1,
-    }
-    return known | changed
+def request(id_: str, **fields: Any) -> RequestStatus:
+    return RequestStatus(**request_fields(id_, **fields))
 
 
-def request(id_: str, state: RequestState = RequestState.RUNNING, **changed: Any) -> RequestStatus:
-    return RequestStatus(**fields(id_, state, **changed))
-
-
-HISTORY = (
-    event("dispatched", time_s=ARRIVAL_S + 0.002, incarnation=1, request_id="r-1", reason="best"),
-    event("admitted", time_s=ARRIVAL_S + 0.3, incarnation=1, request_id="r-1"),
-    event(
-        "evicted",
-        time_s=ARRIVAL_S + 71,
-        incarnation=1,
-        request_id="r-1",
-        reason="memory pressure",
-        numbers={"num_tokens": 153},
-    ),
+LISTED = (
+    request("r-1", movable=False, why_not_movable="in_prefill"),
+    request("r-2", state=WAITING, ttft_s=None, instance_id=None, movable=True),
+    request("r-3", state=RequestState.FINISHED, finish_reason="stop"),
+)
+HELD = HeldPlaceStatus(
+    place=3, why="kept", demand_blocks=688, instance_id="i-3", lacking_blocks=198
 )
 
 
-@pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeController]:
-    with FakeController() as served:
-        remember(served.url)
-        listed = (
-            request("r-5", arrival_time_s=ARRIVAL_S - 1),
-            request("r-1"),
-            request("r-6", RequestState.EVICTED),
-            request("r-2", RequestState.WAITING, ttft_s=None, instance_id=None),
-            request("r-4", RequestState.ABORTED, age_s=9.0),
-            request("r-3", RequestState.FINISHED, age_s=3.0, finish_reason="stop"),
-        )
-        served.requests = RequestList(requests=listed, num_matching=6)
-        served.details["r-1"] = RequestDetail(**fields("r-1"), history=HISTORY)
-        yield served
-
-
-def told(capsys: Captured, *options: str) -> list[str]:
+def told(capsys: Captured, *options: str) -> str:
     assert run(["requests", *options]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    return captured.out.splitlines()
+    return captured.out
 
 
-@pytest.mark.usefixtures("fake")
-def test_a_row_each_in_the_order_of_the_controller(capsys: Captured) -> None:
-    header, *rows = told(capsys)
-    assert [row.split()[0] for row in rows] == ["r-5", "r-1", "r-6", "r-2", "r-4", "r-3"]
-    first = dict(zip(header.split(), rows[1].split(), strict=True))
+def rows(capsys: Captured, *options: str) -> list[dict[str, str]]:
+    header, *lines = told(capsys, *options).splitlines()
+    return [dict(zip(header.split(), line.split(), strict=True)) for line in lines]
+
+
+# -- the list -----------------------------------------------------------------------------
+
+
+def test_a_row_each_in_the_order_of_the_controller(fake: FakeController, capsys: Captured) -> None:
+    fake.requests = RequestList(requests=LISTED, num_matching=3)
+    first, waiting, _ = rows(capsys)
     assert first == {
         "ID": "r-1",
         "CLIENT-ID": "cmpl-r-1",
@@ -102,142 +76,213 @@ def test_a_row_each_in_the_order_of_the_controller(capsys: Captured) -> None:
         "TOK-IN": "120",
         "TOK-OUT": "33",
         "EVICT": "1",
-        "MOVABLE": "-",
+        "MOVABLE": "in_prefill",
     }
-    waiting = dict(zip(header.split(), rows[3].split(), strict=True))
-    assert (waiting["INSTANCE"], waiting["TTFT"]) == ("-", "-")
-
-
-@pytest.mark.usefixtures("fake")
-def test_wide(capsys: Captured) -> None:
-    header, *rows = told(capsys, "-o", "wide")
-    last = dict(zip(header.split(), rows[-1].split(), strict=True))
-    assert last["FRONTEND"] == "f-0"
-    assert last["ARRIVED"] == "22:13:20.000"
+    assert (waiting["INSTANCE"], waiting["TTFT"], waiting["MOVABLE"]) == ("-", "-", "yes")
+    last = rows(capsys, "-o", "wide")[-1]
+    assert (last["FRONTEND"], last["ARRIVED"]) == ("f-0", "22:13:20.000")
     assert (last["PARENT"], last["END"]) == ("-", "stop")
 
 
-@pytest.mark.usefixtures("fake")
-def test_machine_formats(capsys: Captured) -> None:
-    ids = ["r-5", "r-1", "r-6", "r-2", "r-4", "r-3"]
-    assert told(capsys, "-o", "name") == ids
-    rows = [json.loads(line) for line in told(capsys, "-o", "jsonl")]
-    assert [(row["id"], row["schema_version"]) for row in rows] == [(id_, 1) for id_ in ids]
-    whole = json.loads("\n".join(told(capsys, "-o", "json")))
-    assert (whole["schema_version"], whole["num_matching"]) == (1, 6)
-    assert [row["id"] for row in whole["requests"]] == ids
-    assert "num_matching: 6" in told(capsys, "-o", "yaml")
+def test_machine_formats_of_the_list(fake: FakeController, capsys: Captured) -> None:
+    assert len(told(capsys).splitlines()) == 1
+    assert told(capsys, "-o", "name") == told(capsys, "-o", "jsonl") == ""
+    fake.requests = RequestList(requests=LISTED, num_matching=3)
+    ids = ["r-1", "r-2", "r-3"]
+    assert told(capsys, "-o", "name").split() == ids
+    lines = map(json.loads, told(capsys, "-o", "jsonl").splitlines())
+    assert [(row["id"], row["schema_version"]) for row in lines] == [(id_, 1) for id_ in ids]
+    whole = json.loads(told(capsys, "-o", "json"))
+    assert (whole["schema_version"], whole["num_matching"]) == (1, 3)
+    assert "num_matching: 3\n" in told(capsys, "-o", "yaml")
 
 
 def test_filters_go_to_the_controller(fake: FakeController, capsys: Captured) -> None:
     told(capsys, "--instance", "i-0", "--state", "running, evicted", "-n", "7")
     asked = "/v1/requests?limit=7&state=running&state=evicted&movable=true&instance=i-0"
-    assert fake.asked[-1] == asked
-
-
-def test_no_requests_are_no_rows(fake: FakeController, capsys: Captured) -> None:
-    fake.requests = RequestList(requests=(), num_matching=0)
-    assert len(told(capsys)) == 1
-    assert told(capsys, "-o", "name") == []
-    assert told(capsys, "-o", "jsonl") == []
+    assert fake.asked == [asked]
 
 
 def test_what_is_missing_is_said(fake: FakeController, capsys: Captured) -> None:
-    fake.requests = fake.requests.model_copy(
-        update={"num_matching": 250, "silent_frontends": ("f-1", "f-2")}
-    )
-    assert run(["requests", "-o", "json"]) == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["silent_frontends"] == ["f-1", "f-2"]
-    assert captured.err.splitlines() == [
+    silent = ("f-1", "f-2")
+    fake.requests = RequestList(requests=LISTED, num_matching=250, silent_frontends=silent)
+    assert run(["requests", "-o", "name"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
         "frontend f-1 did not answer: its requests are missing",
         "frontend f-2 did not answer: its requests are missing",
-        "6 of 250 requests; more: --limit 250",
+        "3 of 250 requests; more: --limit 250",
     ]
-
-
-@pytest.mark.usefixtures("fake")
-def test_one_request_with_its_history(capsys: Captured) -> None:
-    lines = told(capsys, "r-1", "-o", "wide")
-    facts = dict(line.split(maxsplit=1) for line in lines[: lines.index("")])
-    assert facts["id"] == "r-1"
-    assert facts["state"] == "running"
-    assert facts["tok-out"] == "33"
-    assert facts["parent"] == "-"
-    header, *events = lines[len(lines) - lines[::-1].index("") :]
-    assert header.split() == ["SINCE", "WHAT", "WHERE", "WHY"]
-    assert [row.split()[:3] for row in events] == [
-        ["+2ms", "dispatched", "i-0/1"],
-        ["+300ms", "admitted", "i-0/1"],
-        ["+1m11s", "evicted", "i-0/1"],
-    ]
-    assert events[2].endswith("memory pressure, 153 tokens")
-
-
-@pytest.mark.usefixtures("fake")
-def test_one_request_for_machines(capsys: Captured) -> None:
-    whole = json.loads("\n".join(told(capsys, "r-1", "-o", "json")))
-    assert whole["schema_version"] == 1
-    assert [item["kind"] for item in whole["history"]] == ["dispatched", "admitted", "evicted"]
-    (line,) = told(capsys, "r-1", "-o", "jsonl")
-    assert json.loads(line) == whole
-    assert told(capsys, "r-1", "-o", "name") == ["r-1"]
-
-
-@pytest.mark.usefixtures("fake")
-def test_an_unknown_request(capsys: Captured) -> None:
-    assert run(["requests", "r/9?"]) == 4
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "error: there is no request r/9?\ntry:   llumctl requests\n"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("-n", "0"), "--limit: must be between 1 and 10000, not 0"),
-        (("-n", "10001"), "--limit: must be between 1 and 10000, not 10001"),
-        (("-n", "x"), "Invalid value for '-n' / '--limit'"),
-        (("--state", "runing"), "--state: 'runing' is not a state of a request; did you mean run"),
-        (("--state", "running,,"), "--state: '' is not a state of a request"),
-        (("r-1", "--state", "running"), "--state: only for the list, not for one request"),
-        (("r-1", "-n", "5"), "--limit: only for the list"),
-        (("r-1", "--instance", "i-0"), "--instance: only for the list"),
-        (("-o", "xml"), "Invalid value for '-o' / '--output'"),
-    ],
-)
-def test_usage_errors(options: tuple[str, ...], message: str, capsys: Captured) -> None:
-    assert run(["requests", *options]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"error: {message}")
-
-
-def test_nothing_runs(capsys: Captured) -> None:
-    assert run(["requests"]) == 3
-    assert capsys.readouterr().err == "error: cluster default is not running\ntry:   llumctl up\n"
-
-
-def test_bad_token(fake: FakeController, capsys: Captured) -> None:
-    remember(fake.url, token="wrong")
-    assert run(["requests"]) == 5
-    assert capsys.readouterr().err == "error: bad token\ntry:   look\n"
 
 
 def test_what_the_controller_holds_has_its_place_there(
     fake: FakeController, capsys: Captured
 ) -> None:
-    held = HeldPlaceStatus(
-        place=3, why="kept", demand_blocks=688, instance_id="i-3", lacking_blocks=198
-    )
-    waiting = request("r-7", RequestState.WAITING, ttft_s=None, instance_id=None, held=held)
-    fake.requests = RequestList(requests=(request("r-1"), waiting), num_matching=2)
-    header, runs, waits = told(capsys)
-    row = dict(zip(header.split(), waits.split(), strict=True))
+    waiting = request("r-7", state=WAITING, ttft_s=None, instance_id=None, held=HELD)
+    fake.requests = RequestList(requests=(LISTED[0], waiting), num_matching=2)
+    runs, row = rows(capsys)
     assert (row["STATE"], row["INSTANCE"], row["PLACE"]) == ("waiting", "controller", "3")
     assert (row["NEEDS"], row["KEPT"], row["WHY"]) == ("688", "i-3", "kept")
-    assert runs.split()[-4:] == ["-"] * 4
-    fake.details["r-7"] = RequestDetail(**dict(waiting))
-    facts = [line.split() for line in told(capsys, "r-7")]
-    assert ["place", "3"] in facts
-    assert ["needs", "688"] in facts
+    assert [runs[name] for name in ("PLACE", "NEEDS", "KEPT", "WHY")] == ["-"] * 4
+
+
+# -- one request --------------------------------------------------------------------------
+
+WHERE = {"from_instance_id": "i-0", "to_instance_id": "i-1", "freeness_steps": 12.4}
+CONSIDERED = (
+    Considered(instance_id="i-2", figure=700.2),
+    Considered(instance_id="i-1", figure=520.0),
+    Considered(instance_id="i-3"),
+)
+STEPS: tuple[Step, ...] = (
+    DispatchStep(
+        time_s=ARRIVAL_S + 0.002,
+        cause_id="arrive-r-1",
+        instance_id="i-2",
+        by="controller",
+        policy="llumnix",
+        candidates=CONSIDERED,
+        num_considered=16,
+    ),
+    OtherStep(
+        time_s=ARRIVAL_S + 0.01, what="admitted", instance_id="i-0", figures={"waited_s": 0.3}
+    ),
+    NotMovedStep(
+        time_s=ARRIVAL_S + 1,
+        code="ends_first",
+        why="it ends before it could be moved",
+        candidates=CONSIDERED,
+        figures={"copy_time_s": 0.25, "left_s": None},
+        **WHERE,
+    ),
+    ForgottenStep(time_s=ARRIVAL_S + 1.1, num_events=7),
+    PriorityStep(
+        time_s=ARRIVAL_S + 1.5, previous="normal", level="high", actor="ana@head", reason="urgent"
+    ),
+    MoveStep(
+        time_s=ARRIVAL_S + 2,
+        cause_id="m-i-0-1-1",
+        kind="migrated",
+        reason="queue head",
+        candidates=CONSIDERED,
+        stages=(
+            MoveStage(num_blocks=9, num_bytes=4000, copy_time_s=0.01),
+            MoveStage(num_blocks=1, num_bytes=96, copy_time_s=0.001),
+        ),
+        num_bytes=4096,
+        downtime_s=0.024,
+        **WHERE,
+    ),
+    MoveStep(
+        time_s=ARRIVAL_S + 3, kind="migration_failed", code="no_blocks", why="no room", **WHERE
+    ),
+    DispatchStep(time_s=ARRIVAL_S + 4, instance_id="i-0", by="frontend", again=True),
+)
+
+
+def explain(fake: FakeController, *steps: Step, **explanation: Any) -> Explanation:
+    """What the controller answers about cmpl-1 from now on."""
+    known = {"movable": True, "instance_id": "i-2"} | explanation.pop("request", {})
+    history = (event("dispatched", time_s=ARRIVAL_S + 71, incarnation=1, reason="best"),)
+    detail = RequestDetail(**request_fields("r-1", **known), history=history)
+    request = RequestStatus(**request_fields("r-1", **known))
+    found = Explanation(request=request, steps=steps, **explanation)
+    fake.details = {"cmpl-1": detail}
+    fake.orders = {"GET /v1/requests/r-1/explain": lambda _: (200, found)}
+    return found
+
+
+def explained(capsys: Captured, *options: str) -> list[str]:
+    """The blocks of what is said about cmpl-1."""
+    return told(capsys, "cmpl-1", *options).removesuffix("\n").split("\n\n")
+
+
+def test_each_decision_with_what_it_chose_among(fake: FakeController, capsys: Captured) -> None:
+    explain(fake, *STEPS, could_move_to="i-3")
+    shown, *steps = explained(capsys)
+    known = facts(shown)
+    assert (known["id"], known["state"], known["instance"]) == ("r-1", "running", "i-2")
+    assert (known["tok-out"], known["parent"]) == ("33", "-")
+    assert known["movable"] == "yes; freest that has room: i-3"
+    assert [step.splitlines()[0] for step in steps] == [
+        "+2ms  dispatched to i-2, the best of 16 by llumnix",
+        "+10ms  admitted on i-0",
+        "+1.0s  not moved from i-0 to i-1: it ends before it could be moved (ends_first)",
+        "+1.1s  7 events are not kept",
+        "+1.5s  priority normal -> high by ana@head: urgent",
+        "+2.0s  migrated from i-0 to i-1 (queue head)",
+        "+3.0s  move from i-0 to i-1 came to nothing: no room",
+        "+4.0s  dispatched again to i-0 by its frontend alone: the controller was silent",
+    ]
+    assert [line.split() for line in steps[0].splitlines()[1:]] == [
+        ["INSTANCE", "SCORE"],
+        ["i-2", "700", "chosen"],
+        ["i-1", "520", "-"],
+        ["i-3", "-", "-"],
+    ]
+    assert steps[1].splitlines()[1:] == ["    waited 300ms"]
+    assert steps[2].splitlines()[1:3] == ["    freeness of i-0 12 steps", "    copy time 250ms"]
+    assert steps[2].splitlines()[5].split() == ["i-1", "520", "chosen"]
+    assert steps[5].splitlines()[1:4] == [
+        "    freeness of i-0 12 steps",
+        "    2 stages, 4.0 KiB, downtime 24ms",
+        "    INSTANCE  FREENESS",
+    ]
+
+
+def test_wide_names_the_causes_and_has_the_history(fake: FakeController, capsys: Captured) -> None:
+    explain(fake, *STEPS)
+    _, *steps, history = explained(capsys, "-o", "wide")
+    heads = [step.splitlines()[0] for step in steps]
+    assert heads[0].endswith("  (arrive-r-1)")
+    assert heads[1] == "+10ms  admitted on i-0"
+    assert [line.split() for line in history.splitlines()] == [
+        ["SINCE", "WHAT", "WHERE", "WHY"],
+        ["+1m11s", "dispatched", "i-0/1", "best"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "fact"),
+    [
+        ({"why_not_movable": "its prompt is read"}, "movable", "no: its prompt is read"),
+        ({"request": {"movable": None}}, "movable", "-"),
+        ({}, "movable", "yes; nowhere has room"),
+        (
+            {"waiting": Waiting(code="full", why="no room", figures={"demand_blocks": 118})},
+            "waits",
+            "full: no room; demand 118 blocks",
+        ),
+        ({"request": {"held": HELD}}, "instance", "controller"),
+        ({"request": {"held": HELD}}, "needs", "688"),
+    ],
+)
+def test_whether_it_could_move_and_why_it_waits(
+    fake: FakeController, capsys: Captured, fields: dict[str, Any], name: str, fact: str
+) -> None:
+    explain(fake, **dict(fields))
+    (shown,) = explained(capsys)
+    assert facts(shown)[name] == fact
+
+
+def test_machine_formats_of_one(fake: FakeController, capsys: Captured) -> None:
+    explanation = explain(fake, *STEPS)
+    found = json.loads(told(capsys, "cmpl-1", "-o", "json"))
+    assert (found["id"], found["history"][0]["kind"]) == ("r-1", "dispatched")
+    assert found["explanation"] == json.loads(explanation.model_dump_json())
+    assert json.loads(told(capsys, "cmpl-1", "-o", "jsonl")) == found
+    assert told(capsys, "cmpl-1", "-o", "name") == "r-1\n"
+    assert told(capsys, "cmpl-1", "-o", "yaml").startswith("schema_version: 1\n")
+
+
+def test_what_comes_from_afar_does_not_drive_the_terminal(
+    fake: FakeController, capsys: Captured
+) -> None:
+    explain(fake, OtherStep(time_s=ARRIVAL_S, what="\x1b[2J"), request={"client_id": "\x07"})
+    assert all(char.isprintable() or char == "\n" for char in told(capsys, "cmpl-1"))
+
+
+@pytest.mark.usefixtures("fake")
+def test_an_unknown_request(capsys: Captured) -> None:
+    assert run(["requests", "r/9?"]) == 4
+    said = "error: there is no request r/9?\ntry:   llumctl requests\n"
+    assert capsys.readouterr() == ("", said)

@@ -1,9 +1,7 @@
-"""`llumctl scale` and `llumctl priority`: what they ask for, say and exit with."""
+"""`llumctl scale` and `llumctl priority`: what they order, print, wait for and exit with."""
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,20 +9,21 @@ import pytest
 from controller.api.operations.on_cluster import ScaleReport
 from controller.api.operations.on_instances import DrainList, DrainReport
 from controller.api.operations.on_requests import PriorityEffect, PriorityReport
-from controller.api.wire import ErrorBody
 from controller.api.wire.requests import RequestName
 from controller.api.wire.status import DrainStatus, InstanceState
 from llumctl.app import run
 from tests.unit.cli_process import interrupted, llumctl
-from tests.unit.cli_support import cluster, instance, remember
+from tests.unit.cli_support import cluster, facts
 from tests.unit.fake_controller import Answer, FakeController, meanwhile
+from tools.synthetic_cluster import instance
 
 Captured = pytest.CaptureFixture[str]
+STARTING, FAILED = InstanceState.STARTING, InstanceState.FAILED
 
 
-def leaving(instance_id: str = "i-1", **fields: Any) -> DrainReport:
+def leaving(**fields: Any) -> DrainReport:
     known = {"state": "draining", "num_requests_left": 2, "removes_instance": True}
-    return DrainReport(instance_id=instance_id, **(known | fields))
+    return DrainReport(instance_id="i-1", **(known | fields))
 
 
 class Bed:
@@ -32,9 +31,9 @@ class Bed:
 
     def __init__(self, fake: FakeController) -> None:
         self.fake = fake
-        fake.status = cluster(instance("i-0"), instance("i-1"))
+        self.has("i-0", "i-1")
         self.drains: tuple[DrainReport, ...] = ()
-        self.answer: Answer | None = None
+        self.going = leaving()
         fake.orders = {
             "GET /v1/drains": lambda _: (200, DrainList(drains=self.drains)),
             "POST /v1/scale": self.scale,
@@ -42,25 +41,30 @@ class Bed:
             "POST /v1/requests/r-1/priority": self.priority,
         }
 
+    def has(self, *ids: str, **states: InstanceState) -> None:
+        self.fake.status = cluster(
+            *map(instance, ids), *(instance(f"i-{id_[1:]}", each) for id_, each in states.items())
+        )
+
     def scale(self, body: dict[str, Any]) -> Answer:
-        if self.answer is not None:
-            return self.answer
         target = body["target"] if body["change"] is None else 2 + body["change"]
         report = ScaleReport(previous=2, target=target, revision=6, dry_run=body["dry_run"])
+        if target < 2:
+            self.drains = () if body["dry_run"] else (self.going,)
+            report = report.model_copy(update={"draining": (self.going,)})
         if target > 2:
             report = report.model_copy(update={"added": ("i-2",)})
-        if target < 2:
-            self.drains = () if body["dry_run"] else (leaving(),)
-            report = report.model_copy(update={"draining": (leaving(),)})
-        if target > 2 and not body["dry_run"]:
-            self.fake.status = cluster(
-                instance("i-0"), instance("i-1"), instance("i-2", InstanceState.STARTING)
-            )
+            if not body["dry_run"]:
+                self.has("i-0", "i-1", i2=STARTING)
         return 200, report
 
     def priority(self, body: dict[str, Any]) -> Answer:
-        if self.answer is not None:
-            return self.answer
+        effect = PriorityEffect(
+            headroom_blocks_before=0,
+            headroom_blocks_after=60,
+            freeness_steps_before=960.4,
+            freeness_steps_after=None,
+        )
         return 200, PriorityReport(
             request_id="r-1",
             client_id="cmpl-1",
@@ -68,39 +72,15 @@ class Bed:
             level=body["level"],
             instance_id="i-0",
             dry_run=body["dry_run"],
-            effect=PriorityEffect(
-                headroom_blocks_before=0,
-                headroom_blocks_after=60,
-                freeness_steps_before=960.4,
-                freeness_steps_after=None,
-            )
-            if body["dry_run"]
-            else None,
+            effect=effect if body["dry_run"] else None,
         )
-
-    @property
-    def bodies(self) -> list[dict[str, Any]]:
-        return [body for _, body in self.fake.ordered]
 
 
 @pytest.fixture
-def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
-    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("NO_COLOR", "1")
+def bed(fake: FakeController, monkeypatch: pytest.MonkeyPatch) -> Bed:
     for module in ("instances", "waiting"):
         monkeypatch.setattr(f"llumctl.commands.{module}.POLL_S", 0.01)
-    with FakeController() as served:
-        remember(served.url)
-        yield Bed(served)
-
-
-def facts(text: str) -> dict[str, str]:
-    """The first block: a name and a value per line."""
-    lines = text.split("\n\n")[0].splitlines()
-    return {name: value.strip() for name, _, value in (line.partition("  ") for line in lines)}
+    return Bed(fake)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +89,6 @@ def facts(text: str) -> dict[str, str]:
         (["3"], [(3, None)], 3, 6),
         (["+1"], [(None, 1)], 3, 6),
         (["-y", "-1"], [(None, -1)], 1, 6),
-        (["-1", "-y"], [(None, -1)], 1, 6),
         (["-m", "-1", "-y", "-1"], [(None, -1)], 1, 6),
         (["-y", "--", "-1"], [(None, -1)], 1, 6),
         (["-y", "-1", "--if-revision", "5"], [(None, -1)], 1, 5),
@@ -124,7 +103,7 @@ def test_a_number_is_ordered_and_a_change_planned_before(
     revision: int | None,
 ) -> None:
     assert run(["scale", *arguments]) == 0
-    *plans, order = bed.bodies
+    *plans, order = bed.fake.bodies()
     assert [(body["target"], body["change"]) for body in plans] == planned
     assert all(body["dry_run"] for body in plans)
     assert (order["target"], order["change"], order["dry_run"]) == (target, None, False)
@@ -136,39 +115,31 @@ def test_more_instances_need_no_question(bed: Bed, capsys: Captured) -> None:
     captured = capsys.readouterr()
     assert captured.err == ""
     assert facts(captured.out) == {"instances": "2 -> 3", "added": "i-2", "revision": "6"}
-    planned, done = bed.bodies
-    assert planned["dry_run"]
-    assert (done["dry_run"], done["if_revision"], done["reason"]) == (False, 6, "morning")
-    assert done["draining"] == [], "and none to go"
+    done = bed.fake.bodies()[-1]
+    assert (done["reason"], done["draining"]) == ("morning", []), "and none to go"
 
 
 def test_fewer_instances_are_asked_about(bed: Bed, capsys: Captured) -> None:
     assert run(["scale", "-1"]) == 5
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == (
+    assert capsys.readouterr() == (
+        "",
         "error: scale-in asks before it acts, and there is no terminal to ask on\n"
-        "try:   llumctl scale -1 --dry-run      then      llumctl scale -1 -y\n"
+        "try:   llumctl scale -1 --dry-run      then      llumctl scale -1 -y\n",
     )
-    assert [body["dry_run"] for body in bed.bodies] == [True]
+    assert [body["dry_run"] for body in bed.fake.bodies()] == [True]
     assert run(["scale", "-1", "-y", "--deadline", "2m"]) == 0
     out = capsys.readouterr().out
     assert facts(out) == {"instances": "2 -> 1", "draining": "i-1", "revision": "6"}
     assert out.split("\n\n")[1].splitlines()[1].split()[:3] == ["i-1", "draining", "2"]
-    assert bed.bodies[-1]["deadline_s"] == 120.0
+    assert bed.fake.bodies()[-1]["deadline_s"] == 120.0
 
 
-def test_a_dry_run(bed: Bed, capsys: Captured) -> None:
+def test_a_dry_run_and_the_machine_formats(bed: Bed, capsys: Captured) -> None:
     assert run(["scale", "1", "--dry-run"]) == 10
     assert facts(capsys.readouterr().out)["instances"] == "2 -> 1"
     assert run(["scale", "2", "--dry-run"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == "nothing to change\n"
-    assert [body["dry_run"] for body in bed.bodies] == [True, True]
-
-
-@pytest.mark.usefixtures("bed")
-def test_the_machine_formats(capsys: Captured) -> None:
+    assert capsys.readouterr().err == "nothing to change\n"
+    assert [body["dry_run"] for body in bed.fake.bodies()] == [True, True]
     assert run(["scale", "+1", "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["schema_version"], found["added"], found["target"]) == (1, ["i-2"], 3)
@@ -178,54 +149,38 @@ def test_the_machine_formats(capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out)["draining"][0]["instance_id"] == "i-1"
 
 
+# -- waiting ------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("status", "code", "expected"),
-    [(409, "min_instances", 5), (409, "no_room", 5), (409, "revision_conflict", 6)],
+    ("state", "code", "told"),
+    [
+        (InstanceState.ACTIVE, 0, "instance i-2 is active"),
+        (FAILED, 1, "error: instance/i-2=active can no longer become true: instance i-2 is failed"),
+    ],
 )
-def test_refusals(bed: Bed, capsys: Captured, status: int, code: str, expected: int) -> None:
-    bed.answer = status, ErrorBody(code=code, message="no: because", hint="llumctl status")
-    assert run(["scale", "3", "--if-revision", "5"]) == expected
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "error: no: because\ntry:   llumctl status\n")
-    assert bed.bodies[-1]["if_revision"] == 5
-
-
-def test_waiting_for_a_new_instance(bed: Bed, capsys: Captured) -> None:
+def test_waiting_for_a_new_instance(
+    bed: Bed, capsys: Captured, state: InstanceState, code: int, told: str
+) -> None:
     def happen() -> None:
         bed.fake.until_asked("/v1/status", times=2)
-        bed.fake.status = cluster(instance("i-0"), instance("i-1"), instance("i-2"))
+        bed.has("i-0", "i-1", i2=state)
 
     with meanwhile(happen):
-        assert run(["scale", "+1", "--wait"]) == 0
+        assert run(["scale", "+1", "--wait"]) == code
     captured = capsys.readouterr()
-    assert captured.err == "instance i-2 is active\n"
-    assert facts(captured.out)["added"] == "i-2"
-
-
-def test_waiting_for_an_instance_that_does_not_come(bed: Bed, capsys: Captured) -> None:
-    assert run(["scale", "+1", "--wait", "--timeout", "0.05"]) == 124
-    captured = capsys.readouterr()
-    assert "instance/i-2=active did not become true within" in captured.err
+    assert captured.err.splitlines()[0] == told
     assert facts(captured.out)["added"] == "i-2", "what was begun is told all the same"
-    assert run(["scale", "+1"]) == 0
-
-    def happen() -> None:
-        bed.fake.until_asked("/v1/status", times=bed.fake.asked.count("/v1/status") + 2)
-        bed.fake.status = cluster(instance("i-0"), instance("i-2", InstanceState.FAILED))
-
-    with meanwhile(happen):
-        assert run(["scale", "+1", "--wait"]) == 1
-    assert "instance/i-2=active can no longer become true" in capsys.readouterr().err
 
 
 def test_waiting_until_one_is_gone(bed: Bed, capsys: Captured) -> None:
     """Drained is not gone yet."""
 
     def happen() -> None:
-        bed.fake.until_asked("/v1/drains", times=2)
+        bed.fake.until_asked_again("/v1/drains")
         bed.drains = (leaving(state="drained", num_requests_left=0, safe_to_delete=True),)
-        bed.fake.until_asked("/v1/drains", times=bed.fake.asked.count("/v1/drains") + 2)
-        bed.fake.status = cluster(instance("i-0"))
+        bed.fake.until_asked_again("/v1/drains")
+        bed.has("i-0")
         bed.drains = ()
 
     with meanwhile(happen):
@@ -239,47 +194,44 @@ def test_waiting_for_what_an_order_before_began(bed: Bed, capsys: Captured) -> N
     """Its answer was lost, and it was sent again: nothing is left to change, but to wait for."""
     removed = DrainStatus(drain_id="d", num_requests_left=2, num_moved=0, removes=True)
     going = instance("i-1", InstanceState.DRAINING, drain=removed)
-    bed.fake.status = cluster(instance("i-0"), going, instance("i-2", InstanceState.STARTING))
+    bed.fake.status = cluster(instance("i-0"), going, instance("i-2", STARTING))
     bed.drains = (leaving(),)
 
     def happen() -> None:
         bed.fake.until_asked("/v1/status", times=3)
-        bed.fake.status = cluster(instance("i-0"), instance("i-2"))
+        bed.has("i-0", "i-2")
         bed.drains = ()
 
     with meanwhile(happen):
         assert run(["scale", "2", "-y", "--wait"]) == 0
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == "i-1: removed"
-    assert facts(captured.out.split("\n\n")[0])["added"] == "i-2"
+    assert facts(captured.out)["added"] == "i-2"
     assert run(["scale", "2", "-y", "--wait"]) == 0
     assert "nothing to change" in capsys.readouterr().err
 
 
-def test_a_scale_in_that_takes_too_long(bed: Bed, capsys: Captured) -> None:
-    assert run(["scale", "-1", "-y", "--wait", "--timeout", "0.05"]) == 124
-    over = "error: drain i-1 is not over after 50ms: 2 requests left; it goes on"
-    assert over in capsys.readouterr().err
-    late = leaving(deadline_s=time.time() - 1)
-    bed.fake.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=(late,)))
-    assert run(["scale", "-1", "-y", "--wait", "--deadline", "30"]) == 124
-    assert "drain i-1 timed out after 30s: 2 requests left" in capsys.readouterr().err
+NOT_OVER = "drain i-1 is not over after 50ms: 2 requests left; it goes on"
 
 
-def test_a_time_to_wait_without_waiting_is_refused(bed: Bed, capsys: Captured) -> None:
-    assert run(["scale", "+1", "--timeout", "5m"]) == 2
-    assert capsys.readouterr().err == (
-        "error: --timeout: only with --wait\ntry:   llumctl scale --help\n"
-    )
-    assert bed.bodies == []
-
-
-def test_its_own_time_is_not_told_as_the_deadline(bed: Bed, capsys: Captured) -> None:
-    going = leaving(deadline_s=time.time() + 3600)
-    bed.fake.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=(going,)))
-    command = ["scale", "-1", "-y", "--wait", "--deadline", "1h", "--timeout", "0.05"]
-    assert run(command) == 124
-    assert "drain i-1 is not over after 50ms: 2 requests left" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "deadline_in_s", "told"),
+    [
+        (["-1", "--timeout", "0.05"], None, NOT_OVER),
+        (["-1", "--timeout", "0.05", "--deadline", "1h"], 3600, NOT_OVER),
+        (["-1", "--deadline", "30"], -1, "drain i-1 timed out after 30s: 2 requests left"),
+        (["+1", "--timeout", "0.05"], None, "instance/i-2=active did not become true within 50ms"),
+    ],
+)
+def test_a_wait_that_takes_too_long(
+    bed: Bed, capsys: Captured, options: list[str], deadline_in_s: float | None, told: str
+) -> None:
+    if deadline_in_s is not None:
+        bed.going = leaving(deadline_s=time.time() + deadline_in_s)
+    assert run(["scale", *options, "-y", "--wait"]) == 124
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert facts(captured.out)["revision"] == "6", "what was begun is told all the same"
 
 
 def test_without_a_time_of_its_own_it_waits_for_the_deadline(
@@ -290,7 +242,7 @@ def test_without_a_time_of_its_own_it_waits_for_the_deadline(
 
     def happen() -> None:
         bed.fake.until_asked("/v1/drains", times=3)
-        bed.fake.status = cluster(instance("i-0"))
+        bed.has("i-0")
         bed.drains = ()
 
     with meanwhile(happen):
@@ -323,7 +275,7 @@ def test_a_priority_is_changed(bed: Bed, capsys: Captured) -> None:
         "instance": "i-0",
         "level": "normal -> high",
     }
-    assert bed.bodies == [{"level": "high", "reason": "the boss waits", "dry_run": False}]
+    assert bed.fake.bodies() == [{"level": "high", "reason": "the boss waits", "dry_run": False}]
     assert run(["priority", "r-1", "normal"]) == 0
     assert capsys.readouterr().err == "nothing to change\n"
 
@@ -337,23 +289,4 @@ def test_a_priority_in_a_dry_run_and_in_the_machine_formats(bed: Bed, capsys: Ca
     assert run(["priority", "r-1", "high", "--dry-run"]) == 10
     shown = facts(capsys.readouterr().out)
     assert (shown["headroom"], shown["freeness"]) == ("0 -> 60 blocks", "960 -> - steps")
-    assert [body["dry_run"] for body in bed.bodies] == [True, True, True]
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "expected"),
-    [
-        (404, "not_found", 4),
-        (409, "ended", 5),
-        (409, "ambiguous", 6),
-        (400, "no_such_level", 2),
-        (504, "no_answer", 124),
-    ],
-)
-def test_priorities_that_are_refused(
-    bed: Bed, capsys: Captured, status: int, code: str, expected: int
-) -> None:
-    bed.answer = status, ErrorBody(code=code, message="no: because", hint="llumctl requests")
-    assert run(["priority", "r-1", "high"]) == expected
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "error: no: because\ntry:   llumctl requests\n")
+    assert [body["dry_run"] for body in bed.fake.bodies()] == [True, True, True]

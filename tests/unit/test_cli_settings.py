@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from llumctl.config import config_file, settings, toml_text
 
 
 @pytest.fixture(autouse=True)
-def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def load(
@@ -45,66 +42,73 @@ def refusal(*args: Any, **kwargs: Any) -> LlumctlError:
     return caught.value
 
 
+LEVEL = "[[priority]]\nname='a'\nrank=0\n"
+EMULATED = "[cluster]\nengine = 'emulated'\n"
 BAD_FILES = [
-    # text, the message's start, what it must contain
-    ("[endpoint]\n\nprot = 1\n", "c.toml:3:", "unknown key endpoint.prot; did you mean endpoint.p"),
-    ("[endpont]\nport = 1\n", "c.toml:1:", "unknown table endpont; did you mean endpoint?"),
-    ("# c\nendpont.port = 1\n", "c.toml:2:", "did you mean endpoint?"),
-    ("port = 1\n", "c.toml:1:", "did you mean endpoint.port?"),
-    ("[endpoint]\nstall_timeout_s = 1\n", "c.toml:2:", "did you mean scheduler.stall_timeout_s?"),
-    ("[endpoint]\nzzz = 1\n", "c.toml:2:", "unknown key endpoint.zzz"),
-    ("[endpoint]\nport = 1\nport = 2\n", "c.toml:3:", "duplicate key endpoint.port (first on line"),
-    ("[endpoint]\n[control]\n\n[endpoint]\n", "c.toml:4:", "duplicate key endpoint (first on line"),
-    ("endpoint = {port = 1, port = 2}", "c.toml:1:", "duplicate key endpoint.port"),
-    ("a.b = 1\n[a]\n", "c.toml:2:", "not valid TOML"),
-    ("[endpoint]\nport = 'x'\n", "c.toml:2:", "endpoint.port must be an integer, not 'x'"),
-    ("[endpoint]\nport = '80'\n", "c.toml:2:", "must be an integer, not '80'"),
-    ("[endpoint]\nport = true\n", "c.toml:2:", "must be an integer, not True"),
-    ("[endpoint]\nport = 80.5\n", "c.toml:2:", "must be an integer, not 80.5"),
-    ("[endpoint]\nhost = 3\n", "c.toml:2:", "endpoint.host must be a string, not 3"),
-    ("[endpoint]\nport = 70000\n", "c.toml:2:", "must be at most 65535, not 70000"),
-    ("[scheduler]\n\n\ngrace_s = -1\n", "c.toml:4:", "must be at least 0, not -1"),
-    ("[scheduler]\nhold_timeout_s = 0\n", "c.toml:2:", "must be greater than 0, not 0"),
-    ("[scheduler]\nhold_timeout_s = nan\n", "c.toml:2:", "must be a finite number, not nan"),
-    ("[cluster]\nname = 'Up'\n", "c.toml:2:", "cluster.name 'Up' does not match"),
-    ("[cluster]\nmodel = ''\n", "c.toml:2:", "cluster.model is empty"),
-    ("[cluster]\nmodel = './none'\n", "c.toml:2:", "there is no model folder"),
-    ("control = 5\n", "c.toml:1:", "control must be a table, not 5"),
-    ("engine = 5\n", "c.toml:1:", "engine must be a table"),
-    ("priority = 5\n", "c.toml:1:", "must be an array of tables"),
-    ("[priority]\nname = 'x'\n", "c.toml:1:", "must be an array of tables"),
-    ("[[priority]]\nname='a'\nrank=0\n[[priority]]\nname='b'\n", "c.toml:4:", "needs the key rank"),
-    (
-        "[[priority]]\nname='a'\nrank=0\n[[priority]]\nname='b'\nrank=900\n",
-        "c.toml:6:",
-        "priority.rank must be at most 100, not 900",
-    ),
-    ("\n[[priority]]\nname='a'\nrnk=0\n", "c.toml:2:", "did you mean priority.rank?"),
-    ("\n[[priority]]\nname='a'\nrank=1\n", "c.toml:2:", "one priority level must have rank 0"),
-    (
-        "[[priority]]\nname='a'\nrank=0\n[[priority]]\nname='a'\nrank=1\n",
-        "c.toml:1:",
-        "two priority levels have the same name",
-    ),
-    ("[engine]\nmax-model-len = 1\nmax_model_len = 2\n", "c.toml:3:", "duplicate key engine.max_"),
-    ("[endpoint]\nport = \n", "c.toml:2:", "not valid TOML: Invalid value"),
-    ("[endpoint]\nx = [1,\n2\n", "c.toml:3:", "not valid TOML: Unclosed array"),
-    ("x = " + "[" * 5000 + "\n", "c.toml:1:", "nested too deeply"),
-    (b"[endpoint]\n# \xff\n", "c.toml:2:", "not UTF-8 (byte 0xff)"),
-    ("[endpoint]\nport = 8700\n", "c.toml:2:", "control.port and endpoint.port are both 8700"),
-    ("[endpoint]\nhost = '0.0.0.0'\n", "c.toml:2:", "without endpoint.api_key_file anybody"),
-    ("[endpoint]\nhost = ''\n", "c.toml:2:", "without endpoint.api_key_file anybody"),
-    ("[control]\nport = 1\nhost = '::'\n", "c.toml:3:", "control.host '::' is not a loopback"),
-    ("[endpoint]\napi_key_file = 'none'\n", "c.toml:2:", "cannot read"),
-    ("[endpoint]\napi_key_file = '.'\n", "c.toml:2:", "Is a directory"),
-    ('[endpoint]\napi_key_file = "\\u0000"\n', "c.toml:2:", "cannot read"),
+    # text, the line that is named, what the message must contain
+    ("[endpoint]\n\nprot = 1\n", 3, "unknown key endpoint.prot; did you mean endpoint.p"),
+    ("[endpont]\nport = 1\n", 1, "unknown table endpont; did you mean endpoint?"),
+    ("# c\nendpont.port = 1\n", 2, "did you mean endpoint?"),
+    ("port = 1\n", 1, "did you mean endpoint.port?"),
+    ("[control]\nprt = 1\n", 2, "did you mean control.port?"),
+    ("[endpoint]\nstall_timeout_s = 1\n", 2, "did you mean scheduler.stall_timeout_s?"),
+    ("[endpoint]\nzzz = 1\n", 2, "unknown key endpoint.zzz"),
+    ("[endpoint]\nport = 1\nport = 2\n", 3, "duplicate key endpoint.port (first on line"),
+    ("[endpoint]\n[control]\n\n[endpoint]\n", 4, "duplicate key endpoint (first on line"),
+    ("endpoint = {port = 1, port = 2}", 1, "duplicate key endpoint.port"),
+    ("[engine]\nmax-model-len = 1\nmax_model_len = 2\n", 3, "duplicate key engine.max_"),
+    ("[endpoint]\nport = '80'\n", 2, "endpoint.port must be an integer, not '80'"),
+    ("[endpoint]\nport = true\n", 2, "must be an integer, not True"),
+    ("[endpoint]\nport = 80.5\n", 2, "must be an integer, not 80.5"),
+    ("[endpoint]\nhost = 3\n", 2, "endpoint.host must be a string, not 3"),
+    ("[emulated]\nprefix_caching = 'yes'\n", 2, "emulated.prefix_caching must"),
+    ("[emulated]\nmode = 'chunk'\n", 2, "emulated.mode must be 'chunked' or"),
+    ("[endpoint]\nport = 70000\n", 2, "must be at most 65535, not 70000"),
+    ("[scheduler]\n\n\ngrace_s = -1\n", 4, "must be at least 0, not -1"),
+    ("[scheduler]\nhold_timeout_s = 0\n", 2, "must be greater than 0, not 0"),
+    ("[scheduler]\nhold_timeout_s = nan\n", 2, "must be a finite number, not nan"),
+    ("[endpoint]\nport = 9" + "9" * 5000, 2, "a number of too many digits"),
+    ("[cluster]\nname = 'Up'\n", 2, "cluster.name 'Up' does not match"),
+    ("[cluster]\nmodel = ''\n", 2, "cluster.model is empty"),
+    ("[cluster]\nmodel = './none'\n", 2, "there is no model folder"),
+    ("control = 5\n", 1, "control must be a table, not 5"),
+    ("[[endpoint]]\nport = 1\n", 1, "endpoint must be a table"),
+    ("engine = 5\n", 1, "engine must be a table"),
+    ("priority = 5\n", 1, "must be an array of tables"),
+    ("[priority]\nname = 'x'\n", 1, "must be an array of tables"),
+    ("priority = [1]\n", 1, "priority must be a table, not 1"),
+    ("priority = []\n", 1, "priority is refused: one priority level must have rank 0"),
+    ("[[priority]]\nname='a'\nrank=0\n[[priority]]\nname='b'\n", 4, "needs the key rank"),
+    (LEVEL + "[[priority]]\nname='b'\nrank=900\n", 6, "rank must be at most 100, not 900"),
+    ("\n[[priority]]\nname='a'\nrnk=0\n", 2, "did you mean priority.rank?"),
+    (LEVEL + "[priority.x]\ny = 1\n", 4, "unknown key priority.x"),
+    ("\n[[priority]]\nname='a'\nrank=1\n", 2, "one priority level must have rank 0"),
+    (LEVEL + "[[priority]]\nname='a'\nrank=1\n", 1, "two priority levels have the same name"),
+    (LEVEL + "[[priority]]\nname='b'\nrank=0\n", 1, "two priority levels have the same rank"),
+    ("[endpoint]\nport = \n", 2, "not valid TOML: Invalid value"),
+    ("[endpoint]\nx = [1,\n2\n", 3, "not valid TOML: Unclosed array"),
+    ("[cluster]\n\nname = 'a\n", 3, "not valid TOML"),
+    ("endpoint:\n  port: 1\n", 1, "not valid TOML: Expected '=' after a key"),
+    ("a.b = 1\n[a]\n", 2, "not valid TOML"),
+    ("x = " + "[" * 5000 + "\n", 1, "nested too deeply"),
+    (b"[endpoint]\n# \xff\n", 2, "not UTF-8 (byte 0xff)"),
+    ("[endpoint]\nport = 8700\n", 2, "control.port and endpoint.port are both 8700"),
+    ("[endpoint]\nhost = '0.0.0.0'\n", 2, "without endpoint.api_key_file anybody"),
+    ("[endpoint]\nhost = ''\n", 2, "without endpoint.api_key_file anybody"),
+    ('[endpoint]\nhost = "\\u001b[2J"\n', 2, "endpoint.host '\\x1b[2J' is open"),
+    ("[control]\nport = 1\nhost = '::'\n", 3, "control.host '::' is not a loopback"),
+    ("[endpoint]\napi_key_file = 'none'\n", 2, "cannot read"),
+    ("[endpoint]\napi_key_file = '.'\n", 2, "Is a directory"),
+    ('[endpoint]\napi_key_file = "\\u0000"\n', 2, "cannot read"),
+    (EMULATED + "[emulated]\nprofile = './p.toml'\n", 4, "there is no profile file "),
+    (EMULATED + "[engine]\nseed = 1\n", 4, "engine.seed is an argument of vLLM's engine"),
 ]
 
 
-@pytest.mark.parametrize(("text", "start", "part"), BAD_FILES)
-def test_bad_file_names_file_line_and_cause(text: str | bytes, start: str, part: str) -> None:
+@pytest.mark.parametrize(("text", "line", "part"), BAD_FILES)
+def test_bad_file_names_file_line_and_cause(text: str | bytes, line: int, part: str) -> None:
     message = refusal(text).message
-    assert message.startswith(start), message
+    assert message.startswith(f"c.toml:{line}:"), message
     assert part in message
 
 
@@ -121,20 +125,13 @@ def test_an_unknown_key_lists_the_valid_ones() -> None:
     assert "host, port" in refusal("[control]\nhots = 1\n").hint
 
 
-def test_nearest_key_prefers_its_own_table() -> None:
-    message = refusal("[control]\nprt = 1\n").message
-    assert "did you mean control.port?" in message
-
-
 def test_a_file_from_the_shell() -> None:
     """`<(COMMAND)` is a pipe without a name; what comes late counts too."""
     reader, writer = os.pipe()
 
     def write() -> None:
-        os.write(writer, b"[endpoint]\n")
-        time.sleep(0.05)
-        os.write(writer, b"port = 9000\n")
-        os.close(writer)
+        with os.fdopen(writer, "w") as pipe:  # more than a pipe holds
+            pipe.write("[endpoint]\n" + "# more\n" * 20_000 + "port = 9000\n")
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -294,10 +291,11 @@ def test_set_changes_a_default_level_where_the_file_has_none() -> None:
     ]
 
 
-@pytest.mark.parametrize("key", live_settings(Settings()))
-def test_set_takes_what_llumctl_set_takes(key: str) -> None:
-    text = setting_value(live_settings(Settings())[key].value)
-    assert load(assigned=(f"{key}={text}",)) == load()
+def test_set_takes_what_llumctl_set_takes() -> None:
+    known = live_settings(Settings()).items()
+    assert (
+        load(assigned=tuple(f"{key}={setting_value(each.value)}" for key, each in known)) == load()
+    )
 
 
 BAD_ASSIGNMENTS = [
@@ -357,19 +355,42 @@ def test_engine_argument_without_key_or_value(argument: str) -> None:
 def test_secrets_file_must_be_private_and_comes_out_absolute(tmp_path: Path) -> None:
     keys = tmp_path / "sub" / "keys"
     keys.parent.mkdir()
-    keys.write_text("k1\n")
+    keys.write_text("s3cret\n")
     config = tmp_path / "sub" / "c.toml"
     config.write_text("[endpoint]\nhost = '0.0.0.0'\napi_key_file = 'keys'\n")
-    for mode in (0o644, 0o640, 0o602):
+    told = r"open to other users \(mode {:04o}\)"
+    for mode in (0o640, 0o604, 0o602):
         keys.chmod(mode)
-        with pytest.raises(LlumctlError, match=rf"c\.toml:3: .*open to other.*{mode:04o}") as error:
+        with pytest.raises(LlumctlError, match=rf"c\.toml:3: .*{told.format(mode)}") as error:
             settings.load(config=config, environ={})
         assert error.value.hint == f"chmod 600 {keys}"
+        assert "s3cret" not in error.value.message
+        variable = {"LLUMCTL_ENDPOINT_API_KEY_FILE": str(keys)}
+        assert refusal(environ=variable).message.startswith("LLUMCTL_ENDPOINT_API_KEY_FILE: endp")
     keys.chmod(0o600)
     assert settings.load(config=config, environ={}).endpoint.api_key_file == str(keys)
-    keys.write_text("\n \n")
-    with pytest.raises(LlumctlError, match="is empty"):
-        settings.load(config=config, environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("s3cret-1\ns3cret-2 high,urgent\n", "line 2: what follows the key is no list of priority"),
+        ("s3cret-1 s3cret-2\n", "line 1: what follows the key is no list of priority levels (norm"),
+        ("s3cret-1 live_requests=-1\n", "line 1: what follows the key is no list of priority"),
+        ("s3cret-1 requests=4\n", "line 1: what follows the key is no list of priority"),
+        ("s3cret-1\ns3cret-1 high\n", "line 2: the same key as in line 1"),
+        ("\n \n", "is empty"),
+    ],
+)
+def test_a_key_file_with_what_is_no_level(text: str, says: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(text)
+    keys.chmod(0o600)
+    message = refusal("[endpoint]\napi_key_file = 'keys'\n").message
+    assert message.startswith(f"c.toml:2: endpoint.api_key_file: {keys}")
+    assert says in message
+    assert "s3cret" not in message
+    assert "urgent" not in message
 
 
 def test_model_folder_becomes_absolute(tmp_path: Path) -> None:
@@ -380,7 +401,7 @@ def test_model_folder_becomes_absolute(tmp_path: Path) -> None:
     assert load(flags=flags).cluster.model == "Qwen/Qwen3-0.6B"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+@pytest.mark.parametrize("host", ["127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_no_keys(host: str) -> None:
     assert load(flags={("endpoint", "host"): ("--host", host)}).endpoint.host == host
 
@@ -417,7 +438,7 @@ def test_a_dotted_key_of_too_many_parts(text: str, line: int | None) -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("piece", ['\\"', '"', "'", "a.", "a.b\n", "\"'", "a ", "#"])
+@pytest.mark.parametrize("piece", ['\\"', "a.", "\"'"])
 def test_any_text_is_looked_at_in_time_that_grows_as_it_does(piece: str) -> None:
     """With many escaped quotes 100 kB took half a minute, and a file may be ten times as large."""
     text = 'x = "' + piece * (config_file.MAX_BYTES // len(piece)) + "." * 40
@@ -446,27 +467,26 @@ s = -1.5e3
 '''
 
 
-@pytest.mark.parametrize(
-    ("key", "line"),
-    [
-        (("a",), 2),
-        (("x",), None),
-        (("quo ted", "lit#eral"), 6),
-        (("quo ted",), 6),
-        (("c", 1, "e"), 9),
-        (("c", 0, "d"), 8),
-        (("t", "u"), 10),
-        (("t", "u", "v"), 11),
-        (("p",), 12),
-        (("p", 0, "q"), 13),
-        (("p", 0, "sub", "r"), 15),
-        (("p", 1), 16),
-        (("p", 1, "q"), 17),
-        (("p", 1, "s"), 19),
-        (("p", 1, "absent"), 16),
-    ],
-)
-def test_lines_of_tricky_toml(key: toml_text.KeyPath, line: int | None) -> None:
+LINES: dict[toml_text.KeyPath, int | None] = {
+    ("a",): 2,
+    ("x",): None,
+    ("quo ted", "lit#eral"): 6,
+    ("quo ted",): 6,
+    ("c", 1, "e"): 9,
+    ("c", 0, "d"): 8,
+    ("t", "u"): 10,
+    ("t", "u", "v"): 11,
+    ("p",): 12,
+    ("p", 0, "q"): 13,
+    ("p", 0, "sub", "r"): 15,
+    ("p", 1): 16,
+    ("p", 1, "q"): 17,
+    ("p", 1, "s"): 19,
+    ("p", 1, "absent"): 16,
+}
+
+
+def test_lines_of_tricky_toml() -> None:
     lines = toml_text.scan(TRICKY)
     assert lines.duplicate is None
-    assert lines.find(key) == line
+    assert {key: lines.find(key) for key in LINES} == LINES

@@ -1,43 +1,48 @@
 """`llumctl status --wait`: reading conditions, judging them, and waiting until they hold."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from test_cli_requests import fields
 
 from controller.api.errors import NotFoundError, UsageError
+from controller.api.operations.on_instances import DrainList, DrainReport
 from controller.api.state import run_state
-from controller.api.wire.requests import RequestDetail, RequestState, RequestStatus
-from controller.api.wire.status import ClusterState, ClusterStatus, FrontendStatus, InstanceState
+from controller.api.wire.requests import RequestDetail, RequestState
+from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from llumctl.app import run
 from llumctl.commands import waiting
-from llumctl.commands.waiting import ClusterIs, Idle, MemberIs, RequestIs, Verdict
+from llumctl.commands.waiting import ClusterIs, Drained, Idle, MemberIs, RequestIs
 from tests.unit.cli_process import interrupted, llumctl
-from tests.unit.cli_support import cluster, instance, remember
-from tests.unit.fake_controller import FakeController, meanwhile, until
+from tests.unit.cli_support import cluster, remember
+from tests.unit.fake_controller import FakeController, meanwhile, request_fields, until
+from tools.synthetic_cluster import instance
 
 Captured = pytest.CaptureFixture[str]
 
 STARTING = cluster(
     instance("i-0", InstanceState.STARTING, detail="importing vLLM"), state=ClusterState.STARTING
 )
-READY = cluster(instance("i-0", num_running_reqs=0, num_waiting_reqs=0))
+READY = cluster(instance("i-0", num_running_reqs=0))
 
 
 @pytest.fixture(autouse=True)
 def _asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "POLL_S", 0.01)
+    monkeypatch.setattr(waiting, "DRAINS_POLL_S", 0.01)
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeController]:
-    with FakeController(status=STARTING) as served:
-        remember(served.url)
-        yield served
+def starting(fake: FakeController) -> FakeController:
+    fake.status = STARTING
+    return fake
 
 
-def waited(*arguments: str) -> int:
-    return run(["status", *arguments])
+def waited(condition: str, *options: str) -> int:
+    return run(["status", f"--wait={condition}", *options])
+
+
+# -- conditions ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,6 +55,7 @@ def waited(*arguments: str) -> int:
         ("instance/i-0=gone", MemberIs("instance", "i-0", "gone")),
         ("frontend/f-0=restarting", MemberIs("frontend", "f-0", "restarting")),
         ("request/a/b=finished", RequestIs("a/b", RequestState.FINISHED)),
+        ("drained=i-0", Drained("i-0")),
     ],
 )
 def test_conditions_are_read(text: str, condition: waiting.Condition) -> None:
@@ -70,7 +76,8 @@ def test_conditions_are_read(text: str, condition: waiting.Condition) -> None:
         ("frontend/f-0=gone", "'gone' is not a state of a frontend", "one of starting, active"),
         ("cluster=", "'' is not a state of a cluster", "one of starting, ready"),
         ("request/r=done", "'done' is not a state of a request", "finished, aborted, failed"),
-        ("zzz", "--wait: 'zzz' is not a condition", ""),
+        ("drained=", "--wait: '' is not an id", ""),
+        ("draind=i-1", "did you mean drained=ID?", ""),
     ],
 )
 def test_bad_conditions_name_the_nearest(text: str, message: str, hint: str) -> None:
@@ -84,6 +91,12 @@ def member(state: InstanceState) -> ClusterStatus:
     return cluster(instance("i-0", state), state=ClusterState.DEGRADED)
 
 
+def frontend(num_live_reqs: int) -> ClusterStatus:
+    """Only the frontend knows of its requests."""
+    known = READY.frontends[0].model_copy(update={"num_live_reqs": num_live_reqs})
+    return READY.model_copy(update={"frontends": (known,)})
+
+
 @pytest.mark.parametrize(
     ("text", "status", "verdict", "now"),
     [
@@ -93,49 +106,62 @@ def member(state: InstanceState) -> ClusterStatus:
         ("ready", cluster(state=ClusterState.FAILED), "never", "cluster default is failed"),
         ("ready", cluster(state=ClusterState.STOPPING), "never", "is stopping"),
         ("cluster=failed", cluster(state=ClusterState.STOPPING), "not yet", "is stopping"),
-        ("cluster=degraded", READY, "not yet", "is ready"),
         ("instance/i-0=active", READY, "holds", "instance i-0 is active"),
         ("instance/i-0=active", STARTING, "not yet", "i-0 is starting (importing vLLM)"),
         ("instance/i-0=active", member(InstanceState.FAILED), "never", "i-0 is failed"),
         ("instance/i-0=failed", member(InstanceState.FAILED), "holds", "i-0 is failed"),
-        ("instance/i-0=gone", member(InstanceState.DRAINING), "not yet", "i-0 is draining"),
+        ("instance/i-0=gone", member(InstanceState.FAILED), "not yet", "i-0 is failed"),
         ("instance/i-1=gone", READY, "holds", "instance i-1 is gone"),
         ("frontend/f-0=active", READY, "holds", "frontend f-0 is active"),
         ("idle", READY, "holds", "no request is live"),
-        ("idle", cluster(), "not yet", "5 requests are live"),
+        ("idle", cluster(instance(num_waiting_reqs=2)), "not yet", "14 requests are live"),
         ("idle", READY.model_copy(update={"num_held_reqs": 1}), "not yet", "1 request is live"),
+        ("idle", frontend(2), "not yet", "2 requests are live"),
     ],
 )
 def test_conditions_of_the_cluster_are_judged(
     text: str, status: ClusterStatus, verdict: str, now: str
 ) -> None:
     condition = waiting.parse(text)
-    assert not isinstance(condition, RequestIs)
+    assert isinstance(condition, ClusterIs | MemberIs | Idle)
     judged = condition.judge(status)
     assert judged.verdict == verdict
     assert judged.now.endswith(now)
 
 
-def test_a_request_that_only_its_frontend_knows_is_live() -> None:
-    frontend = FrontendStatus(id="f-0", state=InstanceState.ACTIVE, incarnation=1, num_live_reqs=2)
-    judged = Idle().judge(READY.model_copy(update={"frontends": (frontend,)}))
-    assert judged == waiting.Judged(Verdict.NOT_YET, "2 requests are live")
-
-
 @pytest.mark.parametrize(
     ("wanted", "state", "verdict"),
     [
-        ("running", RequestState.RUNNING, "holds"),
-        ("finished", RequestState.RUNNING, "not yet"),
-        ("finished", RequestState.FAILED, "never"),
-        ("running", RequestState.FINISHED, "never"),
-        ("aborted", RequestState.ABORTED, "holds"),
+        (RequestState.RUNNING, RequestState.RUNNING, "holds"),
+        (RequestState.FINISHED, RequestState.RUNNING, "not yet"),
+        (RequestState.FINISHED, RequestState.FAILED, "never"),
+        (RequestState.RUNNING, RequestState.FINISHED, "never"),
+        (RequestState.ABORTED, RequestState.ABORTED, "holds"),
     ],
 )
-def test_conditions_of_a_request_are_judged(wanted: str, state: RequestState, verdict: str) -> None:
-    condition = waiting.parse(f"request/r={wanted}")
-    assert isinstance(condition, RequestIs)
-    assert condition.judge(RequestStatus(**fields("r-1", state))).verdict == verdict
+def test_conditions_of_a_request_are_judged(
+    wanted: RequestState, state: RequestState, verdict: str
+) -> None:
+    found = RequestDetail(**request_fields("r-1", state=state))
+    assert RequestIs("r-1", wanted).judge(found).verdict == verdict
+
+
+def draining(**fields: Any) -> DrainReport:
+    known = {"state": "draining", "num_requests_left": 2}
+    return DrainReport(instance_id="i-0", **(known | fields))
+
+
+@pytest.mark.parametrize(
+    ("drains", "verdict", "now"),
+    [
+        ([draining()], "not yet", "is draining, 2 left"),
+        ([draining(safe_to_delete=True)], "holds", "is drained: safe to delete"),
+        ([], "not yet", "is active, and nobody drains it"),
+    ],
+)
+def test_a_drain_is_judged(drains: list[DrainReport], verdict: str, now: str) -> None:
+    judged = Drained("i-0").judge(DrainList(drains=tuple(drains)), lambda: READY)
+    assert (judged.verdict, judged.now) == (verdict, f"instance i-0 {now}")
 
 
 @pytest.mark.parametrize("text", ["instance/i-9=active", "frontend/i-0=active"])
@@ -147,157 +173,156 @@ def test_a_member_that_there_is_not(text: str) -> None:
     assert caught.value.hint.endswith("s: f-0)" if "frontend" in text else "s: i-0)")
 
 
+# -- waiting ------------------------------------------------------------------------------
+
+
 def test_what_already_holds_ends_at_once(fake: FakeController, capsys: Captured) -> None:
-    fake.status = READY
     for timeout in ("0", "600"):
-        assert waited("--wait", "ready", "--timeout", timeout) == 0
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "cluster default is ready\n" * 2
+        assert waited("ready", "--timeout", timeout) == 0
+    assert capsys.readouterr() == ("", "cluster default is ready\n" * 2)
     assert fake.asked == ["/v1/status"] * 2
 
 
-def test_it_waits_until_the_condition_holds(fake: FakeController, capsys: Captured) -> None:
-    def happen() -> None:
-        fake.until_asked("/v1/status", times=3)
-        fake.status = READY
-
-    with meanwhile(happen):
-        assert waited("--wait=instance/i-0=active", "--timeout", "20s") == 0
-    assert capsys.readouterr().err == "instance i-0 is active\n"
+def becomes_active(fake: FakeController) -> None:
+    fake.until_asked("/v1/status", times=3)
+    fake.status = READY
 
 
-def test_a_request_is_polled(fake: FakeController, capsys: Captured) -> None:
-    fake.details["r-1"] = RequestDetail(**fields("r-1"))
-
-    def happen() -> None:
-        fake.until_asked("/v1/requests/r-1", times=3)
-        fake.details["r-1"] = RequestDetail(
-            **fields("r-1", RequestState.FINISHED, finish_reason="stop")
-        )
-
-    with meanwhile(happen):
-        assert waited("--wait=request/r-1=finished") == 0
-    assert capsys.readouterr().err == "request r-1 is finished (stop)\n"
+def finishes(fake: FakeController) -> None:
+    fake.until_asked("/v1/requests/r-1", times=3)
+    ended = request_fields("r-1", state=RequestState.FINISHED, finish_reason="stop")
+    fake.details["r-1"] = RequestDetail(**ended)
 
 
-@pytest.mark.usefixtures("fake")
+def is_drained(fake: FakeController) -> None:
+    fake.until_asked("/v1/drains", times=3)
+    fake.orders["GET /v1/drains"] = lambda _: (
+        200,
+        DrainList(drains=(draining(safe_to_delete=True),)),
+    )
+
+
+def is_removed(fake: FakeController) -> None:
+    fake.until_asked("/v1/drains", times=3)
+    fake.status = cluster(instance("i-7"))
+    fake.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=()))
+
+
 @pytest.mark.parametrize(
-    ("text", "timeout", "message"),
+    ("condition", "happens", "told"),
     [
-        ("ready", "0.05", "ready did not become true within 50ms: cluster default is starting"),
-        ("ready", "0", "ready is not true: cluster default is starting"),
-        ("instance/i-0=active", "50ms", ": instance i-0 is starting (importing vLLM)"),
-        ("idle", "0", "idle is not true: 5 requests are live"),
+        ("instance/i-0=active", becomes_active, "instance i-0 is active"),
+        ("request/r-1=finished", finishes, "request r-1 is finished (stop)"),
+        ("drained=i-0", is_drained, "instance i-0 is drained: safe to delete"),
+        ("drained=i-0", is_removed, "instance i-0 is gone"),
+    ],
+)
+def test_it_waits_until_the_condition_holds(
+    starting: FakeController,
+    capsys: Captured,
+    condition: str,
+    happens: Callable[[FakeController], None],
+    told: str,
+) -> None:
+    starting.details["r-1"] = RequestDetail(**request_fields("r-1"))
+    starting.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=(draining(),)))
+    with meanwhile(lambda: happens(starting)):
+        assert waited(condition) == 0
+    assert capsys.readouterr() == ("", f"{told}\n")
+
+
+@pytest.mark.usefixtures("starting")
+@pytest.mark.parametrize(
+    ("timeout", "message"),
+    [
+        ("0.05", "ready did not become true within 50ms: cluster default is starting"),
+        ("0", "ready is not true: cluster default is starting"),
     ],
 )
 def test_a_timeout_names_the_condition_and_what_holds_instead(
-    text: str, timeout: str, message: str, capsys: Captured
+    timeout: str, message: str, capsys: Captured
 ) -> None:
-    assert waited("--wait", text, "--timeout", timeout) == 124
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert message in captured.err
-    assert captured.err.endswith("try:   llumctl status\n")
+    assert waited("ready", "--timeout", timeout) == 124
+    assert capsys.readouterr() == ("", f"error: {message}\ntry:   llumctl status\n")
 
 
 def test_what_can_never_hold_fails_at_once(fake: FakeController, capsys: Captured) -> None:
     fake.status = cluster(state=ClusterState.FAILED, detail="i-0: out of memory")
-    assert waited("--wait=ready") == 1
+    assert waited("ready") == 1
     assert capsys.readouterr().err == (
         "error: ready can no longer become true: cluster default is failed (i-0: out of memory)\n"
         "try:   llumctl status\n"
     )
-    fake.details["r-1"] = RequestDetail(**fields("r-1", RequestState.ABORTED))
-    assert waited("--wait=request/r-1=finished") == 1
+    fake.details["r-1"] = RequestDetail(**request_fields("r-1", state=RequestState.ABORTED))
+    assert waited("request/r-1=finished") == 1
     assert capsys.readouterr().err.endswith("try:   llumctl requests r-1\n")
 
 
-@pytest.mark.usefixtures("fake")
-def test_unknown_members_and_requests(capsys: Captured) -> None:
-    assert waited("--wait=instance/i-9=active") == 4
-    assert "there is no instance i-9 in cluster default" in capsys.readouterr().err
-    assert waited("--wait=request/r-9=running") == 4
-    assert "there is no request r-9" in capsys.readouterr().err
+@pytest.mark.parametrize("condition", ["instance/i-9=active", "request/r-9=running", "drained=i-9"])
+def test_what_there_is_not_from_the_beginning_is_a_mistake(
+    fake: FakeController, condition: str, capsys: Captured
+) -> None:
+    fake.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=()))
+    assert waited(condition) == 4
+    assert "error: there is no " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["idle", "instance/i-0=active", "request/r=running"])
-def test_without_a_controller(text: str, capsys: Captured) -> None:
-    assert waited("--wait", text) == 3
+def test_without_a_controller(capsys: Captured) -> None:
+    assert waited("idle") == 3
     assert capsys.readouterr().err == "error: cluster default is not running\ntry:   llumctl up\n"
     remember("http://127.0.0.1:1")
-    assert waited("--wait", text) == 3
+    assert waited("idle") == 3
     assert "cannot be reached" in capsys.readouterr().err
 
 
 def test_ready_may_be_waited_for_before_there_is_a_controller(capsys: Captured) -> None:
-    assert waited("--wait=ready", "--timeout", "0") == 3
-    assert waited("--wait=ready", "--timeout", "0.05") == 124
+    assert waited("ready", "--timeout", "0") == 3
+    assert waited("ready", "--timeout", "0.05") == 124
     err = capsys.readouterr().err
     assert "cluster default is not running; waiting for it\n" in err
     assert "within 50ms: cluster default is not running\n" in err
-    fake = FakeController(status=READY)
+    fake = FakeController()
     fake.start()
     fake.stop()
     remember(fake.url)
     with meanwhile(fake.start):
-        assert waited("--wait=ready", "--timeout", "20") == 0
+        assert waited("ready", "--timeout", "60") == 0
     fake.stop()
     assert capsys.readouterr().err.endswith("cluster default is ready\n")
 
 
 def test_a_controller_may_be_gone_for_a_while(
-    fake: FakeController, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    starting: FakeController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(waiting.output, "say", said.append)
 
     def happen() -> None:
-        fake.until_asked("/v1/status")
-        fake.stop()
+        starting.until_asked("/v1/status")
+        starting.stop()
         until(lambda: bool(said))
-        fake.status = READY
-        fake.start()
+        starting.status = READY
+        starting.start()
 
     with meanwhile(happen):
-        assert waited("--wait=instance/i-0=active") == 0
+        assert waited("instance/i-0=active") == 0
     trouble, done = said
     assert trouble.endswith("; waiting for it")
     assert done == "instance i-0 is active"
-    assert capsys.readouterr().out == ""
 
 
-def test_a_cluster_that_is_stopped_meanwhile(fake: FakeController, capsys: Captured) -> None:
+def test_a_cluster_that_is_stopped_meanwhile(starting: FakeController, capsys: Captured) -> None:
     def happen() -> None:
-        fake.until_asked("/v1/status")
+        starting.until_asked("/v1/status")
         run_state.remove("default")
 
     with meanwhile(happen):
-        assert waited("--wait=ready") == 3
+        assert waited("ready") == 3
     assert "cluster default is not running" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--wait=ready", "-w"), "--watch: not with --wait"),
-        (("--wait=ready", "--check"), "--check: not with --wait"),
-        (("--wait=ready", "-o", "json"), "--output: not with --wait"),
-        (("--wait=redy",), "--wait: 'redy' is not a condition; did you mean ready?"),
-        (("--wait=ready", "--timeout", "-1"), "--timeout: '-1' is not a duration"),
-        (("--wait=ready", "--timeout", "nan"), "--timeout: 'nan' is not a duration"),
-        (("--wait=ready", "--timeout", "soon"), "--timeout: 'soon' is not a duration"),
-        (("--wait=ready", "--timeout", "9" * 400), "--timeout: '9999"),
-        (("ready",), "Got unexpected extra argument"),
-    ],
-)
-def test_usage_errors(arguments: tuple[str, ...], message: str, capsys: Captured) -> None:
-    assert waited(*arguments) == 2
-    assert capsys.readouterr().err.startswith(f"error: {message}")
-
-
 @pytest.mark.process
-def test_ctrl_c(fake: FakeController) -> None:
+def test_ctrl_c(starting: FakeController) -> None:
     with llumctl("status", "--wait=ready") as process:
-        fake.until_asked("/v1/status", times=2)
+        starting.until_asked("/v1/status", times=2)
         assert interrupted(process) == (130, "")

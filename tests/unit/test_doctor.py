@@ -17,7 +17,8 @@ from controller.main.checks import preflight
 from controller.main.doctor import doctor
 from controller.main.machine import capacity, run_folders
 from llumctl.app import run
-from tests.unit.cli_support import cluster, controller, remember
+from tests.unit.cli_support import remember
+from tests.unit.fake_controller import FakeController
 
 Captured = pytest.CaptureFixture[str]
 GIB = capacity.GIB
@@ -224,8 +225,8 @@ def test_run_state() -> None:
         remember(f"http://127.0.0.1:{bound.getsockname()[1]}")
         stale = doctor.run_state_check("default")[1]
     assert (stale.result, stale.cure) == (CheckResult.FAIL, "llumctl down")
-    with controller(cluster()) as url:
-        remember(url)
+    with FakeController() as fake:
+        remember(fake.url)
         state, check = doctor.run_state_check("default")
     assert state is not None
     assert "is running at http://127.0.0.1:8000" in check.what

@@ -18,8 +18,9 @@ from controller.main.machine import run_folders
 from controller.main.machine.run_folders import RAY
 from controller.main.plan import state_of
 from controller.main.up import Patience, awaited
-from tests.unit.cli_support import cluster, instance
+from tests.unit.cli_support import cluster
 from tests.unit.test_security import plan
+from tools.synthetic_cluster import instance
 
 WHY = "ZMQError: Address already in use"
 

@@ -16,7 +16,9 @@ from controller.api.state import run_state
 from controller.api.wire.status import LevelStatus
 from llumctl.app import run
 from tests.unit.bench.bench_server import MODEL, Behaviour, FakeServer
-from tests.unit.cli_support import cluster, controller, instance, remember
+from tests.unit.cli_support import cluster, remember
+from tests.unit.fake_controller import FakeController
+from tools.synthetic_cluster import instance
 
 Captured = pytest.CaptureFixture[str]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -112,8 +114,8 @@ def test_a_cluster(capsys: Captured) -> None:
     status = cluster(instance(num_evictions=4), instance("i-1", num_evictions=1)).model_copy(
         update={"engine": "emulated", "levels": levels}
     )
-    with FakeServer().in_thread() as server, controller(status) as control_url:
-        state = remember(control_url)
+    with FakeServer().in_thread() as server, FakeController(status=status) as fake:
+        state = remember(fake.url)
         run_state.save(dataclasses.replace(state, endpoint_url=server.url))
         options = ["--rate", "200", "--requests", "10", "--lengths", "6,9", "-o", "json"]
         assert run(["bench", *options, "--priority", "vip=1"]) == 0
