@@ -18,27 +18,32 @@ from controller.adapters.vllm.endpoint.answers import (
     error_body,
     tell_errors,
 )
-from controller.adapters.vllm.endpoint.gate import Gate
+from tests.unit.endpoint.gate_support import gate
 
 FAILED = 'data: {"error": {"message": "%s", "type": "x", "param": null, "code": 503}}\n\n'
+Chunks = AsyncGenerator[str, None]
 
 
 class Converter:
     """Like vLLM's, it understands chunks and nothing else."""
 
-    async def message_stream_converter(
-        self, chunks: AsyncGenerator[str, None]
-    ) -> AsyncGenerator[str, None]:
+    async def message_stream_converter(self, chunks: Chunks) -> Chunks:
         async for chunk in chunks:
             assert "error" not in chunk
             yield f"event: delta\n{chunk}"
 
 
-async def converted(*chunks: str) -> tuple[list[str], bool]:
+class Failing:
+    async def message_stream_converter(self, _chunks: Chunks) -> Chunks:
+        told = {"type": "error", "error": {"type": "internal_error", "message": "KeyError: x"}}
+        yield f"event: error\ndata: {json.dumps(told)}\n\n"
+
+
+async def converted(*chunks: str, by: type = Converter) -> tuple[list[str], bool]:
     """The events, and whether the source was closed."""
     closed = False
 
-    async def source() -> AsyncGenerator[str, None]:
+    async def source() -> Chunks:
         nonlocal closed
         try:
             for chunk in chunks:
@@ -46,9 +51,17 @@ async def converted(*chunks: str) -> tuple[list[str], bool]:
         finally:
             closed = True
 
-    serving = Converter()
+    serving = by()
     tell_errors(serving)
     return [event async for event in serving.message_stream_converter(source())], closed
+
+
+def told(event: str) -> Any:
+    name, data, *_ = event.split("\n")
+    assert name == "event: error"
+    found = json.loads(data.removeprefix("data: "))
+    assert found["type"] == "error"
+    return found["error"]
 
 
 async def test_an_error_ends_the_stream_as_an_event() -> None:
@@ -56,47 +69,23 @@ async def test_an_error_ends_the_stream_as_an_event() -> None:
     first, last = events
     assert first == "event: delta\ndata: {}\n\n"
     assert closed
-    name, data, *_ = last.split("\n")
-    assert name == "event: error"
-    found = json.loads(data.removeprefix("data: "))
-    assert found["type"] == "error"
-    assert found["error"]["code"] == 503
-    assert found["error"]["type"] == "overloaded_error"
+    assert (told(last)["code"], told(last)["type"]) == (503, "overloaded_error")
     assert len(last) < 8192
 
 
 async def test_an_error_of_vllm_s_converter_tells_nothing_of_its_insides() -> None:
-    class Failing:
-        async def message_stream_converter(
-            self, _chunks: AsyncGenerator[str, None]
-        ) -> AsyncGenerator[str, None]:
-            told = {"type": "error", "error": {"type": "internal_error", "message": "KeyError: x"}}
-            yield f"event: error\ndata: {json.dumps(told)}\n\n"
-
-    async def nothing() -> AsyncGenerator[str, None]:
-        for chunk in ():
-            yield chunk
-
-    serving = Failing()
-    tell_errors(serving)
-    (event,) = [event async for event in serving.message_stream_converter(nothing())]
-    found = json.loads(event.partition("data: ")[2])
-    assert found["error"]["type"] == "api_error"
-    assert found["error"]["message"] == INTERNAL
+    (event,), _ = await converted(by=Failing)
+    assert (told(event)["type"], told(event)["message"]) == ("api_error", INTERNAL)
 
 
 async def test_a_stream_without_an_error_is_as_it_was() -> None:
     events, _ = await converted("data: {}\n\n", "data: [DONE]\n\n")
     assert events == ["event: delta\ndata: {}\n\n", "event: delta\ndata: [DONE]\n\n"]
-
-
-def test_a_model_without_chats_has_nothing_to_tell() -> None:
-    tell_errors(None)
+    tell_errors(None)  # a model without chats
 
 
 # -- what Anthropic's client makes of them --------------------------------------------------
 
-PATH = "/v1/messages"
 KINDS = {
     400: ("BadRequestError", "invalid_request_error"),
     401: ("AuthenticationError", "authentication_error"),
@@ -121,25 +110,21 @@ async def failing(_scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         chunk = json.dumps({"error": {"message": "why", "type": "X", "code": status}})
-        for event in (b"event: ping\ndata: {}\n\n" * 9, anthropic_event(f"data: {chunk}".encode())):
-            for each in event.split(b"\n\n")[:-1]:
-                body = each + b"\n\n"
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+        for body in (*[b"event: ping\ndata: {}\n\n"] * 9, anthropic_event(chunk.encode())):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
         return
-    told = json.dumps({"type": "error", "error": {"type": "X", "message": "why"}}).encode()
+    body = json.dumps({"type": "error", "error": {"type": "X", "message": "why"}}).encode()
     await send({"type": "http.response.start", "status": status, "headers": []})
-    await send({"type": "http.response.body", "body": told})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def test_each_error_is_to_anthropic_s_client_what_it_would_be_of_anthropic_s_own() -> None:
     import anthropic
 
-    found = Gate(api_keys=("sk-a",))
-    found.app, found.json_paths = failing, frozenset({PATH})
-    server = Server(
-        Config(found, http=KeepAlive(9, error_body), log_level="critical", lifespan="off")
-    )
+    http: Any = KeepAlive(9, error_body)  # uvicorn only calls it
+    found = gate(failing, keys=("sk-a",))
+    server = Server(Config(found, http=http, log_level="critical", lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -1,11 +1,14 @@
 """What ends a trial of a grammar: real processes, with a compiler that does what it is told."""
 
 import asyncio
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -26,6 +29,7 @@ pytestmark = pytest.mark.process
 MIB = 1024 * 1024
 SETUP = {"tokenizer": "words", "disable_any_whitespace": False, "num_threads": 1}
 ENOUGH = TrialLimits(cpu_s=20.0, wall_s=20.0, max_bytes=64 * MIB)
+GOOD = Verdict(num_bytes=7)
 
 
 @pytest.fixture
@@ -52,46 +56,29 @@ def trial(
     return asyncio.create_task(process.try_grammar(Grammar("ebnf", text), limits))
 
 
-def num_open() -> int:
-    return psutil.Process().num_fds()
-
-
 def forks(process: GrammarProcess) -> list[psutil.Process]:
     return psutil.Process(process.pid).children()
 
 
-async def test_a_good_grammar(process: GrammarProcess) -> None:
-    assert await trial(process, "ok") == Verdict(num_bytes=7)
-    await until(lambda: not forks(process))
+SAID = "raise [02:46:26] /project/cpp/grammar.cc:3567: no such rule: a"
 
 
-async def test_a_large_one(process: GrammarProcess) -> None:
-    """More than a socket holds at once."""
-    assert await trial(process, "x" * 4 * MIB) == Verdict(num_bytes=7)
-
-
-async def test_what_the_compiler_says(process: GrammarProcess) -> None:
-    said = "raise [02:46:26] /project/cpp/grammar.cc:3567: no such rule: a"
-    assert await trial(process, said) == Verdict(error="no such rule: a")
-
-
-async def test_an_unknown_kind(process: GrammarProcess) -> None:
+async def test_what_a_trial_tells(process: GrammarProcess) -> None:
+    assert await trial(process, "ok") == GOOD
+    assert await trial(process, "x" * 4 * MIB) == GOOD, "more than a socket holds at once"
+    assert await trial(process, SAID) == Verdict(error="no such rule: a")
     verdict = await process.try_grammar(Grammar("poem", "x"), ENOUGH)
     assert "poem" in (verdict.error or "")
-
-
-async def test_cpu_time_ends_it(process: GrammarProcess) -> None:
-    limits = TrialLimits(cpu_s=0.1, wall_s=20.0, max_bytes=64 * MIB)
-    assert await trial(process, "burn", limits) == TOO_COSTLY
+    assert await trial(process, "burn", replace(ENOUGH, cpu_s=0.1)) == TOO_COSTLY
     await until(lambda: not forks(process))
 
 
 async def test_a_token_that_takes_too_long_ends_it(process: GrammarProcess) -> None:
     """The grammar compiles at once, and the trial has much time, but at most 0.25 s for one
     token."""
-    assert await trial(process, "end-after 3") == Verdict(num_bytes=7)
+    assert await trial(process, "end-after 3") == GOOD
     assert await trial(process, "burn-after 5") == TOO_COSTLY
-    assert await trial(process, "burn-after 1000") == Verdict(num_bytes=7), "too late to be seen"
+    assert await trial(process, "burn-after 1000") == GOOD, "too late to be seen"
     await until(lambda: not forks(process))
 
 
@@ -100,18 +87,17 @@ async def test_tokens_that_take_longer_and_longer_end_it(process: GrammarProcess
     CPU time, at the priority of its process, took 20 s beside busy ones."""
     patient = replace(ENOUGH, wall_s=120.0)
     assert await trial(process, "slow 1.4", patient) == TOO_COSTLY
-    assert await trial(process, "slow 1", patient) == Verdict(num_bytes=7)
+    assert await trial(process, "slow 1", patient) == GOOD
 
 
 async def test_time_ends_it_and_says_nothing_of_the_grammar(process: GrammarProcess) -> None:
-    limits = TrialLimits(cpu_s=20.0, wall_s=0.1, max_bytes=64 * MIB)
     with pytest.raises(TooBusyError):
-        await trial(process, "sleep", limits)
+        await trial(process, "sleep", replace(ENOUGH, wall_s=0.1))
     await until(lambda: not forks(process))
 
 
 async def test_memory_ends_it(process: GrammarProcess) -> None:
-    assert await trial(process, f"take {32 * MIB}") == Verdict(num_bytes=7)
+    assert await trial(process, f"take {32 * MIB}") == GOOD
     assert await trial(process, f"take {96 * MIB}") == TOO_COSTLY
     memory = psutil.Process(process.pid).memory_info().rss
     assert memory < 64 * MIB, "a trial's memory stays"
@@ -125,25 +111,27 @@ async def test_a_crash_ends_it_alone(process: GrammarProcess) -> None:
     other.cancel()
 
 
-async def test_whoever_leaves_takes_it_along(process: GrammarProcess, tmp_path: Path) -> None:
+async def is_begun(process: GrammarProcess, tmp_path: Path) -> tuple[asyncio.Task[Verdict], int]:
+    """A trial that goes on, and the process that runs it."""
     said = tmp_path / "pid"
     asking = trial(process, f"say {said}")
     await until(lambda: said.exists() and said.read_text())
-    pid = int(said.read_text())
+    return asking, int(said.read_text())
+
+
+async def test_whoever_leaves_takes_it_along(process: GrammarProcess, tmp_path: Path) -> None:
+    asking, pid = await is_begun(process, tmp_path)
     assert psutil.pid_exists(pid)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
     await until(lambda: not psutil.pid_exists(pid))
-
-
-async def test_whoever_leaves_at_once_leaves_nothing(process: GrammarProcess) -> None:
     for delay_s in (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01):
         asking = trial(process, "sleep")
         await asyncio.sleep(delay_s)
         asking.cancel()
     await until(lambda: not forks(process))
-    assert await trial(process, "ok") == Verdict(num_bytes=7)
+    assert await trial(process, "ok") == GOOD
 
 
 async def test_the_process_dies(process: GrammarProcess) -> None:
@@ -151,7 +139,7 @@ async def test_the_process_dies(process: GrammarProcess) -> None:
     before = process.pid
     with pytest.raises(ProcessGoneError):
         await trial(process, "kill-parent")
-    assert await trial(process, "ok") == Verdict(num_bytes=7)
+    assert await trial(process, "ok") == GOOD
     assert process.pid != before
 
 
@@ -161,14 +149,14 @@ async def test_whoever_leaves_during_a_start_disturbs_nobody(
     process.close()
     starts: list[None] = []
     may_begin = threading.Event()
-    begin = process._start
 
-    def counted() -> None:
-        starts.append(None)
-        may_begin.wait()
-        begin()
+    class Counted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            starts.append(None)
+            may_begin.wait()
+            super().__init__(*args, **options)
 
-    monkeypatch.setattr(process, "_start", counted)
+    monkeypatch.setattr(subprocess, "Popen", Counted)
     first = trial(process, "ok")
     await until(lambda: starts)
     first.cancel()
@@ -177,7 +165,7 @@ async def test_whoever_leaves_during_a_start_disturbs_nobody(
     second = trial(process, "ok")
     await asyncio.sleep(0.05)
     may_begin.set()
-    assert await second == Verdict(num_bytes=7)
+    assert await second == GOOD
     assert len(starts) == 1
 
 
@@ -189,8 +177,8 @@ async def test_a_process_that_hangs_is_replaced(
     with monkeypatch.context() as short:
         short.setattr(grammar_process, "START_S", 0.1)
         with pytest.raises(ProcessGoneError, match="does not answer"):
-            await trial(process, "ok", TrialLimits(cpu_s=0.1, wall_s=0.1, max_bytes=64 * MIB))
-    assert await trial(process, "ok") == Verdict(num_bytes=7)
+            await trial(process, "ok", replace(ENOUGH, wall_s=0.1))
+    assert await trial(process, "ok") == GOOD
     assert not hanging.is_running()
 
 
@@ -203,39 +191,48 @@ async def test_a_process_that_is_about_to_end_says_nothing_of_a_grammar(
     asking = trial(process, "ok")
     await asyncio.sleep(0.02)
     with monkeypatch.context() as unheard:
-        unheard.setattr(process._process, "poll", lambda: None)
+        unheard.setattr(subprocess.Popen, "poll", lambda _: None)
         ending.kill()
         with pytest.raises(ProcessGoneError):
             await asking
-    assert await trial(process, "ok") == Verdict(num_bytes=7)
+    assert await trial(process, "ok") == GOOD
 
 
-async def test_it_ends_with_its_frontend(process: GrammarProcess, tmp_path: Path) -> None:
+async def test_it_ends_with_its_frontend(
+    process: GrammarProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also if the frontend is killed: its end of the control socket closes, and so do those of the
     trials."""
-    said = tmp_path / "pid"
-    asking = trial(process, f"say {said}")
-    await until(lambda: said.exists() and said.read_text())
+    made: list[socket.socket] = []
+    pair = socket.socketpair
+
+    def noted() -> tuple[socket.socket, socket.socket]:
+        found = pair()
+        made.append(found[0])
+        return found
+
+    process.close()
+    monkeypatch.setattr(socket, "socketpair", noted)
+    await process.start()
+    asking, pid = await is_begun(process, tmp_path)
     child = psutil.Process(process.pid)
-    assert process._control is not None
-    process._control.close()
+    made[0].close()  # the control socket
     await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
     asking.cancel()
-    await until(lambda: not psutil.pid_exists(int(said.read_text())))
+    await until(lambda: not psutil.pid_exists(pid))
 
 
 async def test_the_event_loop_stays_free(process: GrammarProcess) -> None:
-    limits = TrialLimits(cpu_s=0.2, wall_s=20.0, max_bytes=64 * MIB)
-    asking = [trial(process, "burn", limits) for _ in range(3)]
+    asking = [trial(process, "burn", replace(ENOUGH, cpu_s=0.2)) for _ in range(3)]
     before_s = time.thread_time()
     assert await asyncio.gather(*asking) == [TOO_COSTLY] * 3
     assert time.thread_time() - before_s < 0.2
 
 
 async def test_its_descriptors_do_not_stay(process: GrammarProcess) -> None:
-    assert await trial(process, "ok") == Verdict(num_bytes=7)
-    before = num_open()
+    assert await trial(process, "ok") == GOOD
+    before = psutil.Process().num_fds()
     for _ in range(20):
-        assert await trial(process, "ok") == Verdict(num_bytes=7)
-    await until(lambda: num_open() <= before)
+        assert await trial(process, "ok") == GOOD
+    await until(lambda: psutil.Process().num_fds() <= before)
     assert psutil.Process(process.pid).num_fds() < 16

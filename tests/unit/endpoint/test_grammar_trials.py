@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from http import HTTPStatus
 
 import pytest
 
 from controller.adapters.vllm.grammars import trials as grammar_trials
 from controller.adapters.vllm.grammars.trials import (
+    MAX_COMPILED_BYTES,
     TOO_COSTLY,
     Grammar,
     GrammarRefusedError,
@@ -20,7 +20,6 @@ from controller.adapters.vllm.grammars.trials import (
 )
 
 SHORT, LONG = TrialLimits(1.0, 4.0, 1 << 20), TrialLimits(10.0, 40.0, 1 << 20)
-GOOD = Verdict(num_bytes=5)
 
 
 class PlayedProcess:
@@ -54,14 +53,15 @@ class PlayedProcess:
             return Verdict(error="no rule a")
         if word == "large":
             return Verdict(num_bytes=int(number))
-        return GOOD if float(number) <= limits.cpu_s else TOO_COSTLY
+        return Verdict(num_bytes=5) if float(number) <= limits.cpu_s else TOO_COSTLY
 
-    async def finish(self, text: str) -> None:
-        """Finishes one trial of this grammar."""
-        await until(lambda: text in self.under_way)
-        event = self.under_way[text]
-        event.set()
-        await until(lambda: self.under_way.get(text) is not event)
+    async def finish(self, *texts: str) -> None:
+        """Finishes one trial of each of these grammars."""
+        for text in texts:
+            await until(lambda text=text: text in self.under_way)
+            event = self.under_way[text]
+            event.set()
+            await until(lambda text=text, event=event: self.under_way.get(text) is not event)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -80,107 +80,85 @@ def trials(process: PlayedProcess) -> GrammarTrials:
     return GrammarTrials(process, Queue(SHORT, 2, 4), Queue(LONG, 1, 2))
 
 
-def check(trials: GrammarTrials, text: str, kind: str = "ebnf") -> asyncio.Task[None]:
+def check(trials: GrammarTrials, text: str, kind: str = "ebnf") -> asyncio.Task[float]:
     return asyncio.create_task(trials.check(Grammar(kind, text)))
 
 
-async def refusal_of(task: asyncio.Task[None]) -> tuple[HTTPStatus, str]:
-    with pytest.raises(GrammarRefusedError) as found:
+async def outcome(task: asyncio.Task[float]) -> tuple[int, str, int]:
+    """The status, the message, and the time after which the client may try again."""
+    try:
         await task
-    return found.value.status, str(found.value)
+    except GrammarRefusedError as refused:
+        return refused.status, str(refused), refused.retry_after_s
+    return 200, "", 1
 
 
-async def test_a_good_one_is_tried_once(trials: GrammarTrials, process: PlayedProcess) -> None:
+COSTLY = "takes more than 10 s of CPU time or 1 MiB"
+WRONG = "the grammar cannot be compiled: no rule a"
+
+
+@pytest.mark.parametrize(
+    ("text", "busy_below_s", "num_deaths", "tried_s", "status", "says", "again_after_s"),
+    [
+        ("quick 1", 0.0, 0, [1.0], 200, "", 1),
+        ("takes-long 1.1", 0.0, 0, [1.0, 10.0], 200, "", 1),
+        ("takes-too-long 10.1", 0.0, 0, [1.0, 10.0], 400, COSTLY, 1),
+        ("wrong", 0.0, 0, [1.0], 400, WRONG, 1),
+        (f"large {MAX_COMPILED_BYTES}", 0.0, 0, [1.0], 200, "", 1),
+        (f"large {MAX_COMPILED_BYTES + 1}", 0.0, 0, [1.0], 400, "32 MiB when it is compiled", 1),
+        ("busy-for-a-moment 0.1", 1.0, 0, [1.0, 10.0], 200, "", 1),
+        ("busy 0.1", 10.0, 0, [1.0, 10.0], 503, "too busy", 5),
+        ("the-process-dies-once 0.1", 0.0, 1, [1.0, 1.0], 200, "", 1),
+        ("the-process-dies-again 0.1", 0.0, 2, [1.0, 1.0], 503, "no grammar can be compiled", 1),
+    ],
+)
+async def test_what_a_trial_says_is_remembered_unless_it_says_nothing_of_the_grammar(
+    trials: GrammarTrials,
+    process: PlayedProcess,
+    text: str,
+    busy_below_s: float,
+    num_deaths: int,
+    tried_s: list[float],
+    status: int,
+    says: str,
+    again_after_s: int,
+) -> None:
+    process.busy_below_s, process.num_deaths = busy_below_s, num_deaths
+    asking = check(trials, text)
+    await process.finish(*[text] * (len(tried_s) - num_deaths))
+    first = await outcome(asking)
+    assert (first[0], first[2]) == (status, again_after_s)
+    assert says in first[1]
+    assert process.tried == [(text, cpu_s) for cpu_s in tried_s]
+    process.busy_below_s = 0.0
+    asking = check(trials, text)
+    if status == 503:
+        await process.finish(text)
+        assert (await outcome(asking))[0] == 200
+    else:
+        assert await outcome(asking) == first
+        assert len(process.tried) == len(tried_s)
+
+
+async def test_requests_under_one_grammar_share_its_trial(
+    trials: GrammarTrials, process: PlayedProcess
+) -> None:
     asking = [check(trials, "a 0.1") for _ in range(5)]
     await until(lambda: trials.num_waiting == 5)
     await process.finish("a 0.1")
     await asyncio.gather(*asking)
     assert trials.num_waiting == 0
-    await check(trials, "a 0.1")
-    assert process.tried == [("a 0.1", 1.0)]
-
-
-async def test_the_same_text_of_another_kind(trials: GrammarTrials, process: PlayedProcess) -> None:
-    for kind in ("regex", "lark"):
-        asking = check(trials, "a 0.1", kind)
-        await process.finish("a 0.1")
-        await asking
-    assert len(process.tried) == 2
-
-
-async def test_one_that_takes_long(trials: GrammarTrials, process: PlayedProcess) -> None:
-    asking = check(trials, "a 5")
-    await process.finish("a 5")
-    await process.finish("a 5")
-    await asking
-    assert process.tried == [("a 5", 1.0), ("a 5", 10.0)]
-
-
-async def test_one_that_takes_too_long(trials: GrammarTrials, process: PlayedProcess) -> None:
-    for has_been_tried in (False, True):
-        asking = check(trials, "a 50")
-        for _ in () if has_been_tried else (SHORT, LONG):
-            await process.finish("a 50")
-        status, why = await refusal_of(asking)
-        assert status == 400
-        assert "more than 10 s of CPU time or 1 MiB" in why
-    assert len(process.tried) == 2
-
-
-async def test_one_that_a_busy_machine_has_no_time_for(
-    trials: GrammarTrials, process: PlayedProcess
-) -> None:
-    process.busy_below_s = LONG.cpu_s
-    asking = check(trials, "a 0.1")
-    for _ in (SHORT, LONG):
-        await process.finish("a 0.1")
-    with pytest.raises(GrammarRefusedError, match="too busy") as found:
-        await asking
-    assert (found.value.status, found.value.retry_after_s) == (503, 5)
-    process.busy_below_s = 0.0
-    asking = check(trials, "a 0.1")  # that is not remembered
+    another_kind = check(trials, "a 0.1", "regex")
     await process.finish("a 0.1")
-    await asking
-
-
-async def test_one_that_had_too_little_time_in_the_short_queue(
-    trials: GrammarTrials, process: PlayedProcess
-) -> None:
-    process.busy_below_s = SHORT.cpu_s
-    asking = check(trials, "a 0.1")
-    for _ in (SHORT, LONG):
-        await process.finish("a 0.1")
-    await asking
-
-
-async def test_one_that_is_wrong(trials: GrammarTrials, process: PlayedProcess) -> None:
-    asking = check(trials, "wrong")
-    await process.finish("wrong")
-    assert await refusal_of(asking) == (400, "the grammar cannot be compiled: no rule a")
-    assert await refusal_of(check(trials, "wrong")) == (
-        400,
-        "the grammar cannot be compiled: no rule a",
-    )
-    assert len(process.tried) == 1
-
-
-async def test_one_that_compiles_into_too_much(
-    trials: GrammarTrials, process: PlayedProcess
-) -> None:
-    text = f"large {grammar_trials.MAX_COMPILED_BYTES + 1}"
-    asking = check(trials, text)
-    await process.finish(text)
-    status, why = await refusal_of(asking)
-    assert status == 400
-    assert "32 MiB when it is compiled" in why
+    await another_kind
+    assert len(process.tried) == 2
 
 
 async def test_costly_ones_do_not_keep_others_waiting(
     trials: GrammarTrials, process: PlayedProcess
 ) -> None:
     costly = [check(trials, f"a 5{i}") for i in range(3)]
-    for i in range(3):
-        await process.finish(f"a 5{i}")
+    await process.finish(*(f"a 5{i}" for i in range(3)))
     await until(lambda: [limit for _, limit in process.tried].count(10.0) == 1)
     good = check(trials, "b 0.1")
     await process.finish("b 0.1")
@@ -190,29 +168,23 @@ async def test_costly_ones_do_not_keep_others_waiting(
         task.cancel()
 
 
-async def test_so_many_may_wait(trials: GrammarTrials, process: PlayedProcess) -> None:
-    asking = [check(trials, f"a{i} 0.1") for i in range(7)]
-    status, why = await refusal_of(asking[-1])
-    assert status == HTTPStatus.TOO_MANY_REQUESTS
-    assert "send it again" in why
-    for i in range(6):
-        await process.finish(f"a{i} 0.1")
-    await asyncio.gather(*asking[:6])
-    again = check(trials, "a6 0.1")  # that it was refused is not remembered
-    await process.finish("a6 0.1")
-    await again
-
-
-async def test_so_many_of_the_costly_ones_may_wait(
-    trials: GrammarTrials, process: PlayedProcess
+@pytest.mark.parametrize(("cpu_s", "num_places"), [("0.1", 6), ("5", 3)])
+async def test_so_many_may_wait(
+    trials: GrammarTrials, process: PlayedProcess, cpu_s: str, num_places: int
 ) -> None:
-    asking = [check(trials, f"a{i} 5") for i in range(4)]
-    for i in range(4):
-        await process.finish(f"a{i} 5")
-    assert (await refusal_of(asking[3]))[0] == HTTPStatus.TOO_MANY_REQUESTS
-    for i in range(3):
-        await process.finish(f"a{i} 5")
-    await asyncio.gather(*asking[:3])
+    *texts, last = [f"a{i} {cpu_s}" for i in range(num_places + 1)]
+    asking = [check(trials, text) for text in texts]
+    one_too_many = check(trials, last)
+    if cpu_s == "5":
+        await process.finish(*texts, last)  # the costly ones wait in the second queue
+    status, says, _ = await outcome(one_too_many)
+    assert (status, says.endswith("send it again")) == (429, True)
+    await process.finish(*texts)
+    await asyncio.gather(*asking)
+    if cpu_s == "0.1":
+        again = check(trials, last)  # that it was refused is not remembered
+        await process.finish(last)
+        await again
 
 
 async def test_a_trial_ends_with_the_last_that_waits(
@@ -224,23 +196,14 @@ async def test_a_trial_ends_with_the_last_that_waits(
     await asyncio.wait({first})
     assert process.cancelled == []
     second.cancel()
+    third = check(trials, "a 0.1")  # it comes as the last leaves
     await asyncio.wait({second})
-    await until(lambda: process.cancelled == ["a 0.1"])
-    third = check(trials, "a 0.1")
     await process.finish("a 0.1")
     await third
-
-
-async def test_whoever_comes_as_the_last_leaves(
-    trials: GrammarTrials, process: PlayedProcess
-) -> None:
-    first = check(trials, "a 0.1")
+    third = check(trials, "b 0.1")
     await until(lambda: process.under_way)
-    first.cancel()
-    second = check(trials, "a 0.1")
-    await asyncio.wait({first})
-    await process.finish("a 0.1")
-    await second
+    third.cancel()
+    await until(lambda: process.cancelled == ["a 0.1", "b 0.1"])
 
 
 async def test_whoever_leaves_gives_its_place_up(
@@ -254,29 +217,13 @@ async def test_whoever_leaves_gives_its_place_up(
     await asking[5]
 
 
-async def test_the_process_dies_once(trials: GrammarTrials, process: PlayedProcess) -> None:
-    process.num_deaths = 1
-    asking = check(trials, "a 0.1")
-    await process.finish("a 0.1")
-    await asking
-
-
-async def test_the_process_dies_again(trials: GrammarTrials, process: PlayedProcess) -> None:
-    process.num_deaths = 2
-    assert (await refusal_of(check(trials, "a 0.1")))[0] == HTTPStatus.SERVICE_UNAVAILABLE
-    asking = check(trials, "a 0.1")  # that is not remembered
-    await process.finish("a 0.1")
-    await asking
-
-
 async def test_what_is_remembered_is_bounded(
     trials: GrammarTrials, process: PlayedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_trials, "MAX_VERDICTS", 2)
     for text in ("a 0", "b 0", "a 0", "c 0", "a 0", "b 0"):
         asking = check(trials, text)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await until(lambda text=text, asking=asking: asking.done() or text in process.under_way)
         if not asking.done():
             await process.finish(text)
         await asking
@@ -290,9 +237,6 @@ async def test_when_trials_stop_whoever_waits_and_whoever_comes_is_refused(
     await until(lambda: process.under_way)
     trials.stop("the cluster stopped")
     for task in (*waits, check(trials, "takes 0.5")):
-        assert await refusal_of(task) == (
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            "the cluster stopped",
-        )
+        assert (await outcome(task))[:2] == (503, "the cluster stopped")
     assert trials.num_waiting == 0
     await until(lambda: not process.under_way)

@@ -1,4 +1,5 @@
-"""What a client may ask for by header and by field, with which key, and what it gets."""
+"""What a client may ask for by header and by field, with which key and session, and what it
+gets."""
 
 import hashlib
 import json
@@ -9,19 +10,37 @@ import httpx
 import pytest
 
 from controller.adapters.vllm.endpoint.frontend import FrontendConfig
-from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
+from controller.adapters.vllm.endpoint.gate import GateLimits
 from controller.adapters.vllm.endpoint.headers import (
     ASKED_KEY,
     ASKED_PRIORITY,
+    ASKED_SESSION,
     ApiKeys,
     AskedPriority,
 )
 from controller.api.settings.key_file import ApiKey, check, key_id, own_limits, parse_line
+from tests.unit.endpoint import gate_support
+from tests.unit.endpoint.gate_support import LEVELS, OK, PATH, error, gate
 
-LEVELS = {"normal": 0, "high": 1, "low": -2}
 KEYS = ("sk-all", "sk-batch low live_requests=2", "sk-board\thigh,normal", "sk-both  low, normal")
-PATH = "/v1/completions"
 FORM = "/v1/audio/transcriptions"
+
+
+class Heard:
+    """An app that notes for whom it works. It has vLLM's own default for a request without the
+    field."""
+
+    def __init__(self, priority: int | None = None) -> None:
+        self.priority = priority
+        self.ranks: list[int] = []
+        self.key = self.session = ""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        asked_priority = ASKED_PRIORITY.get()
+        assert asked_priority is not None
+        self.ranks.append(asked_priority.rank_of_sequence(self.priority or 0))
+        self.key, self.session = ASKED_KEY.get(), ASKED_SESSION.get()
+        await OK(scope, receive, send)
 
 
 async def ask(
@@ -30,167 +49,104 @@ async def ask(
     key: str = "",
     path: str = PATH,
     **body: Any,
-) -> tuple[httpx.Response, list[int]]:
-    """The answer, and the ranks of the requests that left for an instance. The app has vLLM's own
-    default for a request without the field."""
-    heard: list[int] = []
-
-    async def app(_scope: Any, _receive: Any, send: Any) -> None:
-        asked_priority = ASKED_PRIORITY.get()
-        assert asked_priority is not None
-        heard.append(asked_priority.rank_of_sequence(body.get("priority") or 0))
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-    gate = Gate(GateLimits(), keys, LEVELS)
-    gate.app, gate.json_paths = app, frozenset({PATH})
+) -> tuple[httpx.Response, Heard]:
+    app = Heard(body.get("priority"))
     given = [*headers, *([("Authorization", f"Bearer {key}")] if key else [])]
-    transport = httpx.ASGITransport(app=gate)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in given]
-        answer = await http.post(path, headers=raw, content=json.dumps(body).encode())
-    assert gate.num_live == 0
-    assert ASKED_PRIORITY.get() is None
-    return answer, heard
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in given]
+    content = json.dumps(body).encode()
+    answer = await gate_support.ask(gate(app, keys=keys), path, headers=raw, content=content)
+    assert (ASKED_PRIORITY.get(), ASKED_KEY.get(), ASKED_SESSION.get()) == (None, "", "")
+    return answer, app
 
 
-def by_header(level: str) -> tuple[str, str]:
-    return ("X-Llumctl-Priority", level)
+def by_header(*levels: str) -> list[tuple[str, str]]:
+    return [("X-Llumctl-Priority", level) for level in levels]
 
 
-# -- header and field ---------------------------------------------------------------------
+# -- header, field and key ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("level", "body", "rank"),
+    ("key", "levels", "body", "rank"),
     [
-        (None, {}, 0),
-        (None, {"priority": None}, 0),
-        (None, {"priority": 0}, 0),
-        (None, {"priority": -1}, 1),
-        (None, {"priority": 2}, -2),
-        ("high", {}, 1),
-        ("normal", {}, 0),
-        ("low", {}, -2),
-        (" high ", {}, 1),
-        ("high", {"priority": None}, 1),
-        ("high", {"priority": -1}, 1),
-        ("low", {"priority": 2}, -2),
-        ("normal", {"priority": 0}, 0),
+        ("", (), {}, 0),
+        ("", (), {"priority": None}, 0),
+        ("", (), {"priority": 0}, 0),
+        ("", (), {"priority": -1}, 1),
+        ("", (), {"priority": 2}, -2),
+        ("", ("high",), {}, 1),
+        ("", ("low",), {}, -2),
+        ("", (" high ",), {}, 1),
+        ("", ("high", "high"), {}, 1),
+        ("", ("high",), {"priority": None}, 1),
+        ("", ("low",), {"priority": 2}, -2),
+        ("", ("normal",), {"priority": 0}, 0),
+        ("sk-all", ("high",), {}, 1),
+        ("sk-batch", ("low",), {}, -2),
+        ("sk-batch", (), {"priority": 2}, -2),
+        ("sk-batch", (), {}, -2),  # it may not have rank 0, so it gets what it may have
+        ("sk-board", (), {}, 0),
+        ("sk-board", ("high",), {}, 1),
+        ("sk-both", (), {}, 0),
     ],
 )
-async def test_what_is_asked_for(level: str | None, body: dict[str, Any], rank: int) -> None:
-    headers = () if level is None else (by_header(level),)
-    answer, heard = await ask(*headers, **body)
-    assert (answer.status_code, heard) == (200, [rank]), answer.text
-
-
-BAD: list[tuple[tuple[str, ...], dict[str, Any], str, str]] = [
-    (("urgent",), {}, "there is no priority level 'urgent'; there are normal, high, low", ""),
-    (("High",), {}, "there is no priority level 'High'", ""),
-    (("",), {}, "there is no priority level ''", ""),
-    (("1",), {}, "there is no priority level '1'", ""),
-    (("-1",), {}, "there is no priority level '-1'", ""),
-    (("high,low",), {}, "there is no priority level 'high,low'", ""),
-    (("h\u00f8gh",), {}, "there is no priority level", ""),
-    (("x" * 4000,), {}, "there is no priority level 'xxxx", ""),
-    (("\x1b[31m",), {}, "there is no priority level '\\x1b[31m'", ""),
-    (("high", "low"), {}, "is given more than once", ""),
-    (
-        ("high",),
-        {"priority": 0},
-        "the header X-Llumctl-Priority: high, which is -1",
-        "priority",
-    ),
-    (("high",), {"priority": 2}, "disagree", "priority"),
-    (("low",), {"priority": -2}, "priority -2 is not one of 2, 0, -1", "priority"),
-    (("normal",), {"priority": -1}, "disagree", "priority"),
-    (("high",), {"priority": "-1"}, "priority must be an integer", "priority"),
-    (("high",), {"priority": True}, "priority must be an integer", "priority"),
-    (("urgent",), {"priority": -1}, "there is no priority level 'urgent'", ""),
-    ((), {"priority": 1}, "priority 1 is not one of 2, 0, -1", "priority"),
-    ((), {"priority": 10**30}, "is not one of", "priority"),
-]
-
-
-@pytest.mark.parametrize(("levels", "body", "says", "param"), BAD)
-async def test_what_is_refused(
-    levels: tuple[str, ...], body: dict[str, Any], says: str, param: str
+async def test_what_a_client_gets(
+    key: str, levels: tuple[str, ...], body: dict[str, Any], rank: int
 ) -> None:
-    answer, heard = await ask(*(by_header(level) for level in levels), **body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (400, "BadRequestError")
-    assert says in error["message"]
-    assert error["param"] == (param or "X-Llumctl-Priority")
+    answer, app = await ask(*by_header(*levels), keys=KEYS if key else (), key=key, **body)
+    assert (answer.status_code, app.ranks) == (200, [rank]), answer.text
+
+
+@pytest.mark.parametrize(
+    ("levels", "body", "says"),
+    [
+        (("urgent",), {}, "there is no priority level 'urgent'; there are normal, high, low"),
+        (("High",), {}, "there is no priority level 'High'"),
+        (("",), {}, "there is no priority level ''"),
+        (("-1",), {}, "there is no priority level '-1'"),
+        (("h\u00f8gh",), {}, "there is no priority level"),
+        (("x" * 4000,), {}, "there is no priority level 'xxxx"),
+        (("\x1b[31m",), {}, "there is no priority level '\\x1b[31m'"),
+        (("high", "low"), {}, "is given more than once"),
+        (("urgent",), {"priority": -1}, "there is no priority level 'urgent'"),
+        (("high",), {"priority": 0}, "the header X-Llumctl-Priority: high, which is -1"),
+        (("low",), {"priority": -2}, "priority -2 is not one of 2, 0, -1"),
+        (("high",), {"priority": "-1"}, "priority must be an integer"),
+        ((), {"priority": 10**30}, "is not one of"),
+    ],
+)
+async def test_what_is_refused(levels: tuple[str, ...], body: dict[str, Any], says: str) -> None:
+    answer, app = await ask(*by_header(*levels), **body)
+    assert (answer.status_code, error(answer)["type"]) == (400, "BadRequestError")
+    assert says in error(answer)["message"]
+    names_level = "level" in says or "once" in says
+    assert error(answer)["param"] == ("X-Llumctl-Priority" if names_level else "priority")
     assert len(answer.content) < 8192
-    assert heard == []
-
-
-async def test_the_same_header_twice_is_one_wish() -> None:
-    answer, heard = await ask(by_header("high"), by_header("high"))
-    assert (answer.status_code, heard) == (200, [1])
-
-
-async def test_a_body_that_is_no_json_of_ours_is_asked_for_when_it_leaves() -> None:
-    answer, heard = await ask(by_header("high"), path=FORM)
-    assert (answer.status_code, heard) == (200, [1])
-
-
-# -- keys ---------------------------------------------------------------------------------
+    assert app.ranks == []
 
 
 @pytest.mark.parametrize(
-    ("key", "level", "body", "rank"),
+    ("key", "levels", "body", "says"),
     [
-        ("sk-all", "high", {}, 1),
-        ("sk-all", None, {}, 0),
-        ("sk-all", None, {"priority": 2}, -2),
-        ("sk-batch", "low", {}, -2),
-        ("sk-batch", None, {"priority": 2}, -2),
-        ("sk-batch", None, {}, -2),  # it may not have rank 0, so it gets what it may have
-        ("sk-batch", None, {"priority": None}, -2),
-        ("sk-board", None, {}, 0),
-        ("sk-board", "high", {}, 1),
-        ("sk-both", None, {}, 0),
-        ("sk-both", "low", {}, -2),
-    ],
-)
-async def test_what_a_key_may_ask_for(
-    key: str, level: str | None, body: dict[str, Any], rank: int
-) -> None:
-    headers = () if level is None else (by_header(level),)
-    answer, heard = await ask(*headers, keys=KEYS, key=key, **body)
-    assert (answer.status_code, heard) == (200, [rank]), answer.text
-
-
-@pytest.mark.parametrize(
-    ("key", "level", "body", "says"),
-    [
-        ("sk-batch", "high", {}, "may not ask for the priority high; it may ask for low"),
-        ("sk-batch", None, {"priority": -1}, "may not ask for the priority high"),
-        ("sk-batch", None, {"priority": 0}, "may not ask for the priority normal"),
-        ("sk-batch", "normal", {"priority": 0}, "may not ask for the priority normal"),
-        ("sk-board", "low", {}, "it may ask for high, normal"),
-        ("sk-both", None, {"priority": -1}, "it may ask for low, normal"),
+        ("sk-batch", ("high",), {}, "may not ask for the priority high; it may ask for low"),
+        ("sk-batch", (), {"priority": -1}, "may not ask for the priority high"),
+        ("sk-batch", (), {"priority": 0}, "may not ask for the priority normal"),
+        ("sk-board", ("low",), {}, "it may ask for high, normal"),
     ],
 )
 async def test_what_a_key_may_not_ask_for(
-    key: str, level: str | None, body: dict[str, Any], says: str
+    key: str, levels: tuple[str, ...], body: dict[str, Any], says: str
 ) -> None:
-    headers = () if level is None else (by_header(level),)
-    answer, heard = await ask(*headers, keys=KEYS, key=key, **body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (403, "PermissionDeniedError")
-    assert says in error["message"]
-    assert error["param"] == ("priority" if level is None else "X-Llumctl-Priority")
-    assert "sk-" not in answer.text
-    assert heard == []
+    answer, app = await ask(*by_header(*levels), keys=KEYS, key=key, **body)
+    assert (answer.status_code, error(answer)["type"]) == (403, "PermissionDeniedError")
+    assert says in error(answer)["message"]
+    assert error(answer)["param"] == ("X-Llumctl-Priority" if levels else "priority")
+    assert app.ranks == []
 
 
-@pytest.mark.parametrize("key", ["", "low", "sk-batch low", "sk-batc", "sk-board\thigh", "sk-"])
-async def test_the_levels_are_no_part_of_a_key(key: str) -> None:
-    answer, heard = await ask(by_header("low"), keys=KEYS, key=key)
-    assert (answer.status_code, heard) == (401, [])
+async def test_a_body_that_is_no_json_of_ours_is_asked_for_when_it_leaves() -> None:
+    answer, app = await ask(*by_header("high"), path=FORM)
+    assert (answer.status_code, app.ranks) == (200, [1])
 
 
 def test_a_wish_of_a_request_that_the_gate_could_not_read() -> None:
@@ -201,15 +157,27 @@ def test_a_wish_of_a_request_that_the_gate_could_not_read() -> None:
         asked_priority.rank_of_sequence(-1)
 
 
+async def test_a_session_is_known_by_its_hash_alone() -> None:
+    async def session(*headers: tuple[str, str]) -> str:
+        _, app = await ask(*headers)
+        return app.session
+
+    found = await session(("X-Session-Id", "alice@example.org"))
+    assert len(found) == 16
+    assert "alice" not in found
+    assert found == await session(("x-session-id", " alice@example.org "))
+    assert found != await session(("X-Session-Id", "bob@example.org"))
+    assert len(await session(("X-Session-Id", "\xff" * 9000))) == 16, "bytes that are no text"
+    assert await session() == await session(("X-Session-Id", " ")) == ""
+
+
 # -- the file -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("line", "parsed"),
     [
-        ("sk", ApiKey("sk")),
         ("  sk  ", ApiKey("sk")),
-        ("sk high", ApiKey("sk", ("high",))),
         ("sk\thigh, low", ApiKey("sk", ("high", "low"))),
         ("sk high low", ApiKey("sk", ("high", "low"))),
         ("s,k", ApiKey("s,k")),
@@ -218,6 +186,16 @@ def test_a_wish_of_a_request_that_the_gate_could_not_read() -> None:
 )
 def test_a_line(line: str, parsed: ApiKey) -> None:
     assert parse_line(line) == parsed
+
+
+def test_a_line_may_have_limits_of_its_own() -> None:
+    lines = ["sk-a", "sk-b low,normal live_requests=4", "sk-c tokens_per_minute=9 high"]
+    assert [parse_line(line).levels for line in lines] == [(), ("low", "normal"), ("high",)]
+    assert own_limits(lines) == {
+        key_id("sk-b"): {"live_requests": 4},
+        key_id("sk-c"): {"tokens_per_minute": 9},
+    }
+    check("\n\n  ".join(lines), list(LEVELS))
 
 
 @pytest.mark.parametrize(
@@ -237,11 +215,13 @@ def test_a_file_that_is_wrong_is_not_repeated(text: str, says: str) -> None:
     assert "urgent" not in str(refused.value)
 
 
-def test_a_file_that_is_right() -> None:
-    check("sk-1\n\n  sk-2 high\nsk-3\tlow,normal\n", LEVELS)
-
-
 # -- keys do not leak ---------------------------------------------------------------------
+
+
+async def test_the_levels_are_no_part_of_a_key() -> None:
+    for key in ("low", "sk-batch low", "sk-batc", "sk-board\thigh"):
+        answer, app = await ask(*by_header("low"), keys=KEYS, key=key)
+        assert (answer.status_code, app.ranks) == (401, [])
 
 
 async def test_keys_are_in_no_log_no_answer_and_no_repr(
@@ -249,7 +229,7 @@ async def test_keys_are_in_no_log_no_answer_and_no_repr(
 ) -> None:
     with caplog.at_level(logging.DEBUG):
         for key, level in [("sk-batch", "high"), ("sk-batch", "urgent"), ("sk-wrong", "high")]:
-            answer, _ = await ask(by_header(level), keys=KEYS, key=key)
+            answer, _ = await ask(*by_header(level), keys=KEYS, key=key)
             assert answer.status_code >= 400
             assert "sk-" not in answer.text
     assert "sk-" not in caplog.text
@@ -269,29 +249,7 @@ async def test_keys_are_in_no_log_no_answer_and_no_repr(
 
 
 async def test_a_request_carries_the_hash_of_its_key() -> None:
-    heard: list[str] = []
-
-    async def app(_scope: Any, _receive: Any, send: Any) -> None:
-        heard.append(ASKED_KEY.get())
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-    for keys, given in ((KEYS, "sk-batch"), ((), "")):
-        gate = Gate(GateLimits(), keys, LEVELS)
-        gate.app, gate.json_paths = app, frozenset({PATH})
-        transport = httpx.ASGITransport(app=gate)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            headers = {"Authorization": f"Bearer {given}"} if given else {}
-            assert (await http.post(PATH, headers=headers, content=b"{}")).status_code == 200
-    assert heard == [hashlib.sha256(b"sk-batch").hexdigest()[:12], ""]
-    assert ASKED_KEY.get() == ""
-
-
-def test_a_key_s_line_may_have_limits_of_its_own() -> None:
-    lines = ["sk-a", "sk-b low,normal live_requests=4", "sk-c tokens_per_minute=9 high"]
-    assert [parse_line(line).levels for line in lines] == [(), ("low", "normal"), ("high",)]
-    assert own_limits(lines) == {
-        key_id("sk-b"): {"live_requests": 4},
-        key_id("sk-c"): {"tokens_per_minute": 9},
-    }
-    check("\n".join(lines), list(LEVELS))
+    _, app = await ask(keys=KEYS, key="sk-batch")
+    assert app.key == hashlib.sha256(b"sk-batch").hexdigest()[:12]
+    _, app = await ask()
+    assert app.key == ""

@@ -17,7 +17,6 @@ from controller.adapters.vllm.checks.constraints import (
 # them; ">" where it was given up after 25 s.
 COSTLY = {
     r"(.+){3}": "4.1 s and 2.8 GB",
-    r"(.+){10}": "std::bad_alloc",
     r"(\w+\s?)+": "1.1 s and 1.4 GB",
     r"(\w+\s?){1,5}": "> 25 s",
     r"(.{1,3})*": "> 25 s",
@@ -41,60 +40,39 @@ COSTLY = {
     r"(\x61+)+": "",
     r"(a+?)+": "",
     r"(é+à?)+": "",
-    r"[a-z]{1,20000}": "",
+    f"[a-z]{{1,{MAX_COUNT + 1}}}": "",
     "a" * (MAX_CHARS + 1): "",
-    "(" * 40 + "a" + ")" * 40: "",
+    "(" * 33 + "a" + ")" * 33: "",
 }
 CHEAP = [
-    "",
-    r".*",
     r"(.|\n)*",
-    r"[a-z ]+",
-    r"(\w+ )+",
     r"(\w+, )*\w+",
     r"(.*)x(.*)y",
-    r"([^,]*,)*[^,]*",
     r'("[^"]*"(, )?)*',
-    r"(- .+\n)+",
     r"((- .+\n)+\n)+",
     r"(([a-z]+ )*[a-z]+\.\n)+",
     r"([a-z]{3})+",
-    r"(\d{1,3}\.){3}\d{1,3}",
     r"(yes|no|maybe)( (yes|no|maybe))*",
-    r"[\w.+-]+@[\w-]+\.[\w.-]+",
     r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?\.)+[a-z]{2,}",
     r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d+)?(Z|[+-]\d{2}:\d{2})",
     r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?",
     r"https?://[\w.]+(/[\w.%-]*)*(\?\S*)?",
     r"(([01]?\d\d?|2[0-4]\d|25[0-5])\.){3}([01]?\d\d?)",
-    r"(\(\d{3}\) )?\d{3}-\d{4}",
-    r"#[0-9a-fA-F]{6}",
     r"(a|aa)+",
     r"(\\.|[^\\])*",
     r"[\]\-^]+",
     r"[a-]+",
     r"\u00e9+\u{1F98A}*\x41",
-    r"x{1,1000}",
+    f"x{{1,{MAX_COUNT}}}",
+    "a" * MAX_CHARS,
+    "(" * 32 + "a" + ")" * 32,
+    r"(a|ab)*" * 4,
     r"(a?)(b?)",
     r"(a+)?",
     "日本+",
 ]
 # Refused by vLLM: nothing is said of them here.
-UNREADABLE = [
-    "(",
-    ")",
-    "a)",
-    "[",
-    "[a",
-    "*a",
-    "a**",
-    "\\",
-    "(?=a)b",
-    "(?<!x)y",
-    r"(a)\1",
-    "(?i)a",
-    "a{",
-]
+UNREADABLE = ["(", ")", "[a", "*a", "a**", "\\", "(?=a)b", "(?<!x)y", r"(a)\1", "(?i)a", "a{"]
 
 
 @pytest.mark.parametrize("pattern", COSTLY)
@@ -103,13 +81,8 @@ def test_costly(pattern: str) -> None:
         check_regex(pattern)
 
 
-@pytest.mark.parametrize("pattern", CHEAP)
-def test_cheap(pattern: str) -> None:
-    check_regex(pattern)
-
-
-@pytest.mark.parametrize("pattern", UNREADABLE)
-def test_unreadable_passes(pattern: str) -> None:
+@pytest.mark.parametrize("pattern", [*CHEAP, *UNREADABLE])
+def test_cheap_or_unreadable(pattern: str) -> None:
     check_regex(pattern)
 
 

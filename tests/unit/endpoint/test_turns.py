@@ -7,7 +7,7 @@ from controller.adapters.vllm.endpoint.exchange import Turns
 PER_TURN = 16
 
 
-async def test_no_turn_of_the_loop_has_more_than_its_share() -> None:
+async def test_no_turn_of_the_loop_has_more_than_its_share_and_one_caller_does_not_wait() -> None:
     turns, turn, seen = Turns(PER_TURN), 0, []
 
     async def caller() -> None:
@@ -21,17 +21,10 @@ async def test_no_turn_of_the_loop_has_more_than_its_share() -> None:
             await asyncio.sleep(0)
             turn += 1
     assert [seen.count(turn) for turn in sorted(set(seen))] == [PER_TURN] * 3 + [1]
-
-
-async def test_one_caller_does_not_wait() -> None:
-    turns, waited = Turns(PER_TURN), False
-
-    def note() -> None:
-        nonlocal waited
-        waited = True
-
-    asyncio.get_running_loop().call_soon(note)
-    await turns.take()
+    waited: list[bool] = []
+    alone = Turns(PER_TURN)
+    asyncio.get_running_loop().call_soon(waited.append, True)
+    await alone.take()
     assert not waited
 
 
