@@ -1,7 +1,6 @@
 """The faults that `python -m tools.chaos` draws, and what it holds against a cluster."""
 
 import random
-from collections import Counter
 from itertools import islice
 
 from controller.api.token_sequence import start, token
@@ -9,22 +8,13 @@ from tools.chaos import streams
 from tools.chaos.__main__ import growth
 from tools.chaos.schedule import NEEDS_TWO_HOSTS, Kind, faults
 
-BURST_S = 10.0
 
-
-def test_a_seed_repeats_its_faults_and_another_draws_others() -> None:
-    kinds = list(Kind)
-    one, again, other = (list(islice(faults(seed, kinds, BURST_S), 200)) for seed in (7, 7, 8))
-    assert one == again != other
-    assert [fault.number for fault in one] == list(range(1, 201))
-    assert all(0 < fault.after_s < BURST_S and 0 <= fault.choice < 1 for fault in one)
-
-
-def test_every_kind_comes_and_none_that_is_left_out() -> None:
+def test_a_seed_repeats_its_faults_of_the_kinds_that_may_come() -> None:
     kinds = [kind for kind in Kind if kind not in NEEDS_TWO_HOSTS]
-    drawn = Counter(fault.kind for fault in islice(faults(1, kinds, BURST_S), 500))
-    assert set(drawn) == set(kinds)
-    assert drawn.most_common(1)[0][0] is Kind.KILL_INSTANCE
+    one, again, other = (list(islice(faults(seed, kinds, 10.0), 500)) for seed in (7, 7, 8))
+    assert one == again != other
+    assert {fault.kind for fault in one} == set(kinds)
+    assert all(0 < fault.after_s < 10.0 for fault in one)
 
 
 def test_an_emulated_answer_is_right_only_if_it_is_whole_and_in_order() -> None:

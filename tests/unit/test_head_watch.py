@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from controller.api.state.run_state import RunState
 from controller.main import down
 from controller.main.machine.processes import same_process
 from controller.ports.processes import LauncherLoss
+from tools.synthetic_cluster import run_state_of
 
 
 class Machine:
@@ -23,8 +25,9 @@ class Machine:
     now_s = 100.0
     raylet = 7
 
-    def watch(self, address: str) -> HeadWatch:
-        return HeadWatch(address, lambda: self.now_s, lambda: self.raylet)
+    def watch(self, listening: socket.socket) -> tuple[str, HeadWatch]:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        return address, HeadWatch(address, lambda: self.now_s, lambda: self.raylet)
 
 
 @pytest.fixture
@@ -35,15 +38,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_a_head_that_goes_and_comes(machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
-        port = head.getsockname()[1]
-        watch = machine.watch(f"127.0.0.1:{port}")
+        address, watch = machine.watch(head)
         assert watch.look() is None
-    what = f"Ray's head at 127.0.0.1:{port} does not answer"
+    what = f"Ray's head at {address} does not answer"
     assert watch.loss is None
     assert watch.look() == LauncherLoss(what, 0.0, 60.0)
     machine.now_s += 9.0
     assert watch.look() == watch.loss == LauncherLoss(what, 9.0, 60.0)
-    with socket.create_server(("127.0.0.1", port)):
+    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
         assert watch.look() is None
         assert watch.loss is None
 
@@ -51,7 +53,7 @@ def test_a_head_that_goes_and_comes(machine: Machine) -> None:
 def test_a_raylet_that_is_gone(machine: Machine) -> None:
     """Another process adopts the raylet's children. No process ends by itself then."""
     with socket.create_server(("127.0.0.1", 0)) as head:
-        watch = machine.watch(f"127.0.0.1:{head.getsockname()[1]}")
+        _, watch = machine.watch(head)
         machine.raylet = 1
         assert watch.look() == LauncherLoss(head_watch.NO_RAYLET, 0.0, None)
         machine.now_s += 5.0
@@ -100,21 +102,8 @@ def member(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def state(folder: Path, address: str, run: str = "run") -> RunState:
-    return RunState(
-        cluster="default",
-        nonce="00",
-        control_url="http://127.0.0.1:1",
-        control_token="t",
-        endpoint_url="http://127.0.0.1:2",
-        ray_address=address,
-        owns_ray=False,
-        ray_head_pid=None,
-        ray_head_started_s=None,
-        namespace=run,
-        started_at_s=1.0,
-        log_dir=str(folder),
-        temp_dir="/t",
-    )
+    found = run_state_of("http://127.0.0.1:1", "t")
+    return replace(found, ray_address=address, owns_ray=False, namespace=run, log_dir=str(folder))
 
 
 @pytest.mark.process

@@ -5,6 +5,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from controller.api.state import run_state
 from controller.api.state.run_state import RunState
 from controller.main.down import tear_down
 from controller.main.machine import run_folders
+from tools.synthetic_cluster import run_state_of
 
 NONCE = "0123456789abcdef"
 
@@ -58,11 +60,10 @@ def test_ray_s_sockets_find_room_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_ray_gets_no_folder_whose_name_it_cannot_send(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, base: Path
 ) -> None:
-    (tmp_path / "fürs").mkdir()
-    monkeypatch.setattr(run_folders, "MAX_RAY_BYTES", 1000)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "fürs"))
+    (base / "fürs").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(base / "fürs"))
     folder = run_folders.make_temp(NONCE)
     assert folder.parent == Path("/tmp")
     assert run_folders.remove_temp(str(folder), NONCE) == ""
@@ -74,43 +75,43 @@ def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, base: Pat
         run_folders.make_temp(NONCE)
 
 
-def a_foreign_folder(base: Path) -> str:
+def a_foreign_folder(base: Path) -> Path:
     (base / "home").mkdir(mode=0o700)
     (base / "home" / "thesis").write_text("years")
-    return str(base / "home")
+    return base / "home"
 
 
-def another_run(_base: Path) -> str:
-    return str(filled(run_folders.make_temp("f" * 16)))
+def another_run(_base: Path) -> Path:
+    return filled(run_folders.make_temp("f" * 16))
 
 
-def a_link(base: Path) -> str:
+def a_link(base: Path) -> Path:
     (base / "link").symlink_to(filled(run_folders.make_temp(NONCE)))
-    return str(base / "link")
+    return base / "link"
 
 
-def an_open_one(_base: Path) -> str:
+def an_open_one(_base: Path) -> Path:
     folder = filled(run_folders.make_temp(NONCE))
     folder.chmod(0o770)
-    return str(folder)
+    return folder
 
 
-def a_marker_that_is_a_link(base: Path) -> str:
-    folder = Path(a_foreign_folder(base))
+def a_marker_that_is_a_link(base: Path) -> Path:
+    folder = a_foreign_folder(base)
     mark = run_folders.make_temp(NONCE) / run_folders.MARKER
     (folder / run_folders.MARKER).symlink_to(mark)
-    return str(folder)
+    return folder
 
 
-def a_marker_that_never_ends(base: Path) -> str:
-    folder = Path(a_foreign_folder(base))
+def a_marker_that_never_ends(base: Path) -> Path:
+    folder = a_foreign_folder(base)
     os.mkfifo(folder / run_folders.MARKER)
-    return str(folder)
+    return folder
 
 
-def a_file(base: Path) -> str:
+def a_file(base: Path) -> Path:
     (base / "file").write_text("")
-    return str(base / "file")
+    return base / "file"
 
 
 NOT_OURS = (
@@ -124,16 +125,12 @@ NOT_OURS = (
 )
 
 
-def everything_below(folder: Path) -> set[str]:
-    return {str(path) for path in folder.rglob("*")}
-
-
 @pytest.mark.parametrize("make", NOT_OURS, ids=lambda make: make.__name__)
-def test_what_is_not_proved_is_left(make: Callable[[Path], str], base: Path) -> None:
+def test_what_is_not_proved_is_left(make: Callable[[Path], Path], base: Path) -> None:
     folder = make(base)
-    before = everything_below(base)
-    assert run_folders.remove_temp(folder, NONCE)
-    assert everything_below(base) == before
+    before = set(base.rglob("*"))
+    assert run_folders.remove_temp(str(folder), NONCE)
+    assert set(base.rglob("*")) == before
 
 
 @pytest.mark.usefixtures("base")
@@ -144,7 +141,7 @@ def test_a_nonce_of_nothing_proves_nothing() -> None:
 
 
 def test_what_links_point_to_stays(base: Path) -> None:
-    folder, home = run_folders.make_temp(NONCE), Path(a_foreign_folder(base))
+    folder, home = run_folders.make_temp(NONCE), a_foreign_folder(base)
     (folder / "out").symlink_to(home)
     (folder / "session").mkdir()
     (folder / "session" / "out").symlink_to(home)
@@ -156,21 +153,8 @@ def test_what_links_point_to_stays(base: Path) -> None:
 
 
 def state(temp_dir: Path, nonce: str = NONCE) -> RunState:
-    return RunState(
-        cluster="c1",
-        nonce=nonce,
-        control_url="http://127.0.0.1:9",
-        control_token="secret",
-        endpoint_url="http://127.0.0.1:9",
-        ray_address="",
-        owns_ray=True,
-        ray_head_pid=None,
-        ray_head_started_s=None,
-        namespace="n",
-        started_at_s=7,
-        log_dir="/l",
-        temp_dir=str(temp_dir),
-    )
+    found = run_state_of("http://127.0.0.1:9", "secret", "c1")
+    return replace(found, nonce=nonce, ray_address="", temp_dir=str(temp_dir))
 
 
 def test_down_deletes_its_own_and_not_that_of_a_cluster_of_the_same_name(
@@ -186,7 +170,7 @@ def test_down_deletes_its_own_and_not_that_of_a_cluster_of_the_same_name(
 
 
 def test_down_deletes_nothing_else_that_a_run_state_names(base: Path) -> None:
-    home = Path(a_foreign_folder(base))
+    home = a_foreign_folder(base)
     found = state(home)
     run_state.save(found)
     told: list[str] = []

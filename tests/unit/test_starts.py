@@ -27,13 +27,10 @@ def test_each_start_waits_at_least_as_long_as_the_one_before(num_failed: int) ->
     assert (delay_s(num_failed) > 0) == (num_failed > 0)
 
 
-def test_a_first_start_that_cannot_succeed_is_given_up_soon() -> None:
+@pytest.mark.parametrize("has_served", [False, True])
+def test_a_first_start_is_given_up_soon_and_what_has_served_never(has_served: bool) -> None:
     assert delay_s(1) == FIRST_DELAY_S
     assert sum(delay_s(n) for n in range(MAX_FAILED_STARTS)) < 10
-
-
-@pytest.mark.parametrize("has_served", [False, True])
-def test_what_has_served_is_tried_for_ever(has_served: bool) -> None:
     assert is_given_up(MAX_FAILED_STARTS, has_served=has_served) == (not has_served)
     assert not is_given_up(MAX_FAILED_STARTS - 1, has_served=has_served)
 
@@ -61,10 +58,6 @@ async def exits(start):
     told(start)
     os._exit(3)
 
-async def is_killed(start):
-    told(start)
-    os.kill(os.getpid(), 9)
-
 async def crashes(start):
     told(start)
     import ctypes
@@ -86,23 +79,26 @@ def told(start):
         open("told", "w").write(start.failure)
         os._exit(0)
 """
-Run = Callable[..., int]
+ENOUGH = MAX_FAILED_STARTS + 1
+Run = Callable[..., tuple[int, str, bool]]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Runs the member's processes, each after the one before has ended, until one is told that it
-    is given up. Returns how many there were before."""
+    is given up. Returns how many there were before, and how the last of them failed."""
     (tmp_path / "dying_roles.py").write_text(ROLES)
 
-    def run(role: str, *, most: int = 8, run: str = "r1") -> int:
-        command = [sys.executable, "-c", MEMBER, str(tmp_path), role, run]
-        for number in range(most):
+    def run(role: str, *, most: int = ENOUGH) -> tuple[int, str, bool]:
+        command = [sys.executable, "-c", MEMBER, str(tmp_path), role, "r1"]
+        number = 0
+        while number < most:
             environment = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
             subprocess.run(command, cwd=tmp_path, env=environment, timeout=30, check=False)
             if (tmp_path / "told").exists():
-                return number
-        return most
+                break
+            number += 1
+        return number, *ray_starts.failure_of(tmp_path, "i-0", "r1")
 
     return run
 
@@ -118,10 +114,9 @@ def run(tmp_path: Path) -> Run:
 def test_a_member_that_dies_at_each_start_is_given_up_with_its_reason(
     run: Run, tmp_path: Path, role: str, reason: str
 ) -> None:
-    assert run(role) == MAX_FAILED_STARTS
+    assert run(role) == (MAX_FAILED_STARTS, reason, True)
     told = (tmp_path / "told").read_text()
     assert told == f"{reason} ({MAX_FAILED_STARTS} starts in a row failed)"
-    assert ray_starts.failure_of(tmp_path, "i-0", "r1") == (reason, True)
     assert ray_starts.failure_of(tmp_path, "i-0", "r2") == ("", False), "of another run"
 
 
@@ -129,45 +124,28 @@ def test_a_member_that_dies_at_each_start_is_given_up_with_its_reason(
     ("role", "reason"),
     [
         ("dying_roles:exits", ray_starts.SILENT),
-        ("dying_roles:is_killed", ray_starts.SILENT),
         ("dying_roles:says_then_dies", "vllm.errors.OddError: it is odd"),
+        ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
 @pytest.mark.process
 def test_what_ended_without_a_note_is_found_by_the_next_one(
-    run: Run, tmp_path: Path, role: str, reason: str
+    run: Run, role: str, reason: str
 ) -> None:
-    run(role, most=2)
-    assert ray_starts.failure_of(tmp_path, "i-0", "r1") == (reason, False)
+    assert run(role, most=2) == (2, reason, False)
 
 
 @pytest.mark.process
-def test_a_role_that_cannot_be_imported_is_noted(run: Run, tmp_path: Path) -> None:
-    assert run("no_such_module:f", most=2) == 2
-    reason, given_up = ray_starts.failure_of(tmp_path, "i-0", "r1")
-    assert reason == "ModuleNotFoundError: No module named 'no_such_module'"
-    assert not given_up
-
-
-@pytest.mark.process
-def test_a_member_that_served_each_time_is_started_for_ever(run: Run, tmp_path: Path) -> None:
-    most = MAX_FAILED_STARTS + 1
-    assert run("dying_roles:serves_then_dies", most=most) == most
-    assert ray_starts.failure_of(tmp_path, "i-0", "r1") == ("", False)
-
-
-@pytest.mark.process
-def test_the_controller_is_tried_for_ever_once_it_has_served(run: Run, tmp_path: Path) -> None:
-    run("dying_roles:serves_then_dies", most=1)
-    most = MAX_FAILED_STARTS + 1
-    assert run("dying_roles:exits", most=most) == most
-    assert ray_starts.failure_of(tmp_path, "i-0", "r1") == (ray_starts.SILENT, False)
+def test_a_member_that_has_served_is_started_for_ever(run: Run) -> None:
+    role = "dying_roles:serves_then_dies"
+    assert run(role) == (ENOUGH, "", False), "it serves each time"
+    assert run("dying_roles:exits") == (ENOUGH, ray_starts.SILENT, False)
 
 
 # -- the file -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"run": "r1", "odd": 1}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "[1]", '{"run": "r1", "odd": 1}', "[" * 100_000])
 def test_a_file_that_is_no_record_counts_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "i-0.starts").write_text(text)
     assert ray_starts.failure_of(tmp_path, "i-0", "r1") == ("", False)
@@ -177,8 +155,7 @@ def test_a_file_that_is_no_record_counts_as_none(tmp_path: Path, text: str) -> N
 def test_a_record_that_cannot_be_written_keeps_nobody_from_starting(tmp_path: Path) -> None:
     start = ray_starts.begin(tmp_path / "none" / "i-0.log", "r1")
     start.succeeded()
-    assert start.delay_s == 0
-    assert start.failure == ""
+    assert (start.delay_s, start.failure) == (0, "")
 
 
 def test_the_reason_is_that_of_the_last_start_alone(tmp_path: Path) -> None:
@@ -191,7 +168,6 @@ def test_the_reason_is_that_of_the_last_start_alone(tmp_path: Path) -> None:
     assert ray_starts.failure_of(tmp_path, "i-0", "r1") == (ray_starts.SILENT, False)
 
 
-IN_USE = "zmq.error.ZMQError: Address already in use"
 SIGNAL = "*** SIGSEGV received at time=1 on cpu 0 ***"
 
 
@@ -199,10 +175,9 @@ SIGNAL = "*** SIGSEGV received at time=1 on cpu 0 ***"
     ("text", "words"),
     [
         ("INFO loading\nValueError: bad\n  more\n", "ValueError: bad"),
-        (IN_USE, IN_USE),
+        ("zmq.error.ZMQError: in use", "zmq.error.ZMQError: in use"),
         (f"[2026-01-01 00:00:00] {SIGNAL}\n  @ 0x1", SIGNAL),
         ("INFO all is well", ""),
-        ("", ""),
     ],
 )
 def test_last_words(text: str, words: str) -> None:

@@ -16,24 +16,9 @@ from controller.api.interrupts import interrupts_arrive, stops_interrupt
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
 from controller.main import up
+from tools.synthetic_cluster import run_state_of
 
 pytestmark = pytest.mark.process
-
-STATE = RunState(
-    cluster="c1",
-    nonce="ab12",
-    control_url="http://127.0.0.1:9",
-    control_token="secret",
-    endpoint_url="http://127.0.0.1:9",
-    ray_address="",
-    owns_ray=True,
-    ray_head_pid=2**22,
-    ray_head_started_s=0.0,
-    namespace="llumctl-c1",
-    started_at_s=7,
-    log_dir="/l",
-    temp_dir="",
-)
 
 
 @pytest.fixture
@@ -48,7 +33,12 @@ def head() -> subprocess.Popen[bytes]:
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunState:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(up, "STAY_POLL_S", 0.01)
-    state = replace(STATE, temp_dir=str(tmp_path / "none"))
+    state = replace(
+        run_state_of("http://127.0.0.1:9", "secret", "c1"),
+        ray_head_pid=2**22,
+        ray_head_started_s=0.0,
+        temp_dir=str(tmp_path / "none"),
+    )
     run_state.save(state)
     return state
 
