@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ DRAINS = frozenset({Closed.DRAINING})
 """What the spec has against an instance that drains."""
 CORDONED = frozenset({Closed.CORDONED})
 
+T = TypeVar("T")
 BLOCK_SIZE = 16
 THREE_LEVELS = (
     Level("normal", 0),
@@ -162,3 +164,15 @@ def snapshots(draw: st.DrawFn) -> InstanceSnapshot:
         total_blocks=total,
         watermark_blocks=draw(st.integers(0, max(0, total // 10))),
     )
+
+
+def run_seeds(number: int, run: Callable[[int], T]) -> list[T]:
+    """What comes of each seed; a seed that fails is named."""
+    found = []
+    for seed in range(number):
+        try:
+            found.append(run(seed))
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+    return found

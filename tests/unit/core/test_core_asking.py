@@ -8,34 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.admission import asking
 from controller.core.admission.api_keys import Refusal
-from controller.core.admission.asking import (
-    BYPASS_EVERY_S,
-    CONTROLLER_SILENCE_S,
-    GONE_WAITS_S,
-    Aborted,
-    Answered,
-    AskController,
-    Asked,
-    Asking,
-    AskState,
-    BypassAt,
-    BypassDue,
-    ControllerHeard,
-    Event,
-    Instruction,
-    RankChanged,
-    Refuse,
-    Resume,
-    Resumed,
-    TellKeysAgain,
-    TellUnused,
-    Unused,
-    Use,
-    WakeAt,
-    Withdraw,
-    Woken,
-)
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
 
@@ -69,10 +43,10 @@ class History:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.known = Known()
-        self.machine = Asking(self.known, Own(), self.refusal_alone)
+        self.machine = asking.Asking(self.known, Own(), self.refusal_alone)
         self.now_s = 0.0
         room_to_grow, hold_s = self.rng.choice([None, 64]), self.rng.choice([2.0, 30.0])
-        self.heard = ControllerHeard("one", 2, room_to_grow, True, hold_s)
+        self.heard = asking.ControllerHeard("one", 2, room_to_grow, True, hold_s)
         self.live: dict[str, DispatchRequested] = {}
         self.wakes: dict[str, float] = {}
         self.resumable: set[str] = set()
@@ -94,56 +68,56 @@ class History:
             self.now_s += self.rng.choice([0.0, 0.0, 0.02, 0.3, 1.1])
             self.take(self.rng.choice(list(self.possible())))
         for request_id in list(self.live):
-            self.take(Aborted(request_id))
+            self.take(asking.Aborted(request_id))
         assert all(len(ends) == 1 for ends in self.ends.values()), self.ends
         assert list(self.machine) == []
         unused = {dispatch.seq for dispatch in self.machine._unused}
         assert self.given == self.gone | unused, "a dispatch was not given back"
 
-    def possible(self) -> Iterator[Event]:
+    def possible(self) -> Iterator[asking.Event]:
         rng = self.rng
         name = f"r-{len(self.ends)}"
         tokens = rng.choice([10, 13, 500, 3000])
-        yield Asked(
+        yield asking.Asked(
             DispatchRequested(name, "f-0", tokens, 0, self.now_s, replayed=bool(tokens % 2))
         )
         yield replace(self.heard, controller=rng.choice(["one", "one", "one", "two"]))
         if self.bypass_s is not None and self.bypass_s <= self.now_s:
-            yield BypassDue()
+            yield asking.BypassDue()
         if not self.ends:
             return
         request_id = rng.choice([*self.ends, *self.live])
         self.num_dispatches += 1
         instance_id, incarnation = rng.choice(IDS), rng.choice([1, 1, 2])
         dispatch = Dispatch(request_id, "f-0", instance_id, incarnation, self.num_dispatches)
-        yield Answered(dispatch)
-        yield Answered(Reject(request_id, "f-0", RejectCode.OVERLOADED, 5))
+        yield asking.Answered(dispatch)
+        yield asking.Answered(Reject(request_id, "f-0", RejectCode.OVERLOADED, 5))
         if request_id not in self.live:
-            yield Unused(dispatch)
+            yield asking.Unused(dispatch)
         if rng.random() < 0.2:
-            yield Aborted(request_id)
-        yield RankChanged(request_id, rng.choice([0, 1]))
-        yield Woken(request_id, self.now_s - 0.07)
+            yield asking.Aborted(request_id)
+        yield asking.RankChanged(request_id, rng.choice([0, 1]))
+        yield asking.Woken(request_id, self.now_s - 0.07)
         for resumable in self.resumable:
-            yield Resumed(resumable)
+            yield asking.Resumed(resumable)
         for request_id, time_s in self.wakes.items():
             if time_s <= self.now_s:
-                yield Woken(request_id, time_s)
+                yield asking.Woken(request_id, time_s)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: asking.Event) -> None:
         match event:
-            case Asked(request):
+            case asking.Asked(request):
                 self.live[request.request_id] = request
                 self.ends[request.request_id] = []
-            case Answered(Dispatch() as dispatch) | Unused(dispatch):
+            case asking.Answered(Dispatch() as dispatch) | asking.Unused(dispatch):
                 self.given.add(dispatch.seq)
-            case Resumed(request_id):
+            case asking.Resumed(request_id):
                 self.resumable.discard(request_id)
-            case Woken(request_id, time_s) if self.wakes.get(request_id) == time_s:
+            case asking.Woken(request_id, time_s) if self.wakes.get(request_id) == time_s:
                 del self.wakes[request_id]
-            case BypassDue():
+            case asking.BypassDue():
                 self.bypass_s = None
-            case ControllerHeard():
+            case asking.ControllerHeard():
                 self.known.incarnations = {
                     i: self.rng.choice([1, 1, 2]) for i in IDS if self.rng.random() < 0.9
                 }
@@ -152,41 +126,41 @@ class History:
                 pass
         told = self.machine.handle(event, self.now_s)
         self.seen |= {type(each) for each in told}
-        given_back = [each.dispatch.seq for each in told if isinstance(each, TellUnused)]
+        given_back = [each.dispatch.seq for each in told if isinstance(each, asking.TellUnused)]
         assert self.given.issuperset(given_back), "given back twice"
         assert len(given_back) == len(set(given_back))
         self.given.difference_update(given_back)
         self.gone.difference_update(given_back)
         for instruction in told:
             self.follow(instruction, event)
-        if isinstance(event, Aborted) and event.request_id in self.live:
+        if isinstance(event, asking.Aborted) and event.request_id in self.live:
             self.end(event.request_id, "aborted")
         self.machine.check()
         self.check()
 
-    def follow(self, instruction: Instruction, event: Event) -> None:
+    def follow(self, instruction: asking.Instruction, event: asking.Event) -> None:
         match instruction:
-            case AskController(request):
-                assert self.machine.state(request.request_id) is not AskState.OVER
-            case Withdraw(cancelled):
-                assert event == Aborted(cancelled.request_id)
-            case WakeAt(request_id, time_s):
+            case asking.AskController(request):
+                assert self.machine.state(request.request_id) is not asking.AskState.OVER
+            case asking.Withdraw(cancelled):
+                assert event == asking.Aborted(cancelled.request_id)
+            case asking.WakeAt(request_id, time_s):
                 assert time_s > self.now_s
                 self.wakes[request_id] = time_s
-            case BypassAt(time_s):
+            case asking.BypassAt(time_s):
                 assert self.bypass_s is None
-                assert time_s == self.now_s + BYPASS_EVERY_S
+                assert time_s == self.now_s + asking.BYPASS_EVERY_S
                 self.bypass_s = time_s
-            case Resume(request_id):
+            case asking.Resume(request_id):
                 self.resumable.add(request_id)
-            case Use(dispatch):
+            case asking.Use(dispatch):
                 assert self.known.ref(dispatch.instance_id, dispatch.incarnation) is not None
                 self.given.discard(dispatch.seq)  # unless the frontend decided alone
                 self.end(dispatch.request_id, "used")
-            case Refuse():
-                assert isinstance(event, Resumed)
+            case asking.Refuse():
+                assert isinstance(event, asking.Resumed)
                 self.end(event.request_id, "refused")
-            case TellUnused() | TellKeysAgain():
+            case asking.TellUnused() | asking.TellKeysAgain():
                 pass
 
     def end(self, request_id: str, how: str) -> None:
@@ -197,7 +171,7 @@ class History:
         assert set(self.machine) == set(self.live)
         for request_id in self.live:
             match self.machine.state(request_id):
-                case AskState.ANSWERED:
+                case asking.AskState.ANSWERED:
                     assert request_id in self.resumable
                 case _:
                     assert request_id in self.wakes, "nobody asks again"
@@ -220,21 +194,24 @@ def test_histories_in_any_order() -> None:
 
 def test_a_dispatch_to_one_that_is_not_listed_is_asked_for_again_so_often() -> None:
     known = Known()
-    machine, now_s = Asking(known, Own(), lambda *_: None), 0.0
-    machine.handle(ControllerHeard("one", 1, None, True, 30.0), now_s)
-    machine.handle(Asked(DispatchRequested("r", "f-0", 10, 0, 0.0)), now_s)
+    machine, now_s = asking.Asking(known, Own(), lambda *_: None), 0.0
+    machine.handle(asking.ControllerHeard("one", 1, None, True, 30.0), now_s)
+    machine.handle(asking.Asked(DispatchRequested("r", "f-0", 10, 0, 0.0)), now_s)
     waits = []
-    for seq in range(len(GONE_WAITS_S) + 1):
-        machine.handle(Answered(Dispatch("r", "f-0", "i-0", 2, seq + 1)), now_s)
-        told = machine.handle(Resumed("r"), now_s)
-        if isinstance(told[-1], WakeAt):
+    for seq in range(len(asking.GONE_WAITS_S) + 1):
+        machine.handle(asking.Answered(Dispatch("r", "f-0", "i-0", 2, seq + 1)), now_s)
+        told = machine.handle(asking.Resumed("r"), now_s)
+        if isinstance(told[-1], asking.WakeAt):
             waits.append(told[-1].time_s - now_s)
             now_s = told[-1].time_s
-            asked, wake = machine.handle(Woken("r", now_s), now_s)
-            assert isinstance(asked, AskController)
-            assert wake == WakeAt("r", now_s + CONTROLLER_SILENCE_S)
-    assert waits == pytest.approx(GONE_WAITS_S)
-    assert told == [Refuse(RejectCode.UNAVAILABLE)]
+            asked, wake = machine.handle(asking.Woken("r", now_s), now_s)
+            assert isinstance(asked, asking.AskController)
+            assert wake == asking.WakeAt("r", now_s + asking.CONTROLLER_SILENCE_S)
+    assert waits == pytest.approx(asking.GONE_WAITS_S)
+    assert told == [asking.Refuse(RejectCode.UNAVAILABLE)]
     known.incarnations["i-0"] = 2
-    told = machine.handle(ControllerHeard("one", 1, None, True, 30.0), now_s)
-    assert len([each for each in told if isinstance(each, TellUnused)]) == len(GONE_WAITS_S) + 1
+    told = machine.handle(asking.ControllerHeard("one", 1, None, True, 30.0), now_s)
+    assert (
+        len([each for each in told if isinstance(each, asking.TellUnused)])
+        == len(asking.GONE_WAITS_S) + 1
+    )

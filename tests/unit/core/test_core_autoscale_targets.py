@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.fleet.autoscaler import ScaleDecision, ScaleReason, ScaleState, decide, why
@@ -38,37 +38,40 @@ def check(found: ClusterLoad, config: AutoscaleConfig = CONFIG) -> ScaleDecision
     return decision
 
 
-class TestEstimate:
-    def test_a_share_of_an_instance_more_or_less(self) -> None:
-        recent = RecentLatencies(ttft_p99_s=1.0, tpot_p99_s=0.1)
-        assert estimate(recent, TEN, 2) == Estimate(1.0, 0.1)
-        assert estimate(recent, TEN, 1) == Estimate(2.0, 0.2)
-        assert estimate(recent, TEN, 4) == Estimate(0.5, 0.05)
+SLOW = RecentLatencies(ttft_p99_s=1.0, tpot_p99_s=0.5)
+LONG_WAIT, PACED = RecentLatencies(longest_wait_s=7.0), RecentLatencies(num_first_tokens=120)
+CHANGED = RecentLatencies(9.0, 0.9, longest_wait_s=1.5, settled=False)
+QUEUE = replace(TEN, num_waiting=30)
 
-    def test_who_has_an_instance_for_itself_gains_nothing(self) -> None:
-        recent = RecentLatencies(ttft_p99_s=1.0, tpot_p99_s=0.5)
-        assert estimate(recent, TEN, 10) == estimate(recent, TEN, 64) == Estimate(0.2, 0.1)
-        two = Crowd(2, 0, 2)
-        assert estimate(recent, two, 3) == estimate(recent, two, 2) == Estimate(1.0, 0.5)
 
-    def test_what_waits_counts_as_it_is_and_by_the_pace(self) -> None:
-        crowd = replace(TEN, num_waiting=30)
-        assert estimate(RecentLatencies(longest_wait_s=7.0), crowd, 2).ttft_s == 7.0
-        assert estimate(RecentLatencies(longest_wait_s=7.0), crowd, 4).ttft_s == 3.5
-        paced = RecentLatencies(num_first_tokens=120)  # two a second
-        assert estimate(paced, crowd, 2).ttft_s == 15.0
-        assert estimate(paced, crowd, 3).ttft_s == 10.0
-        assert estimate(RecentLatencies(longest_wait_s=7.0), TEN, 2).ttft_s is None
-
-    def test_after_another_number_of_instances_only_what_waits(self) -> None:
-        recent = RecentLatencies(9.0, 0.9, longest_wait_s=1.5, settled=False)
-        assert estimate(recent, TEN, 2) == Estimate()
-        assert estimate(recent, replace(TEN, num_waiting=1), 2) == Estimate(1.5)
-
-    def test_nothing_is_known_of_none(self) -> None:
-        recent = RecentLatencies(1.0, 0.1)
-        assert estimate(recent, Crowd(0, 5, 0), 2) == Estimate()
-        assert estimate(recent, TEN, 0) == Estimate()
+@pytest.mark.parametrize(
+    ("recent", "crowd", "number", "expected"),
+    [
+        (SLOW, TEN, 2, Estimate(1.0, 0.5)),
+        (SLOW, TEN, 1, Estimate(2.0, 1.0)),
+        (SLOW, TEN, 4, Estimate(0.5, 0.25)),
+        # Each request has an instance for itself, and gains nothing by more.
+        (SLOW, TEN, 10, Estimate(0.2, 0.1)),
+        (SLOW, TEN, 64, Estimate(0.2, 0.1)),
+        (SLOW, Crowd(2, 0, 2), 3, Estimate(1.0, 0.5)),
+        # What waits counts as it is and by the pace, here of two a second.
+        (LONG_WAIT, QUEUE, 2, Estimate(7.0)),
+        (LONG_WAIT, QUEUE, 4, Estimate(3.5)),
+        (PACED, QUEUE, 2, Estimate(15.0)),
+        (PACED, QUEUE, 3, Estimate(10.0)),
+        (LONG_WAIT, TEN, 2, Estimate()),
+        # After another number of instances only what waits.
+        (CHANGED, TEN, 2, Estimate()),
+        (CHANGED, replace(TEN, num_waiting=1), 2, Estimate(1.5)),
+        # Nothing is known of none.
+        (SLOW, Crowd(0, 5, 0), 2, Estimate()),
+        (SLOW, TEN, 0, Estimate()),
+    ],
+)
+def test_an_estimate(
+    recent: RecentLatencies, crowd: Crowd, number: int, expected: Estimate
+) -> None:
+    assert estimate(recent, crowd, number) == expected
 
 
 seconds = st.floats(0, 1000, allow_nan=False)
@@ -91,109 +94,91 @@ def at_most(one: Estimate, other: Estimate) -> bool:
     return True
 
 
-class TestMonotone:
-    @given(recents, crowds, st.integers(1, 64), st.integers(0, 64))
-    def test_in_the_number_of_instances(
-        self, recent: RecentLatencies, crowd: Crowd, number: int, more: int
-    ) -> None:
-        assert at_most(estimate(recent, crowd, number + more), estimate(recent, crowd, number))
-
-    @given(recents, crowds, st.integers(1, 64), st.integers(0, 500), seconds, seconds, seconds)
-    def test_in_what_waits_and_what_was_measured(
-        self,
-        recent: RecentLatencies,
-        crowd: Crowd,
-        number: int,
-        more: int,
-        longer_s: float,
-        slower_s: float,
-        later_s: float,
-    ) -> None:
-        worse = replace(
-            recent,
-            ttft_p99_s=None if recent.ttft_p99_s is None else recent.ttft_p99_s + slower_s,
-            tpot_p99_s=None if recent.tpot_p99_s is None else recent.tpot_p99_s + later_s,
-            longest_wait_s=recent.longest_wait_s + longer_s,
-        )
-        fuller = replace(crowd, num_waiting=crowd.num_waiting + more)
-        assert at_most(estimate(recent, crowd, number), estimate(worse, fuller, number))
-
-    @given(recents, crowds, st.integers(1, 64), st.integers(0, 500))
-    def test_in_what_runs_with_as_many_instances_or_fewer(
-        self, recent: RecentLatencies, crowd: Crowd, fewer: int, more: int
-    ) -> None:
-        assume(fewer <= crowd.num_serving)
+@given(recents, crowds, st.integers(1, 64), st.integers(0, 500), seconds, seconds, seconds)
+def test_an_estimate_grows_with_what_waits_and_what_was_measured_and_with_fewer_instances(
+    recent: RecentLatencies,
+    crowd: Crowd,
+    number: int,
+    more: int,
+    longer_s: float,
+    slower_s: float,
+    later_s: float,
+) -> None:
+    known = estimate(recent, crowd, number)
+    assert at_most(estimate(recent, crowd, number + more), known)
+    worse = replace(
+        recent,
+        ttft_p99_s=None if recent.ttft_p99_s is None else recent.ttft_p99_s + slower_s,
+        tpot_p99_s=None if recent.tpot_p99_s is None else recent.tpot_p99_s + later_s,
+        longest_wait_s=recent.longest_wait_s + longer_s,
+    )
+    fuller = replace(crowd, num_waiting=crowd.num_waiting + more)
+    assert at_most(known, estimate(worse, fuller, number))
+    if number <= crowd.num_serving:
         busier = replace(crowd, num_running=crowd.num_running + more)
-        assert at_most(estimate(recent, crowd, fewer), estimate(recent, busier, fewer))
+        assert at_most(known, estimate(recent, busier, number))
 
 
-class TestUp:
-    def test_as_many_as_bring_it_to_the_target(self) -> None:
-        found = check(load(ttft_p99_s=5.0))  # 2.5 with 4, 2 with 5
-        assert (found.reason, found.num_added) == (ScaleReason.TTFT_TARGET, 3)
-        assert found.estimate.ttft_s == 5.0
-        assert why(found, CONFIG) == (
-            "the P99 TTFT of the next minute is estimated at 5 s, and the target is 2 s"
-        )
-        found = check(load(tpot_p99_s=0.15))
-        assert (found.reason, found.num_added) == (ScaleReason.TPOT_TARGET, 1)
-
-    def test_what_starts_counts(self) -> None:
-        starting = replace(load(ttft_p99_s=5.0), num_starting=2)
-        assert check(starting).num_added == 1
-        assert check(replace(starting, num_starting=3)).num_added == 0
-
-    def test_at_most_the_step_and_the_maximum(self) -> None:
-        busy = load(num_running=500, ttft_p99_s=100.0)
-        assert check(busy).num_added == 4
-        assert check(busy, replace(CONFIG, max_instances=3)).num_added == 1
-        assert check(busy, replace(CONFIG, max_instances=2)).reason is ScaleReason.AT_MAXIMUM
-
-    def test_none_where_more_would_not_help(self) -> None:
-        alone = check(load(num_running=2, tpot_p99_s=0.2))
-        assert (alone.reason, alone.num_added) == (ScaleReason.OUT_OF_REACH, 0)
-        assert why(alone, CONFIG).endswith("and more instances would not help")
-        found = check(load(num_running=3, tpot_p99_s=0.2))
-        assert found.num_added == 1, "three have one each, and a fourth would be idle"
-
-    def test_without_a_target_nothing_is_missed(self) -> None:
-        free = replace(CONFIG, target_ttft_s=None, target_tpot_s=None)
-        assert check(load(ttft_p99_s=500.0, tpot_p99_s=9.0), free).removed_id is not None
-        assert check(replace(load(), recent=None)).removed_id is not None
-
-    def test_for_the_persistence_time(self) -> None:
-        config = replace(CONFIG, up_persistence_s=20.0)
-        lately = check(load(ttft_p99_s=5.0), config)
-        assert lately.reason is ScaleReason.LOW_LATELY
-        assert why(lately, config).endswith("the target is 2 s, but not for 20 s yet")
-
-    def test_the_range_holds_besides(self) -> None:
-        low = load(num_instances=1, num_running=300, ttft_p99_s=0.1)  # 16 * 700 / 300 = 37
-        assert check(low).reason is ScaleReason.LOW_FREENESS
+def row(name: str, found: ClusterLoad, reason: ScaleReason, added: int, words: str, **how: Any):
+    return pytest.param(found, replace(CONFIG, **how), reason, added, words, id=name)
 
 
-class TestDown:
-    def test_only_with_a_margin(self) -> None:
-        assert check(load(ttft_p99_s=0.8)).removed_id is not None  # 1.6 with one
-        found = check(load(ttft_p99_s=0.85))
-        assert (found.reason, found.removed_id) == (ScaleReason.TARGET_NEEDS_IT, None)
-        assert found.missed is Target.TTFT
-        assert why(found, CONFIG).endswith(
-            "but its P99 TTFT is estimated at 1.7 s, more than 80% of the target of 2 s"
-        )
-        assert check(load(tpot_p99_s=0.05)).reason is ScaleReason.TARGET_NEEDS_IT
+TTFT, TPOT = ScaleReason.TTFT_TARGET, ScaleReason.TPOT_TARGET
+NEEDED, HIGH = ScaleReason.TARGET_NEEDS_IT, ScaleReason.HIGH_FREENESS
+AT_MAXIMUM, LOW = ScaleReason.AT_MAXIMUM, ScaleReason.LOW_FREENESS
+FIVE_S = load(ttft_p99_s=5.0)  # 2.5 with 4, 2 with 5
+CROWD = load(num_running=500, ttft_p99_s=100.0)
+NO_TARGETS: Any = {"target_ttft_s": None, "target_tpot_s": None}
 
-    def test_not_in_the_minute_after_another_number_of_instances(self) -> None:
-        found = check(load(ttft_p99_s=0.1, settled=False))
-        assert found.reason is ScaleReason.TARGET_NEEDS_IT
-        assert "tells of another number of instances" in why(found, CONFIG)
 
-    def test_without_traffic_at_once(self) -> None:
-        found = check(load(num_running=0, ttft_p99_s=99.0, settled=False))
-        assert found.reason is ScaleReason.NO_TRAFFIC
-
-    def test_what_nobody_saw_misses_nothing(self) -> None:
-        assert check(load()).reason is ScaleReason.HIGH_FREENESS
+@pytest.mark.parametrize(
+    ("found", "config", "reason", "change", "words"),
+    [
+        row(
+            "as many as bring it there", FIVE_S, TTFT, 3, "estimated at 5 s, and the target is 2 s"
+        ),
+        row("TPOT", load(tpot_p99_s=0.15), TPOT, 1, "0.15 s, and the target is 0.1 s"),
+        row("what starts counts", replace(FIVE_S, num_starting=2), TTFT, 1, ""),
+        row("enough start", replace(FIVE_S, num_starting=3), NEEDED, 0, ""),
+        row("at most the step", CROWD, LOW, 4, ""),
+        row("at most the maximum", CROWD, LOW, 1, "", max_instances=3),
+        row("none at the maximum", CROWD, AT_MAXIMUM, 0, "", max_instances=2),
+        row(
+            "more would not help",
+            load(num_running=2, tpot_p99_s=0.2),
+            *(ScaleReason.OUT_OF_REACH, 0, "and more instances would not help"),
+        ),
+        row("a fourth would be idle", load(num_running=3, tpot_p99_s=0.2), TPOT, 1, ""),
+        row("no target", load(ttft_p99_s=9.0, tpot_p99_s=9.0), HIGH, -1, "", **NO_TARGETS),
+        row("nothing is known", replace(load(), recent=None), HIGH, -1, ""),
+        row("nobody saw anything", load(), HIGH, -1, ""),
+        row("for a time", FIVE_S, ScaleReason.LOW_LATELY, 0, "for 20 s yet", up_persistence_s=20.0),
+        row(
+            "the range holds besides: 16 * 700 / 300 = 37",
+            load(num_instances=1, num_running=300, ttft_p99_s=0.1),
+            *(LOW, 3, ""),
+        ),
+        row("one less with a margin: 1.6", load(ttft_p99_s=0.8), HIGH, -1, ""),
+        row("too little of it", load(ttft_p99_s=0.85), NEEDED, 0, "80% of the target of 2 s"),
+        row("of TPOT too", load(tpot_p99_s=0.05), NEEDED, 0, "80% of the target of 0.1 s"),
+        row(
+            "not in the minute after another number",
+            load(ttft_p99_s=0.1, settled=False),
+            *(NEEDED, 0, "tells of another number of instances"),
+        ),
+        row(
+            "without traffic at once",
+            load(num_running=0, ttft_p99_s=99.0, settled=False),
+            *(ScaleReason.NO_TRAFFIC, -1, ""),
+        ),
+    ],
+)
+def test_a_check(
+    found: ClusterLoad, config: AutoscaleConfig, reason: ScaleReason, change: int, words: str
+) -> None:
+    decision = check(found, config)
+    assert (decision.reason, decision.change) == (reason, change)
+    assert why(decision, config).endswith(words)
 
 
 @given(

@@ -6,29 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.fleet.autoscaler import (
-    ACTOR,
-    Autoscaler,
-    Check,
-    Drain,
-    Event,
-    HoldBegan,
-    HoldEnded,
-    Instruction,
-    Keep,
-    Launch,
-    LeavingInstance,
-    LoadSeen,
-    LookAtLoad,
-    NoRoom,
-    Outcome,
-    Phase,
-    ScaleDone,
-    ScaleRefused,
-    SettingsChanged,
-    Tell,
-    Ticked,
-)
+from controller.core.fleet import autoscaler as autoscaling
 from controller.core.fleet.cluster_spec import ScaleHold
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.record.event_log import EventKind
@@ -37,7 +15,7 @@ from controller.core.settings import AutoscaleConfig
 TICK_S = 1.0
 BLOCKS_PER_REQUEST = 10
 CONFIG = AutoscaleConfig(mode="on", first_check_after_s=10.0, min_instances=2, max_instances=8)
-ON = SettingsChanged(CONFIG, start_timeout_s=60.0)
+ON = autoscaling.SettingsChanged(CONFIG, start_timeout_s=60.0)
 
 
 class World:
@@ -46,7 +24,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.machine = Autoscaler("e", ON)
+        self.machine = autoscaling.Autoscaler("e", ON)
         self.settings = ON
         self.now_s = 0.0
         self.num_requests = 10
@@ -62,7 +40,7 @@ class World:
         self.rolling = False
         self.room = 8
         self.troubled = True
-        self.told: list[Tell] = []
+        self.told: list[autoscaling.Tell] = []
         self.changed_s: list[float] = []
         """When anything was launched, drained or kept."""
 
@@ -88,10 +66,10 @@ class World:
         if self.troubled:
             self._make_trouble()
         serving = {key: self.now_s - since_s for key, since_s in self.serving.items()}
-        ticked = Ticked(self.planned, serving, self.failed, len(self.schedulable))
+        ticked = autoscaling.Ticked(self.planned, serving, self.failed, len(self.schedulable))
         self.say(ticked)
 
-    def say(self, event: Event) -> None:
+    def say(self, event: autoscaling.Event) -> None:
         instructions = self.machine.handle(event, self.now_s)
         self.machine.check(self.now_s)
         for instruction in instructions:
@@ -140,42 +118,42 @@ class World:
     def _operate(self) -> None:
         if self.hold is not None:
             self.hold = None
-            self.say(HoldEnded("o", "ana"))
+            self.say(autoscaling.HoldEnded("o", "ana"))
         else:
             wanted = self.machine.hold_for("ana", len(self.planned), self.now_s)
             assert (wanted is None) == (self.settings.config.mode == "off")
             if wanted is not None:
                 self.hold = wanted
-                self.say(HoldBegan("o", wanted))
+                self.say(autoscaling.HoldBegan("o", wanted))
                 assert not self.machine.would_hold(len(self.planned), self.hold)
 
     # -- what is asked for ---------------------------------------------------------------
 
-    def _carry_out(self, instruction: Instruction) -> Event | None:
+    def _carry_out(self, instruction: autoscaling.Instruction) -> autoscaling.Event | None:
         match instruction:
-            case LookAtLoad():
+            case autoscaling.LookAtLoad():
                 assert self.settings.config.mode != "off"
                 return self._load()
-            case Tell():
+            case autoscaling.Tell():
                 self.told.append(instruction)
                 return None
             case _:
                 self._may(instruction.check)
         if self.troubled and self.draw.random() < 0.05:
-            return ScaleRefused("no space left")
+            return autoscaling.ScaleRefused("no space left")
         self.changed_s.append(self.now_s)
         match instruction:
-            case Launch(number=number):
+            case autoscaling.Launch(number=number):
                 if number > self.room:
-                    return NoRoom("no GPU is free")
-                return ScaleDone(self._launch(number), sorted(self.leaving))
-            case Drain(instance_ids=ids, forced=forced):
+                    return autoscaling.NoRoom("no GPU is free")
+                return autoscaling.ScaleDone(self._launch(number), sorted(self.leaving))
+            case autoscaling.Drain(instance_ids=ids, forced=forced):
                 self._drain(list(ids), forced=forced)
-            case Keep(instance_id=instance_id):
-                assert self.leaving.pop(instance_id)[0] == ACTOR
-        return ScaleDone((), sorted(self.leaving))
+            case autoscaling.Keep(instance_id=instance_id):
+                assert self.leaving.pop(instance_id)[0] == autoscaling.ACTOR
+        return autoscaling.ScaleDone((), sorted(self.leaving))
 
-    def _may(self, check: Check) -> None:
+    def _may(self, check: autoscaling.Check) -> None:
         assert self.settings.config.mode == "on", "in a dry run nothing is done"
         assert self.hold is None, "the operator's scale wins"
         assert not self.rolling
@@ -203,10 +181,10 @@ class World:
             assert len(self.schedulable) - 1 >= CONFIG.min_instances
         for key in ids:
             due_s = self.now_s + (1.0 if forced else self.draw.choice([2.0, 25.0]))
-            self.leaving[key] = (ACTOR, due_s)
+            self.leaving[key] = (autoscaling.ACTOR, due_s)
 
-    def _load(self) -> LoadSeen:
-        return LoadSeen(
+    def _load(self) -> autoscaling.LoadSeen:
+        return autoscaling.LoadSeen(
             self.now_s,
             self.schedulable,
             block_size=16,
@@ -214,7 +192,7 @@ class World:
             num_waiting=0 if self.schedulable else self.num_requests,
             waiting_demand_blocks=0 if self.schedulable else BLOCKS_PER_REQUEST * self.num_requests,
             leaving=[
-                LeavingInstance(key, actor, cannot_start=key in self.failed)
+                autoscaling.LeavingInstance(key, actor, cannot_start=key in self.failed)
                 for key, (actor, _) in self.leaving.items()
             ],
             hold=self.hold,
@@ -242,41 +220,50 @@ def test_whatever_happens_its_invariants_hold_and_it_comes_to_rest(seed: int) ->
     assert world.now_s - max(world.changed_s, default=0.0) > 300, "it grows and shrinks in turn"
 
 
-def on(machine: Autoscaler, now_s: float, *serving: str) -> list[Instruction]:
-    return machine.handle(Ticked(serving, dict.fromkeys(serving, 100.0), (), len(serving)), now_s)
+def on(
+    machine: autoscaling.Autoscaler, now_s: float, *serving: str
+) -> list[autoscaling.Instruction]:
+    return machine.handle(
+        autoscaling.Ticked(serving, dict.fromkeys(serving, 100.0), (), len(serving)), now_s
+    )
 
 
-def idle(*serving: str) -> LoadSeen:
+def idle(*serving: str) -> autoscaling.LoadSeen:
     snapshots = [InstanceSnapshot(each, 1, 16, 100, 100) for each in serving]
-    return LoadSeen(0.0, snapshots, 16, 100)
+    return autoscaling.LoadSeen(0.0, snapshots, 16, 100)
 
 
 def test_an_answer_that_does_not_come_holds_no_later_check_up() -> None:
-    machine = Autoscaler("e", replace(ON, config=replace(CONFIG, down_persistence_s=0.0)))
+    machine = autoscaling.Autoscaler(
+        "e", replace(ON, config=replace(CONFIG, down_persistence_s=0.0))
+    )
     ids = ("a", "b", "c")
     assert on(machine, 0.0, *ids) == []
-    assert on(machine, 10.0, *ids) == [LookAtLoad()]
-    assert on(machine, 10.1, *ids) == [LookAtLoad()], "nobody looked"
+    assert on(machine, 10.0, *ids) == [autoscaling.LookAtLoad()]
+    assert on(machine, 10.1, *ids) == [autoscaling.LookAtLoad()], "nobody looked"
     (ordered,) = machine.handle(idle(*ids), 10.1)
-    assert isinstance(ordered, Drain)
-    assert machine.phase is Phase.ACTING
+    assert isinstance(ordered, autoscaling.Drain)
+    assert machine.phase is autoscaling.Phase.ACTING
     assert on(machine, 10.2, *ids) == []
-    assert machine.phase is Phase.RESTING, "nobody answered"
-    assert machine.handle(ScaleDone(), 10.3) == [], "it is too late"
+    assert machine.phase is autoscaling.Phase.RESTING, "nobody answered"
+    assert machine.handle(autoscaling.ScaleDone(), 10.3) == [], "it is too late"
     assert machine.view(ids, 10.3).last_change is None
-    assert on(machine, 20.1, *ids) == [LookAtLoad()]
+    assert on(machine, 20.1, *ids) == [autoscaling.LookAtLoad()]
     machine.check(20.1)
 
 
 def test_what_goes_on_is_told_once() -> None:
-    machine = Autoscaler(
-        "e", SettingsChanged(replace(CONFIG, mode="dry-run", down_persistence_s=0.0), 60.0)
+    machine = autoscaling.Autoscaler(
+        "e",
+        autoscaling.SettingsChanged(replace(CONFIG, mode="dry-run", down_persistence_s=0.0), 60.0),
     )
     ids, told = ("a", "b", "c"), []
     for number in range(5):
         on(machine, 10.0 * number, *ids)
         told += machine.handle(idle(*ids), 10.0 * number)
-    assert [each.kind for each in told if isinstance(each, Tell)] == [EventKind.AUTOSCALE_PLANNED]
+    assert [each.kind for each in told if isinstance(each, autoscaling.Tell)] == [
+        EventKind.AUTOSCALE_PLANNED
+    ]
     last = machine.view(ids, 40.0).last
     assert last is not None
-    assert (last.outcome, last.decision.deed) == (Outcome.WOULD, "remove a")
+    assert (last.outcome, last.decision.deed) == (autoscaling.Outcome.WOULD, "remove a")

@@ -14,7 +14,7 @@ from controller.core.emptying.forecast import (
     DrainForecast,
     estimate_s,
 )
-from controller.core.emptying.relief import NO_DESTINATION, Candidate, ReliefRules, ReliefView
+from controller.core.emptying.relief import NO_DESTINATION, Candidate
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 from controller.core.migration.move_records import (
     CopyRates,
@@ -98,19 +98,30 @@ def test_the_queue_goes_first_in_its_order_then_low_ranks_then_short_ones() -> N
     assert order == ["urgent", "first", "second", "short", "long", "high"]
 
 
-def test_each_takes_the_freest_as_it_is_after_those_before() -> None:
-    requests = [leaving(f"r{n}", 10) for n in range(4)]
-    found = plan(requests, other("b", 50), other("c", 35))
-    assert [to for _, to, _ in found] == ["b", "c", "b", "c"]
+FULL_BATCH = InstanceSnapshot("b", 1, BLOCK_SIZE, 100, 90, num_running=4, max_num_running=4)
+FULL = snapshot_of([running("x", 100)], instance_id="b")
+QUEUED = leaving("r", 60, queued=True)
 
 
-def test_what_finds_no_room_stays_and_says_what_is_lacking() -> None:
-    assert plan([leaving(blocks=60)], other("b", 50), other("c", 59)) == [("r", None, "no_blocks")]
-    full = InstanceSnapshot("b", 1, BLOCK_SIZE, 100, 90, num_running=4, max_num_running=4)
-    assert plan([leaving()], full) == [("r", None, "no_slot")]
-    assert plan([leaving()], full, other("c", 5)) == [("r", None, "no_slot")], "b has the blocks"
-    assert plan([leaving()]) == [("r", None, NO_DESTINATION)]
-    assert plan([leaving()], other("b", 50, draining=True)) == [("r", None, NO_DESTINATION)]
+@pytest.mark.parametrize(
+    ("request_", "others", "to", "code"),
+    [
+        (leaving(blocks=60), [other("b", 50), other("c", 59)], None, "no_blocks"),
+        (leaving(), [FULL_BATCH], None, "no_slot"),
+        (leaving(), [FULL_BATCH, other("c", 5)], None, "no_slot"),  # b has the blocks
+        (leaving(), [], None, NO_DESTINATION),
+        (leaving(), [other("b", 50, draining=True)], None, NO_DESTINATION),
+        (leaving(refusal="multimodal"), [other("b", 50)], None, "multimodal"),
+        (leaving(), [other("b", 50), other("c", 60)], "c", ""),
+        (QUEUED, [FULL], "b", ""),
+        # A queued request goes behind a queue's head: 100 - 30 blocks for one, 100 - 60 for one.
+        (QUEUED, [snapshot_of([queued("q", 30)], instance_id="b"), other("c", 40)], "b", ""),
+    ],
+)
+def test_where_one_request_goes_or_what_is_lacking(
+    request_: Candidate, others: list[InstanceSnapshot], to: str | None, code: str
+) -> None:
+    assert plan([request_], *others) == [("r", to, code)]
 
 
 def test_what_is_no_destination_gets_nothing_though_it_has_room() -> None:
@@ -129,45 +140,6 @@ def test_as_many_as_may_move_at_a_time_go_to_the_freest_of_a_round() -> None:
     requests = [leaving(f"r{n}", 10) for n in range(4)]
     planned = planned_departures(requests, [other("b", 60), other("c", 58)], max_moves=3)
     assert [each.destination_id for each in planned] == ["b", "b", "b", "c"]
-
-
-def test_places_in_the_batch_are_taken_too() -> None:
-    one_place = InstanceSnapshot("b", 1, BLOCK_SIZE, 100, 100, num_running=3, max_num_running=4)
-    found = plan([leaving("r0", 1), leaving("r1", 1)], one_place)
-    assert found == [("r0", "b", ""), ("r1", None, "no_slot")]
-
-
-def test_a_queued_request_needs_no_room() -> None:
-    full = snapshot_of([running("x", 100)], instance_id="b")
-    assert plan([leaving(blocks=60, queued=True)], full) == [("r", "b", "")]
-
-
-def test_queued_requests_spread_by_what_each_adds_to_the_queue() -> None:
-    requests = [leaving(f"r{n}", 20, queued=True, arrival=n) for n in range(2)]
-    found = plan(requests, other("b", 60), other("c", 58))
-    assert [to for _, to, _ in found] == ["b", "c"]
-
-
-def test_what_its_instance_cannot_move_stays_for_that_reason() -> None:
-    assert plan([leaving(refusal="multimodal")], other("b", 50)) == [("r", None, "multimodal")]
-
-
-@given(st.data())
-def test_a_plan_is_in_the_order_in_which_the_instance_tries_them(requests: st.DataObject) -> None:
-    candidates = requests.draw(departing())
-    source = snapshot_of([running("x", 1)], draining=True)
-    view = ReliefView(
-        source,
-        candidates,
-        other("b", 50),
-        (),
-        DEFAULT_LEVELS,
-        ReschedulingConfig(),
-        block_bytes=1,
-    )
-    tried = [candidate.request_id for candidate in ReliefRules(view).in_turn()]
-    planned = planned_departures(candidates, [])
-    assert [each.request.request_id for each in planned] == tried
 
 
 @st.composite
@@ -273,26 +245,37 @@ def goes(blocks: int, to: str | None = "b", code: str = "") -> Departure:
     return Departure(leaving(blocks=max(1, blocks), queued=not blocks), "", to, code)
 
 
-def test_an_estimate_is_the_copies_and_what_surrounds_them() -> None:
-    pace = MovePace(blocks_per_s=100, overhead_s=0.2)
-    assert estimate_s([], None, 4) == 0.0
-    assert estimate_s([goes(50), goes(50)], pace, 4) == pytest.approx(1.0 + 2 * 0.2 / 4)
-    assert estimate_s([goes(0)] * 8, MovePace(None, 0.2), 4) == pytest.approx(0.4)
-    assert estimate_s([goes(10, None, "in_prefill")], pace, 1) == pytest.approx(0.3)
+PACE = MovePace(blocks_per_s=100, overhead_s=0.2)
+ONLY_QUEUED = MovePace(None, 0.2)
 
 
-def test_nobody_knows_how_long_what_nobody_named_takes() -> None:
-    assert estimate_s([], None, 4, num_left=1) is None
-    assert estimate_s([goes(10)], MovePace(100, 0.2), 4, num_left=2) is None
-    assert estimate_s([goes(10)], MovePace(100, 0.2), 4, num_left=1) == pytest.approx(0.15)
-
-
-def test_nobody_knows_how_long_what_cannot_move_takes() -> None:
-    pace = MovePace(blocks_per_s=100, overhead_s=0.2)
-    assert estimate_s([goes(10)], None, 4) is None
-    assert estimate_s([goes(10)], MovePace(None, 0.2), 4) is None
-    assert estimate_s([goes(10), goes(90, None, "no_blocks")], pace, 4) is None
-    assert estimate_s([goes(10, None, "multimodal")], pace, 4) is None
+@pytest.mark.parametrize(
+    ("departures", "pace", "max_moves", "num_left", "expected_s"),
+    [
+        ([], None, 4, 0, 0.0),
+        ([goes(50), goes(50)], PACE, 4, 0, 1.0 + 2 * 0.2 / 4),
+        ([goes(0)] * 8, ONLY_QUEUED, 4, 0, 0.4),
+        ([goes(10, None, "in_prefill")], PACE, 1, 0, 0.3),
+        # Requests that nobody named.
+        ([], None, 4, 1, None),
+        ([goes(10)], PACE, 4, 2, None),
+        ([goes(10)], PACE, 4, 1, 0.15),
+        # No copy was measured, or a request cannot move.
+        ([goes(10)], None, 4, 0, None),
+        ([goes(10)], ONLY_QUEUED, 4, 0, None),
+        ([goes(10), goes(90, None, "no_blocks")], PACE, 4, 0, None),
+        ([goes(10, None, "multimodal")], PACE, 4, 0, None),
+    ],
+)
+def test_an_estimate_is_the_copies_and_what_surrounds_them(
+    departures: list[Departure],
+    pace: MovePace | None,
+    max_moves: int,
+    num_left: int,
+    expected_s: float | None,
+) -> None:
+    found_s = estimate_s(departures, pace, max_moves, num_left)
+    assert found_s == (None if expected_s is None else pytest.approx(expected_s))
 
 
 # -- ends ---------------------------------------------------------------------------------
@@ -303,10 +286,3 @@ def test_nothing_is_left_only_without_requests_and_moves() -> None:
     for name in ("num_running", "num_queued", "num_awaited", "num_moves_in", "num_moves_out"):
         assert not Remainder(**{name: 1}).nothing, name
     assert Remainder(1, 2, 3, 9, 9).num_requests == 6
-
-
-def test_a_queued_one_beside_a_queue_keeps_that_queue_s_head() -> None:
-    busy = snapshot_of([queued("q", 30)], instance_id="b")
-    idle = snapshot_of([running("x", 60)], instance_id="c")
-    found = plan([leaving("r0", 5, queued=True)], busy, idle)
-    assert found == [("r0", "b", "")], "100 - 30 blocks for one, 100 - 60 for one"

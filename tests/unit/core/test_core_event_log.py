@@ -11,49 +11,46 @@ def event(number: int) -> LoggedEvent:
     return LoggedEvent(EventKind.ADMITTED, float(number), f"step-{number}", numbers={"n": number})
 
 
-def numbers(log: EventLog, position: str | None, limit: int = 1000) -> list[int]:
-    return [int(e.time_s) for _, e in log.after(position, limit).entries]
+def log_of(
+    number: int,
+    max_events: int = 10,
+    epoch: str = "e",
+    kept: tuple[tuple[str, LoggedEvent], ...] = (),
+) -> EventLog:
+    """With the events 1 to `number`."""
+    log = EventLog(epoch, max_events, kept)
+    for each in range(1, number + 1):
+        log.append(event(each))
+    return log
 
 
-def test_an_empty_log() -> None:
-    log = EventLog("e", 3)
-    page = log.after(None, 10)
-    assert (page.entries, page.next_position, page.missed) == ((), "e-0", 0)
-    assert log.after("e-0", 10).missed == 0
+def read(log: EventLog, position: str | None, limit: int = 1000) -> tuple[str, int | None, str]:
+    """The positions of the page, how many were missed before, and where it goes on."""
+    page = log.after(position, limit)
+    told = " ".join(position for position, _ in page.entries)
+    return told, page.missed, page.next_position
 
 
-def test_reading_on_from_a_position() -> None:
-    log = EventLog("e", 10)
-    positions = [log.append(event(n)) for n in range(1, 6)]
-    assert positions == ["e-1", "e-2", "e-3", "e-4", "e-5"]
-    assert numbers(log, None) == [1, 2, 3, 4, 5]
-    assert numbers(log, "e-3") == [4, 5]
-    assert numbers(log, "e-5") == []
-    page = log.after("e-1", 2)
-    assert [position for position, _ in page.entries] == ["e-2", "e-3"]
-    assert (page.next_position, page.missed) == ("e-3", 0)
-
-
-def test_what_the_log_forgot_is_said() -> None:
-    log = EventLog("e", 3)
-    for n in range(1, 8):
-        log.append(event(n))
-    assert numbers(log, None) == [5, 6, 7]
-    page = log.after("e-2", 10)
-    assert [int(e.time_s) for _, e in page.entries] == [5, 6, 7]
-    assert page.missed == 2
-    assert log.after("e-4", 10).missed == 0
-    assert log.last_position == "e-7"
-
-
-@pytest.mark.parametrize("position", ["other-2", "e-99"])
-def test_a_position_of_another_epoch_begins_with_the_oldest(position: str) -> None:
-    log = EventLog("e", 3)
-    for n in range(1, 3):
-        log.append(event(n))
-    page = log.after(position, 10)
-    assert page.missed is None
-    assert len(page.entries) == 2
+@pytest.mark.parametrize(
+    ("log", "position", "limit", "page"),
+    [
+        (log_of(0), None, 10, ("", 0, "e-0")),
+        (log_of(0), "e-0", 10, ("", 0, "e-0")),
+        (log_of(5), None, 10, ("e-1 e-2 e-3 e-4 e-5", 0, "e-5")),
+        (log_of(5), "e-1", 2, ("e-2 e-3", 0, "e-3")),
+        (log_of(5), "e-5", 10, ("", 0, "e-5")),
+        (log_of(7, 3), None, 10, ("e-5 e-6 e-7", 0, "e-7")),
+        (log_of(7, 3), "e-2", 10, ("e-5 e-6 e-7", 2, "e-7")),
+        (log_of(7, 3), "e-4", 10, ("e-5 e-6 e-7", 0, "e-7")),
+        # A position of another epoch begins with the oldest.
+        (log_of(2, 3), "other-2", 10, ("e-1 e-2", None, "e-2")),
+        (log_of(2, 3), "e-99", 10, ("e-1 e-2", None, "e-2")),
+    ],
+)
+def test_a_page(
+    log: EventLog, position: str | None, limit: int, page: tuple[str, int | None, str]
+) -> None:
+    assert read(log, position, limit) == page
 
 
 @pytest.mark.parametrize("position", ["", "e", "e-", "-1", "e-1x", "e--1", "e-٣", "e-" + "9" * 30])
@@ -63,28 +60,21 @@ def test_what_is_no_position(position: str) -> None:
 
 
 def test_a_log_holds_something() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        EventLog("e", 0)
-    log = EventLog("e", 1)
-    log.append(event(1))
-    with pytest.raises(ValueError, match="at least one"):
-        log.resize(0)
-    assert len(log.after(None, 10).entries) == 1
+    log = log_of(1)
+    for make in (lambda: EventLog("e", 0), lambda: log.resize(0)):
+        with pytest.raises(ValueError, match="at least one"):
+            make()
+    assert read(log, None)[0] == "e-1"
 
 
 def test_another_bound_keeps_the_newest_and_says_what_was_forgotten() -> None:
-    log = EventLog("e", 5)
-    for n in range(1, 6):
-        log.append(event(n))
+    log = log_of(5, 5)
     log.resize(2)
-    page = log.after("e-1", 10)
-    assert [position for position, _ in page.entries] == ["e-4", "e-5"]
-    assert (page.missed, log.last_position) == (2, "e-5")
+    assert read(log, "e-1") == ("e-4 e-5", 2, "e-5")
     log.resize(4)
     for n in range(6, 9):
         log.append(event(n))
-    page = log.after(None, 10)
-    assert [position for position, _ in page.entries] == ["e-5", "e-6", "e-7", "e-8"]
+    assert read(log, None)[0] == "e-5 e-6 e-7 e-8"
 
 
 @given(st.integers(1, 7), st.lists(st.integers(0, 4), max_size=30), st.integers(1, 5))
@@ -110,43 +100,27 @@ def test_a_reader_gets_everything_once_or_hears_how_much_it_missed(
     assert len(seen) + missed == total
 
 
-def told(log: EventLog, position: str | None) -> list[str]:
-    return [position for position, _ in log.after(position, 1000).entries]
-
-
 def test_a_successor_goes_on_with_what_was_kept() -> None:
-    before = EventLog("a", 10)
-    for n in range(1, 6):
-        before.append(event(n))
-    log = EventLog("b", 10, before.after(None, 10).entries)
+    log = EventLog("b", 10, log_of(5, epoch="a").after(None, 10).entries)
     assert log.last_position == "a-5"
-    assert log.after("a-5", 10).missed == 0
+    assert read(log, "a-5") == ("", 0, "a-5")
     assert log.append(event(6)) == "b-6"
-    assert told(log, "a-3") == ["a-4", "a-5", "b-6"]
-    assert log.after("a-3", 10).missed == 0
-    assert numbers(log, None) == [1, 2, 3, 4, 5, 6]
+    assert read(log, "a-3") == ("a-4 a-5 b-6", 0, "b-6")
     third = EventLog("c", 3, log.after(None, 10).entries)
     assert third.append(event(7)) == "c-7"
-    assert told(third, None) == ["a-5", "b-6", "c-7"]
-    page = third.after("a-1", 10)
-    assert (page.missed, page.entries[0][0]) == (3, "a-5")
+    assert read(third, None)[0] == "a-5 b-6 c-7"
+    assert read(third, "a-1") == ("a-5 b-6 c-7", 3, "c-7")
 
 
 def test_a_reader_who_heard_more_than_was_kept_hears_all_of_the_successor() -> None:
-    before = EventLog("a", 10)
-    for n in range(1, 6):
-        before.append(event(n))
-    log = EventLog("b", 10, before.after(None, 3).entries)
+    log = EventLog("b", 10, log_of(5, epoch="a").after(None, 3).entries)
     assert log.append(event(6)) == "b-4"
-    page = log.after("a-5", 10)
-    assert [position for position, _ in page.entries] == ["b-4"]
-    assert page.missed is None
+    assert read(log, "a-5") == ("b-4", None, "b-4")
 
 
 def test_what_is_before_a_hole_is_let_go() -> None:
-    kept = [("a-1", event(1)), ("a-3", event(3)), ("b-4", event(4))]
-    log = EventLog("c", 10, kept)
-    assert told(log, None) == ["a-3", "b-4"]
+    log = EventLog("c", 10, [("a-1", event(1)), ("a-3", event(3)), ("b-4", event(4))])
+    assert read(log, None)[0] == "a-3 b-4"
     assert log.append(event(5)) == "c-5"
 
 

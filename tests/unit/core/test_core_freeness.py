@@ -45,36 +45,30 @@ def test_batch_size(num_running: int, num_queued: int, expected: int) -> None:
     assert batch_size(snapshot_of(requests)) == expected
 
 
-def test_an_idle_instance_is_as_free_as_its_memory() -> None:
-    idle = snapshot_of(total_blocks=100, watermark_blocks=10)
-    assert freeness(idle, DEFAULT_LEVELS) == 16 * 90
-    assert dispatch_freeness(idle, NORMAL, DEFAULT_LEVELS) == 16 * 90
+X, PREFILLING = running("x", 50), RequestSnapshot("r", 0, 480, 10, running=True, in_prefill=True)
 
 
-def test_steps_left_to_the_batch() -> None:
-    snapshot = snapshot_of([running("x", 20), running("y", 40)], total_blocks=100)
-    assert freeness(snapshot, DEFAULT_LEVELS) == 16 * 40 / 2
-
-
-def test_only_the_head_counts_for_migration_and_the_whole_queue_for_dispatch() -> None:
-    snapshot = snapshot_of(
-        [running("x", 50), queued("head", 20), queued("behind", 15)], total_blocks=100
-    )
-    assert freeness(snapshot, DEFAULT_LEVELS) == 16 * (100 - 50 - 20) / 2
-    assert dispatch_freeness(snapshot, NORMAL, DEFAULT_LEVELS) == 16 * (100 - 50 - 35) / 3
-
-
-def test_what_a_prefill_still_takes_counts() -> None:
-    prefilling = RequestSnapshot("r", 0, 30 * 16, 10, running=True, in_prefill=True)
-    snapshot = snapshot_of([prefilling], total_blocks=100)
-    assert freeness(snapshot, DEFAULT_LEVELS) == 16 * 70
-    assert dispatch_freeness(snapshot, NORMAL, DEFAULT_LEVELS) == 16 * 70
-
-
-def test_what_is_on_its_way_counts_for_dispatch() -> None:
-    snapshot = snapshot_of([running("x", 50)], total_blocks=100)
-    seen = dispatch_freeness(snapshot, NORMAL, DEFAULT_LEVELS, Unreported(2, 20))
-    assert seen == 16 * (100 - 50 - 20) / 3
+@pytest.mark.parametrize(
+    ("requests", "watermark", "unreported", "for_moves", "for_dispatch"),
+    [
+        ([], 10, Unreported(), 16 * 90, 16 * 90),
+        ([running("x", 20), running("y", 40)], 0, Unreported(), 16 * 40 / 2, 16 * 40 / 2),
+        ([X, queued("head", 20), queued("q", 15)], 0, Unreported(), 16 * 30 / 2, 16 * 15 / 3),
+        ([PREFILLING], 0, Unreported(), 16 * 70, 16 * 70),
+        ([X], 0, Unreported(2, 20), 16 * 50, 16 * 30 / 3),
+    ],
+    ids=["idle", "steps left to the batch", "head or queue", "a prefill to its end", "on its way"],
+)
+def test_freeness(
+    requests: list[RequestSnapshot],
+    watermark: int,
+    unreported: Unreported,
+    for_moves: float,
+    for_dispatch: float,
+) -> None:
+    snapshot = snapshot_of(requests, watermark_blocks=watermark)
+    assert freeness(snapshot, DEFAULT_LEVELS) == for_moves
+    assert dispatch_freeness(snapshot, NORMAL, DEFAULT_LEVELS, unreported) == for_dispatch
 
 
 @pytest.mark.parametrize(
@@ -98,24 +92,10 @@ def test_what_is_on_its_way_counts_for_dispatch() -> None:
 def test_headroom_that_a_newcomer_meets_or_brings(
     ranks_running: list[int], level: Level, expected: int
 ) -> None:
+    """A queued request does not make its level present."""
     requests = [running(f"r{i}", 1, rank) for i, rank in enumerate(ranks_running)]
-    snapshot = snapshot_of(requests, total_blocks=1000)
+    snapshot = snapshot_of([*requests, queued("q", 1, rank=1)], total_blocks=1000)
     assert dispatch_headroom_blocks(snapshot, level, THREE_LEVELS) == expected
-
-
-def test_a_queued_request_does_not_make_its_level_present() -> None:
-    snapshot = snapshot_of([queued("q", 1, rank=1)], total_blocks=1000)
-    assert dispatch_headroom_blocks(snapshot, HIGH, DEFAULT_LEVELS) == 900
-    assert dispatch_headroom_blocks(snapshot, NORMAL, DEFAULT_LEVELS) == 0
-
-
-def test_high_requests_gather_and_normal_ones_keep_away() -> None:
-    with_high = snapshot_of([running("x", 10, rank=1)], total_blocks=1000)
-    without = snapshot_of([running("x", 10)], total_blocks=1000)
-    for level, prefers_high in ((HIGH, True), (NORMAL, False)):
-        at_high = dispatch_freeness(with_high, level, DEFAULT_LEVELS)
-        elsewhere = dispatch_freeness(without, level, DEFAULT_LEVELS)
-        assert (at_high > elsewhere) is prefers_high
 
 
 @given(snapshots(), LEVEL, UNREPORTED)

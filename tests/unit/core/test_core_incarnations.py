@@ -14,6 +14,7 @@ from controller.core.fleet.incarnations import (
     Reported,
     TakenForDead,
 )
+from tests.unit.core.core_builders import run_seeds
 
 
 class World:
@@ -78,8 +79,4 @@ class World:
 
 
 def test_each_incarnation_is_one_process() -> None:
-    for seed in range(300):
-        try:
-            World(seed).run()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error!r}") from error
+    run_seeds(300, lambda seed: World(seed).run())

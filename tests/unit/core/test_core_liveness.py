@@ -6,31 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.fleet.liveness import (
-    PULL_AFTER_S,
-    SETTLED_S,
-    Event,
-    Fence,
-    InstanceGone,
-    InstancesSeen,
-    Instruction,
-    Liveness,
-    LookAtRest,
-    Pull,
-    Rest,
-    Serving,
-    TellStall,
-)
+from controller.core.fleet import liveness
 
 STALL_S = 5.0
 FENCE_S = 30.0
 NEVER = 0.0
-REPORTED = Serving("i-0", 1, 0.0, 10, STALL_S)
+REPORTED = liveness.Serving("i-0", 1, 0.0, 10, STALL_S)
 """At 0 s."""
 
 
-def look(machine: Liveness, now_s: float, *serving: Serving, **how: bool) -> list[Instruction]:
-    found = machine.handle(InstancesSeen(serving, NEVER, **how), now_s)
+def look(
+    machine: liveness.Liveness, now_s: float, *serving: liveness.Serving, **how: bool
+) -> list[liveness.Instruction]:
+    found = machine.handle(liveness.InstancesSeen(serving, NEVER, **how), now_s)
     machine.check(now_s)
     return found
 
@@ -39,35 +27,37 @@ def look(machine: Liveness, now_s: float, *serving: Serving, **how: bool) -> lis
     ("serving", "now_s", "asked"),
     [
         (replace(REPORTED, last_report_s=None), 0.0, True),
-        (REPORTED, PULL_AFTER_S, False),
-        (REPORTED, PULL_AFTER_S + 0.1, True),
+        (REPORTED, liveness.PULL_AFTER_S, False),
+        (REPORTED, liveness.PULL_AFTER_S + 0.1, True),
         (replace(REPORTED, is_dead=True), 0.0, True),
     ],
 )
-def test_whoever_does_not_report_is_asked(serving: Serving, now_s: float, asked: bool) -> None:
-    assert look(Liveness(), now_s, serving) == ([Pull("i-0")] if asked else [])
+def test_whoever_does_not_report_is_asked(
+    serving: liveness.Serving, now_s: float, asked: bool
+) -> None:
+    assert look(liveness.Liveness(), now_s, serving) == ([liveness.Pull("i-0")] if asked else [])
 
 
 def test_where_nobody_pushes_all_are_asked() -> None:
-    assert look(Liveness(), 0.1, REPORTED, pulls_all=True) == [Pull("i-0")]
+    assert look(liveness.Liveness(), 0.1, REPORTED, pulls_all=True) == [liveness.Pull("i-0")]
 
 
 def test_a_silence_is_put_on_record_once_and_its_end() -> None:
-    machine = Liveness()
-    assert look(machine, 6.0, REPORTED) == [Pull("i-0"), TellStall("i-0", 6.0)]
-    assert look(machine, 7.0, REPORTED) == [Pull("i-0")]
+    machine = liveness.Liveness()
+    assert look(machine, 6.0, REPORTED) == [liveness.Pull("i-0"), liveness.TellStall("i-0", 6.0)]
+    assert look(machine, 7.0, REPORTED) == [liveness.Pull("i-0")]
     again = replace(REPORTED, last_report_s=8.0)
-    assert look(machine, 8.0, again) == [TellStall("i-0", 8.0, over=True)]
+    assert look(machine, 8.0, again) == [liveness.TellStall("i-0", 8.0, over=True)]
     assert look(machine, 9.0, again) == []
 
 
 def test_a_report_that_is_old_by_the_next_look_ended_a_silence_all_the_same() -> None:
     """The scheduler takes a report for the end of a stall."""
-    machine = Liveness()
+    machine = liveness.Liveness()
     look(machine, 6.0, REPORTED)
     again = replace(REPORTED, last_report_s=7.0)
-    over, stalls = TellStall("i-0", 7.0, over=True), TellStall("i-0", 13.0)
-    assert look(machine, 20.0, again) == [Pull("i-0"), over, stalls]
+    over, stalls = liveness.TellStall("i-0", 7.0, over=True), liveness.TellStall("i-0", 13.0)
+    assert look(machine, 20.0, again) == [liveness.Pull("i-0"), over, stalls]
 
 
 class Cluster:
@@ -76,10 +66,11 @@ class Cluster:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.machine = Liveness()
+        self.machine = liveness.Liveness()
         self.now_s = 0.0
         self.instances = {
-            f"i-{n}": Serving(f"i-{n}", 1, 0.0, 10, STALL_S, f"n-{n // 2}") for n in range(6)
+            f"i-{n}": liveness.Serving(f"i-{n}", 1, 0.0, 10, STALL_S, f"n-{n // 2}")
+            for n in range(6)
         }
         self.comes_back_s: dict[str, float] = {}
         """Of those that hang."""
@@ -110,23 +101,23 @@ class Cluster:
                     need_blocks=need_blocks,
                     fenced=False,
                 )
-        self.say(InstancesSeen(list(instances.values()), FENCE_S))
+        self.say(liveness.InstancesSeen(list(instances.values()), FENCE_S))
         self._compare()
 
-    def say(self, event: Event) -> None:
+    def say(self, event: liveness.Event) -> None:
         instructions = self.machine.handle(event, self.now_s)
         self.machine.check(self.now_s)
-        fences = [each for each in instructions if isinstance(each, Fence)]
-        if isinstance(event, Rest):
+        fences = [each for each in instructions if isinstance(each, liveness.Fence)]
+        if isinstance(event, liveness.Rest):
             self._may(event, fences)
         for each in instructions:
             match each:
-                case TellStall(instance_id, _, over):
+                case liveness.TellStall(instance_id, _, over):
                     assert (instance_id in self.stalled) is over, "told twice"
                     self.stalled ^= {instance_id}
-                case LookAtRest():
+                case liveness.LookAtRest():
                     self.say(self._rest())
-                case Fence(instance_id):
+                case liveness.Fence(instance_id):
                     self._fence(instance_id)
 
     def _hang(self, instance_id: str) -> None:
@@ -136,17 +127,17 @@ class Cluster:
     def _silent_s(self, instance_id: str) -> float:
         return self.now_s - (self.instances[instance_id].last_report_s or 0.0)
 
-    def _rest(self) -> Rest:
+    def _rest(self) -> liveness.Rest:
         num = sum(each.reports(self.now_s) for each in self.instances.values())
         num_away = sum(each.fenced for each in self.instances.values())
-        return Rest(num, self.free_blocks if num else 0, num_away)
+        return liveness.Rest(num, self.free_blocks if num else 0, num_away)
 
-    def _may(self, rest: Rest, fences: list[Fence]) -> None:
+    def _may(self, rest: liveness.Rest, fences: list[liveness.Fence]) -> None:
         """The brake: beyond the first fault only what the rest has memory for."""
         assert not fences or rest.num_schedulable, "nobody is left for their requests"
         nodes = {self.instances[each.instance_id].node for each in fences}
         needed = sum(self.instances[each.instance_id].need_blocks for each in fences)
-        lately = [each for each in self.fenced if self.now_s - each[0] < SETTLED_S]
+        lately = [each for each in self.fenced if self.now_s - each[0] < liveness.SETTLED_S]
         under_way = sum(need_blocks for _, need_blocks in lately)
         if rest.num_away or len(nodes) > 1:
             assert needed + under_way <= self.free_blocks or not fences
@@ -160,7 +151,7 @@ class Cluster:
         self.fenced.append((self.now_s, each.need_blocks))
         self.instances[instance_id] = replace(each, fenced=True)
         self.stalled.discard(instance_id)
-        self.machine.handle(InstanceGone(instance_id, each.incarnation), self.now_s)
+        self.machine.handle(liveness.InstanceGone(instance_id, each.incarnation), self.now_s)
 
     def _compare(self) -> None:
         for instance_id, each in self.instances.items():

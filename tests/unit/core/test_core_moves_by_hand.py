@@ -8,28 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.emptying.by_hand import (
-    MAX_TRIES,
-    MAX_WAITING,
-    AskSource,
-    Attempt,
-    Done,
-    Event,
-    GivenUp,
-    Looked,
-    MoveByHand,
-    MoveEnded,
-    MoveQueue,
-    MovesByHand,
-    Ordered,
-    QueuedMove,
-    SourceAnswered,
-    SourceDied,
-    SourceSilent,
-    Timed,
-    WakeAt,
-    Woken,
-)
+from controller.core.emptying import by_hand
 from controller.core.emptying.openness import Cooling
 from controller.core.load.closed import Closed
 from controller.core.load.snapshot import InstanceSnapshot, Level
@@ -38,57 +17,36 @@ from controller.core.migration.refusals import REASONS
 from tests.unit.runtime.fakes import idle_snapshot
 
 
-def move(number: int, source: str, destination: str) -> QueuedMove:
-    wanted = MoveByHand(f"r-{number}", source, 4, "by hand")
-    return QueuedMove(f"m-{number}", wanted, destination, 0.0)
+def move(number: int, source: str, destination: str) -> by_hand.QueuedMove:
+    wanted = by_hand.MoveByHand(f"r-{number}", source, 4, "by hand")
+    return by_hand.QueuedMove(f"m-{number}", wanted, destination, 0.0)
 
 
-def begun(queue: MoveQueue, max_moves: int, **reported: int) -> list[str]:
+def begun(queue: by_hand.MoveQueue, max_moves: int, **reported: int) -> list[str]:
     named = {name.replace("_", "-"): num for name, num in reported.items()}
     found = queue.begin(lambda id_: named.get(id_, 0), max_moves)
     return [each.migration_id for each in found]
 
 
-def test_moves_between_other_instances_pass_by() -> None:
-    queue = MoveQueue()
-    for number, ends in enumerate((("i-0", "i-1"), ("i-0", "i-1"), ("i-2", "i-3"))):
-        assert queue.join(move(number, *ends))
-    assert begun(queue, 1) == ["m-0", "m-2"]
-    assert begun(queue, 1) == []
-    queue.leave("m-0")
-    assert begun(queue, 1) == ["m-1"]
-
-
-def test_what_an_instance_reports_counts_too() -> None:
-    queue = MoveQueue()
-    queue.join(move(0, "i-0", "i-1"))
-    assert begun(queue, 2, i_1=2) == []
-    assert begun(queue, 2, i_1=1) == ["m-0"]
-
-
-def test_what_waits_is_not_overtaken_at_its_instances() -> None:
+def test_moves_between_other_instances_pass_by_and_none_is_overtaken_at_its_own() -> None:
     """Else a move between two busy instances might never find both with room."""
-    queue = MoveQueue()
-    queue.join(move(0, "i-0", "i-1"))
-    queue.join(move(1, "i-0", "i-2"))
-    queue.join(move(2, "i-3", "i-1"))
-    assert begun(queue, 1, i_1=1) == []
+    queue = by_hand.MoveQueue()
+    for number, between in enumerate((("i-0", "i-1"), ("i-0", "i-2"), ("i-3", "i-1"))):
+        assert queue.join(move(number, *between))
+    assert begun(queue, 1, i_1=1) == [], "what an instance reports counts too"
+    queue.join(move(3, "i-4", "i-5"))
+    assert begun(queue, 2, i_1=2) == ["m-3"]
     assert begun(queue, 1) == ["m-0"]
-
-
-def test_who_does_not_wait_any_more_is_forgotten() -> None:
-    queue = MoveQueue()
-    queue.join(move(0, "i-0", "i-1"))
-    queue.leave("m-0")
     assert begun(queue, 1) == []
     queue.leave("m-0")
+    assert begun(queue, 1) == ["m-1", "m-2"]
 
 
 def test_it_has_an_end() -> None:
-    queue = MoveQueue()
-    assert all(queue.join(move(number, "i-0", "i-1")) for number in range(MAX_WAITING))
+    queue = by_hand.MoveQueue()
+    assert all(queue.join(move(number, "i-0", "i-1")) for number in range(by_hand.MAX_WAITING))
     assert not queue.join(move(99, "i-0", "i-1"))
-    assert len(queue.waiting) == MAX_WAITING
+    assert len(queue.waiting) == by_hand.MAX_WAITING
 
 
 ends = st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")).filter(lambda e: e[0] != e[1])
@@ -100,7 +58,7 @@ def test_never_too_many_and_nobody_is_left_behind(
     found: list[tuple[str, str] | int], max_moves: int
 ) -> None:
     """Moves come, and end in any order: an integer ends one of those under way."""
-    queue, under_way, waiting = MoveQueue(), dict[str, QueuedMove](), list[str]()
+    queue, under_way, waiting = by_hand.MoveQueue(), dict[str, by_hand.QueuedMove](), list[str]()
 
     def look() -> None:
         for each in queue.begin(lambda _: 0, max_moves):
@@ -148,12 +106,12 @@ class World:
         self.now_s = 0.0
         self.serving = set("abcd")
         self.closed: dict[str, Closed] = {}
-        self.asked: dict[str, AskSource] = {}
+        self.asked: dict[str, by_hand.AskSource] = {}
         self.timers: dict[str, float] = {}
-        self.done: dict[str, Sequence[Attempt]] = {}
+        self.done: dict[str, Sequence[by_hand.Attempt]] = {}
         self.given_up: set[str] = set()
         self.named: dict[str, str | None] = {}
-        self.machine = MovesByHand(self, Cooling(), LEVELS, 2, "e")
+        self.machine = by_hand.MovesByHand(self, Cooling(), LEVELS, 2, "e")
 
     def destinations(self, now_s: float, source_id: str) -> Sequence[InstanceSnapshot]:
         assert now_s == self.now_s
@@ -177,10 +135,10 @@ class World:
         ends = (a.move.instance_ids for a in self.asked.values())
         return sum(instance_id in each for each in ends)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: by_hand.Event) -> None:
         for instruction in self.machine.handle(event, self.now_s):
             match instruction:
-                case AskSource(order_id, move):
+                case by_hand.AskSource(order_id, move):
                     assert order_id not in self.asked, "asked twice at a time"
                     assert set(move.instance_ids) <= self.serving, "asked for one that is gone"
                     for each in self.closed_by(move.destination_id, self.now_s):
@@ -189,9 +147,9 @@ class World:
                     here = self.closed_by(move.wanted.source_id, self.now_s)
                     assert not any(each.stops_sending for each in here)
                     self.asked[order_id] = instruction
-                case WakeAt(order_id, time_s):
+                case by_hand.WakeAt(order_id, time_s):
                     self.timers[order_id] = time_s
-                case Done(order_id, attempts):
+                case by_hand.Done(order_id, attempts):
                     assert order_id not in self.done, "done twice"
                     self.done[order_id] = attempts
                     self.timers.pop(order_id, None)
@@ -199,7 +157,7 @@ class World:
         counts = Counter(end for a in self.asked.values() for end in a.move.instance_ids)
         assert max(counts.values(), default=0) <= max(2, self.machine.max_moves), "too many"
 
-    def order(self, ordered: Ordered) -> None:
+    def order(self, ordered: by_hand.Ordered) -> None:
         self.named[ordered.migration_id] = ordered.destination_id
         self.take(ordered)
 
@@ -208,16 +166,16 @@ class World:
         move = asked.move
         kind = draw.choice(["migrated", "kept", "resumed", "refused", "silent", "died"])
         if kind == "silent":
-            return self.take(SourceSilent(move.migration_id))
+            return self.take(by_hand.SourceSilent(move.migration_id))
         if kind == "died":
-            return self.take(SourceDied(move.migration_id))
+            return self.take(by_hand.SourceDied(move.migration_id))
         if kind == "refused":
-            return self.take(SourceAnswered(move.migration_id, draw.choice(CODES)))
+            return self.take(by_hand.SourceAnswered(move.migration_id, draw.choice(CODES)))
         code = "" if kind == "migrated" else draw.choice(CODES)
         ids = (move.migration_id, move.wanted.request_id, *move.instance_ids)
         record = MoveRecord(*ids, "by hand", kind, code, 60, 0, 0.05)
-        self.take(MoveEnded(record, "by_hand"))
-        return self.take(SourceAnswered(move.migration_id, code, record))
+        self.take(by_hand.MoveEnded(record, "by_hand"))
+        return self.take(by_hand.SourceAnswered(move.migration_id, code, record))
 
     def step(self) -> None:
         draw = self.random
@@ -225,29 +183,29 @@ class World:
         for order_id, time_s in list(self.timers.items()):
             if time_s <= self.now_s and self.timers.get(order_id) == time_s:
                 del self.timers[order_id]
-                self.take(Woken(order_id, time_s))
+                self.take(by_hand.Woken(order_id, time_s))
         if self.asked and draw.random() < 0.5:
             self.answer(draw.choice(sorted(self.asked)))
         elif draw.random() < 0.2:
             self.serving ^= {draw.choice("abcd")}
-            self.take(Looked())
+            self.take(by_hand.Looked())
         elif draw.random() < 0.2:
             one = draw.choice("abcd")
             if self.closed.pop(one, None) is None:
                 self.closed[one] = draw.choice([*Closed][1:-1])
-            self.take(Looked())
+            self.take(by_hand.Looked())
         elif draw.random() < 0.1:
             self.machine.max_moves = draw.choice([0, 1, 2])
-            self.take(Looked())
+            self.take(by_hand.Looked())
         elif draw.random() < 0.2 and self.timers:
             order_id = draw.choice(sorted(self.timers))
             self.asked.pop(order_id, None)
             self.timers.pop(order_id)
             self.given_up.add(order_id)
-            self.take(GivenUp(order_id))
+            self.take(by_hand.GivenUp(order_id))
         else:
             known = [a.move.migration_id for a in self.asked.values()] or ["m-e-1"]
-            self.take(Timed(draw.choice(known), 0.01, 0.001, 0.01))
+            self.take(by_hand.Timed(draw.choice(known), 0.01, 0.001, 0.01))
 
 
 @pytest.mark.parametrize(("named", "codes"), [("b", ["closed"]), (None, ["closed", ""])])
@@ -256,21 +214,21 @@ def test_a_destination_that_is_cordoned_while_a_move_waits(
 ) -> None:
     world = World(0)
     world.machine.max_moves = 1
-    first, second = (MoveByHand(f"r-{number}", "a", 4, "by hand") for number in range(2))
+    first, second = (by_hand.MoveByHand(f"r-{number}", "a", 4, "by hand") for number in range(2))
     world.closed = dict.fromkeys("cd", Closed.CORDONED)
-    world.order(Ordered("m-1", first, "b", 60.0))
-    world.order(Ordered("m-2", second, named, 60.0))
+    world.order(by_hand.Ordered("m-1", first, "b", 60.0))
+    world.order(by_hand.Ordered("m-2", second, named, 60.0))
     assert [each.destination_id for each in world.machine.waiting] == ["b"]
     world.closed = {"b": Closed.CORDONED}
     world.asked.pop("m-1")
-    world.take(SourceAnswered("m-1", "finished"))
+    world.take(by_hand.SourceAnswered("m-1", "finished"))
     if named is None:
         move = world.asked.pop("m-2").move
         assert move.destination_id in "cd", "the machine chose b, so it chooses again"
         ids = (move.migration_id, "r-1", *move.instance_ids)
         record = MoveRecord(*ids, "by hand", "migrated", "", 60, 0, 0.05)
-        world.take(Timed(move.migration_id, 0.01, 0.001, 0.01))
-        world.take(SourceAnswered(move.migration_id, "", record))
+        world.take(by_hand.Timed(move.migration_id, 0.01, 0.001, 0.01))
+        world.take(by_hand.SourceAnswered(move.migration_id, "", record))
     assert [each.code for each in world.done["m-2"]] == codes
 
 
@@ -280,10 +238,10 @@ def test_every_order_ends_whatever_happens(seed: int) -> None:
     orders = []
     for number in range(12):
         source, named = world.random.sample("abcd", 2)
-        wanted = MoveByHand(f"r-{number}", source, 4, "by hand")
+        wanted = by_hand.MoveByHand(f"r-{number}", source, 4, "by hand")
         to = named if world.random.random() < 0.5 else None
         orders.append(world.machine.next_migration_id())
-        world.order(Ordered(orders[-1], wanted, to, world.now_s + 20.0))
+        world.order(by_hand.Ordered(orders[-1], wanted, to, world.now_s + 20.0))
         world.step()
     for _ in range(2_000):
         if len(world.done.keys() | world.given_up) == len(orders):
@@ -291,6 +249,6 @@ def test_every_order_ends_whatever_happens(seed: int) -> None:
         world.step()
     assert world.done.keys() | world.given_up == set(orders), f"seed {seed}: one never ends"
     for attempts in world.done.values():
-        assert len(attempts) <= MAX_TRIES
+        assert len(attempts) <= by_hand.MAX_TRIES
         assert all(each.another_may_take_it for each in attempts[:-1])
     assert world.machine.waiting == ()

@@ -15,8 +15,7 @@ from controller.core.emptying.rounds import (
     RoundDue,
     RoundRules,
 )
-from controller.core.fleet.cluster_spec import ClusterSpec, Mark, plan_scale
-from controller.core.load.closed import OPEN, ROWS, Closed, Reasons, Row
+from controller.core.load.closed import OPEN, ROWS, Closed, Row
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
@@ -28,7 +27,7 @@ from controller.core.scheduler_events import (
     Ticked,
 )
 from controller.core.settings import HoldingConfig, ReschedulingConfig
-from tests.unit.core.core_builders import CORDONED, DRAINS, queued, request, running, status
+from tests.unit.core.core_builders import CORDONED, DRAINS, request, running, status
 
 IDS = ("a", "b", "c", "d", "e")
 
@@ -71,40 +70,6 @@ class Cluster:
 
     def num_moves(self, _instance_id):
         return 0
-
-
-def shut(cluster: Cluster, reasons: Reasons) -> list[object]:
-    """All that an hour brings where the spec has these reasons against b and d."""
-    scheduler, found = cluster.scheduler, list[object]()
-    dice = random.Random(7)
-    for each in IDS:
-        scheduler.handle(InstanceStarted(each, 1), 0.0)
-        scheduler.handle(ClosedBy(each, reasons if each in ("b", "d") else OPEN), 0.0)
-    for number in range(200):
-        now_s, one = 0.1 * number, dice.choice(IDS)
-        waits = [queued("y", dice.choice((50, 90)))] if dice.random() < 0.3 else []
-        load = [running("x", dice.choice((0, 20, 60, 95))), *waits]
-        seq = scheduler.instances[one].last_dispatch_seq
-        found += scheduler.handle(status(one, seen=seq, requests=load), now_s)
-        asked = request(f"r{number}", tokens=dice.randint(1, 1500), arrival=now_s)
-        found += scheduler.handle(asked, now_s)
-        found += cluster.rounds.handle(RoundDue(), now_s)
-        found += [cluster.by_hand.choose(one, 1, now_s), scheduler.waiting_view().best_reserved()]
-        found += [record.is_shut for record in scheduler.instances.values()]
-        found.append([[s.instance_id for s in cluster.openness.sources()]])
-    return found
-
-
-def test_a_reason_whose_row_stops_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {type(each).__name__ for each in shut(Cluster(random.Random(1)), OPEN)}
-    assert kinds >= {"Dispatch", "OrderRelief", "OrderRoom"}
-    monkeypatch.setitem(ROWS, Closed.CORDONED, Row(False, False, False, False, "it is looked at"))
-    for seed in (1, 5):
-        with_it = shut(Cluster(random.Random(seed)), CORDONED)
-        assert with_it == shut(Cluster(random.Random(seed)), OPEN)
-    spec, running = ClusterSpec.first(3), {"i-0": 1, "i-1": 2, "i-2": 3}
-    looked_at = spec.with_mark(Closed.CORDONED, "i-2", Mark("c", 0.0))
-    assert plan_scale(looked_at, 2, running) == plan_scale(spec, 2, running)
 
 
 @pytest.mark.parametrize("stops", range(3))

@@ -9,6 +9,7 @@ from controller.core.migration.rank_changes import RankChanges, TellRank
 from controller.core.migration.routes import Routes
 from controller.core.replay import replay_machine as replays
 from controller.core.scheduler_events import DispatchRequested
+from tests.unit.core.core_builders import run_seeds
 
 REFS = [InstanceRef(f"i-{n}", 1, f"mem://{n}") for n in range(3)]
 
@@ -94,8 +95,4 @@ class World:
 
 
 def test_the_last_owner_has_the_last_rank() -> None:
-    for seed in range(200):
-        try:
-            World(seed).run()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error!r}") from error
+    run_seeds(200, lambda seed: World(seed).run())

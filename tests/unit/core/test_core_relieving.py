@@ -6,28 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.emptying import relieving
 from controller.core.emptying.relief import Candidate
-from controller.core.emptying.relieving import (
-    BeginMove,
-    CancelMove,
-    DrainEnded,
-    Event,
-    Fenced,
-    Instruction,
-    Look,
-    Looked,
-    MoveBegan,
-    MoveEnded,
-    MoveRefused,
-    PeerLost,
-    ReliefGiven,
-    ReliefWithdrawn,
-    RelievingSource,
-    RoomGiven,
-    TellFruitless,
-    TellNotMoved,
-    TellRoomNotMade,
-)
 from controller.core.emptying.room_plan import PLAN_FAILED
 from controller.core.emptying.rounds import HeadOrder, Opening, ReliefOrder, RoomOrder
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef
@@ -61,13 +41,13 @@ class Played:
         self.max_moves = max_moves
         self.draining = False
         self.now_s = 0.0
-        self.under_way: dict[str, BeginMove] = {}
+        self.under_way: dict[str, relieving.BeginMove] = {}
         self.reserved: dict[str, float] = {}
-        self.told: list[Instruction] = []
+        self.told: list[relieving.Instruction] = []
         self.cancelled: list[str] = []
         self.looks = False
-        self.refuses: Callable[[BeginMove], str] = lambda begin: ""
-        self.machine = RelievingSource(self, "x")
+        self.refuses: Callable[[relieving.BeginMove], str] = lambda begin: ""
+        self.machine = relieving.RelievingSource(self, "x")
 
     @property
     def num_moves(self) -> int:
@@ -82,33 +62,33 @@ class Played:
     def reserved_s(self, migration_id: str) -> float | None:
         return self.reserved.get(migration_id)
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: relieving.Event) -> None:
         instructions = self.machine.handle(event, self.now_s)
         self.machine.check()
         for instruction in instructions:
             match instruction:
-                case Look():
+                case relieving.Look():
                     assert not self.looks, "looks twice"
                     self.looks = True
-                case BeginMove():
+                case relieving.BeginMove():
                     self._begin(instruction)
-                case CancelMove(migration_id=migration_id):
+                case relieving.CancelMove(migration_id=migration_id):
                     assert migration_id in self.under_way
                     self.cancelled.append(migration_id)
                 case _:
                     self.told.append(instruction)
 
-    def _begin(self, begin: BeginMove) -> None:
+    def _begin(self, begin: relieving.BeginMove) -> None:
         request_id = begin.candidate.request_id
         assert request_id in self.requests
         if refusal := self.refuses(begin):
-            self.tell(MoveRefused(begin.migration_id, refusal))
+            self.tell(relieving.MoveRefused(begin.migration_id, refusal))
             return
         moving = {each.candidate.request_id for each in self.under_way.values()}
         assert request_id not in moving, "it moves already"
         assert self.num_moves < self.max_moves
         self.under_way[begin.migration_id] = begin
-        self.tell(MoveBegan(begin.migration_id))
+        self.tell(relieving.MoveBegan(begin.migration_id))
 
     def look(self) -> None:
         """The step under way ends."""
@@ -118,25 +98,27 @@ class Played:
             requests = [
                 replace(each, outgoing=each.request_id in moving) for each in self.requests.values()
             ]
-            self.tell(Looked(replace(instance(*requests), draining=self.draining), requests))
+            self.tell(
+                relieving.Looked(replace(instance(*requests), draining=self.draining), requests)
+            )
 
     def end(self, migration_id: str, code: str = "") -> None:
         begin = self.under_way.pop(migration_id)
         if not code:
             del self.requests[begin.candidate.request_id]
-        self.tell(MoveEnded(migration_id, not code, code))
+        self.tell(relieving.MoveEnded(migration_id, not code, code))
 
     def relieve(
         self, to: InstanceRef = B, config: ReschedulingConfig = MANY, *, taken_s: float = -1.0
     ) -> None:
         there = instance(instance_id=to.instance_id)
         order = ReliefOrder(to, there, 0.0, 1.0, 2.0, (), DEFAULT_LEVELS, config)
-        self.tell(ReliefGiven("round-1", order, taken_s))
+        self.tell(relieving.ReliefGiven("round-1", order, taken_s))
 
     def make_room(self, lacking_blocks: int, request_id: str = "held", **spare: int) -> None:
         openings = tuple(Opening(InstanceRef(i, 1, f"{i}:1"), n) for i, n in spare.items())
         order = RoomOrder("round-1", request_id, "f-0", 0, lacking_blocks, openings, CONFIG)
-        self.tell(RoomGiven(order))
+        self.tell(relieving.RoomGiven(order))
 
     def leaving(self) -> list[tuple[str, str]]:
         return [
@@ -180,7 +162,7 @@ def test_a_drain_that_is_taken_back_ends_its_moves_though_their_blocks_are_count
     here.now_s = 1.0
     here.reserved = dict.fromkeys(here.under_way, 0.5)
     here.relieve(taken_s=0.9)
-    here.tell(DrainEnded())
+    here.tell(relieving.DrainEnded())
     assert here.cancelled == list(here.under_way)
     assert len(here.cancelled) == 3
 
@@ -193,7 +175,7 @@ def test_of_a_plan_of_which_a_move_may_not_begin_none_goes_on() -> None:
     assert here.cancelled == list(here.under_way)
     assert len(here.cancelled) == 1
     (told,) = here.told
-    assert isinstance(told, TellRoomNotMade)
+    assert isinstance(told, relieving.TellRoomNotMade)
     assert (told.code, told.num_moves) == ("moving", 3)
 
 
@@ -210,11 +192,13 @@ def test_an_order_is_fruitless_once_and_only_if_nothing_came_of_it() -> None:
     for _ in range(2):
         here.relieve()
         here.look()
-        here.tell(RoomGiven(HeadOrder("round-1", "r9", C, CONFIG)))
+        here.tell(relieving.RoomGiven(HeadOrder("round-1", "r9", C, CONFIG)))
         here.look()
-    fruitless = [told for told in here.told if isinstance(told, TellFruitless)]
-    assert fruitless == [TellFruitless("round-1", B)] * 2
-    refused = [told.refused.request_id for told in here.told if isinstance(told, TellNotMoved)]
+    fruitless = [told for told in here.told if isinstance(told, relieving.TellFruitless)]
+    assert fruitless == [relieving.TellFruitless("round-1", B)] * 2
+    refused = [
+        told.refused.request_id for told in here.told if isinstance(told, relieving.TellNotMoved)
+    ]
     assert refused == ["r0", "r1"], "two a second"
 
 
@@ -225,7 +209,7 @@ def test_whatever_happens_no_request_leaves_twice_and_no_half_plan_goes_on(seed:
     waiting = [queued(f"q{i}", dice.randint(1, 30), arrival_time_s=i) for i in range(4)]
     here = Played(*requests, *waiting, max_moves=dice.randint(1, 5))
 
-    def refusal(_begin: BeginMove) -> str:
+    def refusal(_begin: relieving.BeginMove) -> str:
         if here.num_moves >= here.max_moves:
             return MoveRefusal.TOO_MANY_MOVES
         return dice.choice(("", "", "", "", MoveRefusal.MOVING))
@@ -244,17 +228,23 @@ def test_whatever_happens_no_request_leaves_twice_and_no_half_plan_goes_on(seed:
     here.refuses = refusal
     actions: list[Callable[[], object]] = [
         lambda: here.relieve(dice.choice((B, C)), taken_s=here.now_s - dice.random()),
-        lambda: here.tell(ReliefWithdrawn()),
+        lambda: here.tell(relieving.ReliefWithdrawn()),
         order_room,
-        lambda: here.tell(RoomGiven(HeadOrder("round-1", dice.choice(("q0", "q1")), B, CONFIG))),
+        lambda: here.tell(
+            relieving.RoomGiven(HeadOrder("round-1", dice.choice(("q0", "q1")), B, CONFIG))
+        ),
         here.look,
         here.look,
         lambda: end_one() if here.under_way else None,
         lambda: end_one() if here.under_way else None,
         lambda: here.reserved.update(dict.fromkeys(here.under_way, here.now_s)),
-        lambda: here.tell(PeerLost(dice.choice((B, C)).__eq__)) if dice.random() < 0.2 else None,
-        lambda: here.tell(DrainEnded()) if dice.random() < 0.2 else None,
-        lambda: here.tell(Fenced()) if dice.random() < 0.05 else None,
+        lambda: (
+            here.tell(relieving.PeerLost(dice.choice((B, C)).__eq__))
+            if dice.random() < 0.2
+            else None
+        ),
+        lambda: here.tell(relieving.DrainEnded()) if dice.random() < 0.2 else None,
+        lambda: here.tell(relieving.Fenced()) if dice.random() < 0.05 else None,
         lambda: setattr(here, "draining", dice.random() < 0.3),
     ]
     for step in range(300):

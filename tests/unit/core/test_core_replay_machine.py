@@ -8,144 +8,132 @@ from dataclasses import dataclass, field
 import pytest
 
 from controller.core.load.snapshot import InstanceRef
-from controller.core.replay.replay_machine import (
-    ASK_AGAIN_S,
-    LOST,
-    MAX_NOT_TAKEN,
-    MAX_REFUSALS,
-    Arrived,
-    Ask,
-    CallOff,
-    CopyState,
-    Decline,
-    Delivered,
-    Dispatched,
-    Event,
-    Fail,
-    Found,
-    Instruction,
-    Lost,
-    Mark,
-    NotDispatched,
-    NotSent,
-    Over,
-    RecordFound,
-    RecordLoss,
-    Refuse,
-    Refused,
-    ReplayMachine,
-    ReplayRefusal,
-    Send,
-    Taken,
-    WakeAt,
-    Woken,
-)
+from controller.core.replay import replay_machine as replays
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.settings import ReplayConfig
+from tests.unit.core.core_builders import run_seeds
 
 I0 = InstanceRef("i-0", 1, "mem://i-0")
 I1 = InstanceRef("i-1", 1, "mem://i-1")
-LOSS = Lost("r", I0, "instance i-0 died", 0.5)
+LOSS = replays.Lost("r", I0, "instance i-0 died", 0.5)
 
 
 def requested(request_id: str = "r", num_tokens: int = 10) -> DispatchRequested:
     return DispatchRequested(request_id, "f-0", num_tokens, 0, 5.0)
 
 
-def dispatched(request_id: str = "r", seq: int = 9) -> Dispatched:
-    return Dispatched(Dispatch(request_id, "f-0", "i-1", 1, seq), I1)
+def dispatched(request_id: str = "r", seq: int = 9) -> replays.Dispatched:
+    return replays.Dispatched(Dispatch(request_id, "f-0", "i-1", 1, seq), I1)
 
 
-def refused(*, retryable: bool = True, attempt: int = 0) -> Refused:
-    return Refused("r", I0, "restarted", retryable, attempt, None)
+def refused(*, retryable: bool = True, attempt: int = 0) -> replays.Refused:
+    return replays.Refused("r", I0, "restarted", retryable, attempt, None)
 
 
 @dataclass
 class Bed:
-    machine: ReplayMachine = field(default_factory=ReplayMachine)
+    machine: replays.ReplayMachine = field(default_factory=replays.ReplayMachine)
     now_s: float = 100.0
 
-    def take(self, *events: Event) -> list[Instruction]:
+    def take(self, *events: replays.Event) -> list[replays.Instruction]:
         """The instructions of the last of them."""
-        told: list[Instruction] = []
+        told: list[replays.Instruction] = []
         for event in events:
             told = list(self.machine.handle(event, self.now_s))
             self.machine.check()
         return told
 
     @property
-    def state(self) -> CopyState:
+    def state(self) -> replays.CopyState:
         return self.machine.state("r")
 
 
 @pytest.fixture
 def bed() -> Bed:
     bed = Bed()
-    bed.take(Arrived(requested(), (b"x",)))
+    bed.take(replays.Arrived(requested(), (b"x",)))
     return bed
 
 
-def kinds(told: list[Instruction]) -> list[type]:
+def kinds(told: list[replays.Instruction]) -> list[type]:
     return [type(each) for each in told]
 
 
-REACHED: dict[CopyState, tuple[Event, ...]] = {
-    CopyState.STANDBY: (),
-    CopyState.ASKING: (LOSS,),
-    CopyState.PAUSING: (LOSS, NotDispatched("r")),
-    CopyState.OVER: (Over("r"),),
+REACHED: dict[replays.CopyState, tuple[replays.Event, ...]] = {
+    replays.CopyState.STANDBY: (),
+    replays.CopyState.ASKING: (LOSS,),
+    replays.CopyState.PAUSING: (LOSS, replays.NotDispatched("r")),
+    replays.CopyState.OVER: (replays.Over("r"),),
 }
-WOKEN = Woken("r", 100.0 + ASK_AGAIN_S)
-TABLE: dict[tuple[CopyState, Event], tuple[CopyState, list[type]]] = {
-    (CopyState.STANDBY, LOSS): (CopyState.ASKING, [RecordLoss, Ask]),
-    (CopyState.STANDBY, refused()): (CopyState.PAUSING, [RecordLoss, WakeAt]),
-    (CopyState.STANDBY, refused(retryable=False)): (CopyState.OVER, [Refuse]),
-    (CopyState.PAUSING, WOKEN): (CopyState.ASKING, [Ask]),
-    (CopyState.PAUSING, Found("r")): (CopyState.STANDBY, [RecordFound, CallOff]),
-    (CopyState.PAUSING, Over("r")): (CopyState.OVER, [CallOff]),
-    (CopyState.ASKING, NotDispatched("r")): (CopyState.PAUSING, [WakeAt]),
-    (CopyState.ASKING, dispatched()): (CopyState.STANDBY, [Send]),
-    (CopyState.ASKING, NotSent("r")): (CopyState.OVER, [Fail]),
-    (CopyState.ASKING, Found("r")): (CopyState.STANDBY, [RecordFound, CallOff]),
-    (CopyState.ASKING, Over("r")): (CopyState.OVER, [CallOff]),
-    (CopyState.STANDBY, Over("r")): (CopyState.OVER, []),
+WOKEN = replays.Woken("r", 100.0 + replays.ASK_AGAIN_S)
+TABLE: dict[tuple[replays.CopyState, replays.Event], tuple[replays.CopyState, list[type]]] = {
+    (replays.CopyState.STANDBY, LOSS): (
+        replays.CopyState.ASKING,
+        [replays.RecordLoss, replays.Ask],
+    ),
+    (replays.CopyState.STANDBY, refused()): (
+        replays.CopyState.PAUSING,
+        [replays.RecordLoss, replays.WakeAt],
+    ),
+    (replays.CopyState.STANDBY, refused(retryable=False)): (
+        replays.CopyState.OVER,
+        [replays.Refuse],
+    ),
+    (replays.CopyState.PAUSING, WOKEN): (replays.CopyState.ASKING, [replays.Ask]),
+    (replays.CopyState.PAUSING, replays.Found("r")): (
+        replays.CopyState.STANDBY,
+        [replays.RecordFound, replays.CallOff],
+    ),
+    (replays.CopyState.PAUSING, replays.Over("r")): (replays.CopyState.OVER, [replays.CallOff]),
+    (replays.CopyState.ASKING, replays.NotDispatched("r")): (
+        replays.CopyState.PAUSING,
+        [replays.WakeAt],
+    ),
+    (replays.CopyState.ASKING, dispatched()): (replays.CopyState.STANDBY, [replays.Send]),
+    (replays.CopyState.ASKING, replays.NotSent("r")): (replays.CopyState.OVER, [replays.Fail]),
+    (replays.CopyState.ASKING, replays.Found("r")): (
+        replays.CopyState.STANDBY,
+        [replays.RecordFound, replays.CallOff],
+    ),
+    (replays.CopyState.ASKING, replays.Over("r")): (replays.CopyState.OVER, [replays.CallOff]),
+    (replays.CopyState.STANDBY, replays.Over("r")): (replays.CopyState.OVER, []),
 }
 EVENTS = (
     LOSS,
     refused(),
     refused(retryable=False),
     WOKEN,
-    Found("r"),
-    NotDispatched("r"),
+    replays.Found("r"),
+    replays.NotDispatched("r"),
     dispatched(),
-    NotSent("r"),
-    Over("r"),
-    Delivered("r", (1, 2)),
-    Taken("r", 0),
-    Taken("r", 1),
+    replays.NotSent("r"),
+    replays.Over("r"),
+    replays.Delivered("r", (1, 2)),
+    replays.Taken("r", 0),
+    replays.Taken("r", 1),
 )
 
 
-@pytest.mark.parametrize("state", CopyState)
-def test_each_event_in_each_state(state: CopyState) -> None:
+@pytest.mark.parametrize("state", replays.CopyState)
+def test_each_event_in_each_state(state: replays.CopyState) -> None:
     for event in EVENTS:
         bed = Bed()
-        bed.take(Arrived(requested(), (b"x",)), *REACHED[state])
+        bed.take(replays.Arrived(requested(), (b"x",)), *REACHED[state])
         assert bed.state is state
         told = bed.take(event)
-        late = [Decline] if isinstance(event, Dispatched) else []
+        late = [replays.Decline] if isinstance(event, replays.Dispatched) else []
         assert (bed.state, kinds(told)) == TABLE.get((state, event), (state, late)), event
 
 
 def test_it_is_sent_with_all_that_was_delivered(bed: Bed) -> None:
-    bed.take(Delivered("r", (7, 8)))
+    bed.take(replays.Delivered("r", (7, 8)))
     record, ask = bed.take(LOSS)
-    assert isinstance(record, RecordLoss)
+    assert isinstance(record, replays.RecordLoss)
     assert (record.loss.num_tokens, record.loss.num_replays) == (12, 1)
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, replays.Ask)
     assert (ask.request.num_prompt_tokens, ask.request.replayed) == (12, True)
-    (send,) = bed.take(Delivered("r", (9,)), dispatched())
-    assert isinstance(send, Send)
+    (send,) = bed.take(replays.Delivered("r", (9,)), dispatched())
+    assert isinstance(send, replays.Send)
     assert (list(send.outputs), send.frames) == ([7, 8, 9], (b"x",))
     assert (send.replay.attempt, send.replay.num_tokens) == (1, 13)
     assert (send.replay.source_id, send.replay.cause_id) == ("i-0", "lost-i-0-1")
@@ -153,71 +141,73 @@ def test_it_is_sent_with_all_that_was_delivered(bed: Bed) -> None:
 
 def test_after_each_refusal_it_waits_twice_as_long_and_that_is_no_replay(bed: Bed) -> None:
     waits = []
-    for attempt in range(MAX_REFUSALS):
+    for attempt in range(replays.MAX_REFUSALS):
         record, wake = bed.take(refused(attempt=attempt))
-        assert isinstance(record, RecordLoss)
+        assert isinstance(record, replays.RecordLoss)
         assert record.loss.num_replays == 0
-        assert isinstance(wake, WakeAt)
+        assert isinstance(wake, replays.WakeAt)
         waits.append(wake.time_s - bed.now_s)
-        assert bed.take(Woken("r", wake.time_s - 0.01)) == [], "of an earlier wait"
-        bed.take(Woken("r", wake.time_s), dispatched())
-    assert waits == pytest.approx([0.05 * 2**n for n in range(MAX_REFUSALS)])
-    assert bed.take(refused(attempt=MAX_REFUSALS)) == [Refuse("r", "restarted", True)]
+        assert bed.take(replays.Woken("r", wake.time_s - 0.01)) == [], "of an earlier wait"
+        bed.take(replays.Woken("r", wake.time_s), dispatched())
+    assert waits == pytest.approx([0.05 * 2**n for n in range(replays.MAX_REFUSALS)])
+    assert bed.take(refused(attempt=replays.MAX_REFUSALS)) == [
+        replays.Refuse("r", "restarted", True)
+    ]
 
 
 def test_a_token_ends_the_row_of_refusals(bed: Bed) -> None:
-    for attempt in range(MAX_REFUSALS + 3):
-        _, wake = bed.take(Delivered("r", (attempt,)), refused(attempt=attempt))
-        assert isinstance(wake, WakeAt)
-        bed.take(Woken("r", wake.time_s), dispatched())
+    for attempt in range(replays.MAX_REFUSALS + 3):
+        _, wake = bed.take(replays.Delivered("r", (attempt,)), refused(attempt=attempt))
+        assert isinstance(wake, replays.WakeAt)
+        bed.take(replays.Woken("r", wake.time_s), dispatched())
 
 
 def test_a_request_that_was_found_was_not_replayed(bed: Bed) -> None:
-    assert bed.take(LOSS, Found("r"))[0] == RecordFound("r", 0)
+    assert bed.take(LOSS, replays.Found("r"))[0] == replays.RecordFound("r", 0)
     bed.take(LOSS, dispatched())
-    found = bed.take(refused(attempt=1), Found("r"))[0]
-    assert found == RecordFound("r", 1), "the refusal had not counted as one"
+    found = bed.take(refused(attempt=1), replays.Found("r"))[0]
+    assert found == replays.RecordFound("r", 1), "the refusal had not counted as one"
 
 
 def test_a_host_that_dies_takes_no_request_with_it(bed: Bed) -> None:
     """Its instances are noticed one after the other, and the request is sent to each of them."""
     bed.machine.config = ReplayConfig(max_replays=1)
-    for _ in range(MAX_NOT_TAKEN + 1):
+    for _ in range(replays.MAX_NOT_TAKEN + 1):
         record, ask = bed.take(LOSS)
-        assert isinstance(record, RecordLoss)
+        assert isinstance(record, replays.RecordLoss)
         assert record.loss.num_replays == 1, "the one that had it"
-        assert isinstance(ask, Ask)
+        assert isinstance(ask, replays.Ask)
         bed.take(dispatched())
     (fail,) = bed.take(LOSS)
-    assert isinstance(fail, Fail), "nobody ever says that it has it"
-    assert fail.refusal is ReplayRefusal.TOO_OFTEN
+    assert isinstance(fail, replays.Fail), "nobody ever says that it has it"
+    assert fail.refusal is replays.ReplayRefusal.TOO_OFTEN
 
 
-@pytest.mark.parametrize("begun", [Taken("r", 2), Delivered("r", (1,))])
-def test_an_instance_that_had_it_counts(bed: Bed, begun: Event) -> None:
+@pytest.mark.parametrize("begun", [replays.Taken("r", 2), replays.Delivered("r", (1,))])
+def test_an_instance_that_had_it_counts(bed: Bed, begun: replays.Event) -> None:
     bed.machine.config = ReplayConfig(max_replays=1)
-    bed.take(LOSS, dispatched(), LOSS, dispatched(), Taken("r", 1), begun)
-    assert kinds(bed.take(LOSS)) == [Fail]
+    bed.take(LOSS, dispatched(), LOSS, dispatched(), replays.Taken("r", 1), begun)
+    assert kinds(bed.take(LOSS)) == [replays.Fail]
 
 
 def test_what_an_earlier_attempt_says_counts_for_nothing(bed: Bed) -> None:
     bed.machine.config = ReplayConfig(max_replays=1)
-    bed.take(LOSS, dispatched(), LOSS, Taken("r", 1), dispatched(), Taken("r", 1))
-    assert kinds(bed.take(LOSS)) == [RecordLoss, Ask]
+    bed.take(LOSS, dispatched(), LOSS, replays.Taken("r", 1), dispatched(), replays.Taken("r", 1))
+    assert kinds(bed.take(LOSS)) == [replays.RecordLoss, replays.Ask]
 
 
 def test_patience_begins_when_an_instance_is_asked_for(bed: Bed) -> None:
     bed.machine.config = ReplayConfig(patience_s=1.0)
     told = bed.take(refused())
-    while kinds(told) != [Fail]:
+    while kinds(told) != [replays.Fail]:
         wake = told[-1]
-        assert isinstance(wake, WakeAt)
+        assert isinstance(wake, replays.WakeAt)
         bed.now_s = wake.time_s
-        told = bed.take(Woken("r", wake.time_s), NotDispatched("r"))
+        told = bed.take(replays.Woken("r", wake.time_s), replays.NotDispatched("r"))
     assert bed.now_s == pytest.approx(100.05 + 1.0)
     (fail,) = told
-    assert isinstance(fail, Fail)
-    assert fail.refusal is ReplayRefusal.NO_INSTANCE
+    assert isinstance(fail, replays.Fail)
+    assert fail.refusal is replays.ReplayRefusal.NO_INSTANCE
     assert fail.message == (
         "restarted, and it cannot be replayed: no instance could take it in time; send it again"
     )
@@ -225,11 +215,11 @@ def test_patience_begins_when_an_instance_is_asked_for(bed: Bed) -> None:
 
 def test_tokens_that_come_while_it_waits_may_rule_the_replay_out() -> None:
     bed = Bed()
-    marked = bed.take(Arrived(requested(), (b"x",), ReplayRefusal.MULTIMODAL))
-    assert marked == [Mark("r", ReplayRefusal.MULTIMODAL)]
-    assert kinds(bed.take(LOSS)) == [RecordLoss, Ask], "it has no outputs"
-    told = bed.take(Delivered("r", (1,)), dispatched())
-    assert kinds(told) == [Decline, Fail]
+    marked = bed.take(replays.Arrived(requested(), (b"x",), replays.ReplayRefusal.MULTIMODAL))
+    assert marked == [replays.Mark("r", replays.ReplayRefusal.MULTIMODAL)]
+    assert kinds(bed.take(LOSS)) == [replays.RecordLoss, replays.Ask], "it has no outputs"
+    told = bed.take(replays.Delivered("r", (1,)), dispatched())
+    assert kinds(told) == [replays.Decline, replays.Fail]
 
 
 # -- histories -----------------------------------------------------------------------------
@@ -249,7 +239,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        self.machine = ReplayMachine()
+        self.machine = replays.ReplayMachine()
         self.machine.config = ReplayConfig(
             rng.choice([0, 1, 3]), rng.choice([30, 100, 10_000]), rng.choice([0.5, 30.0])
         )
@@ -261,20 +251,21 @@ class History:
         self.seen: set[type] = set()
         self.num_dispatches = 0
 
-    def run(self, num_events: int) -> None:
+    def run(self, num_events: int) -> "History":
         for _ in range(num_events):
             self.now_s += self.rng.choice([0.0, 0.01, 0.3])
             self.take(self.rng.choice(list(self.possible())))
         for request_id in list(self.live):
-            self.take(Over(request_id))
+            self.take(replays.Over(request_id))
         assert (self.machine.num_copied_tokens, self.asked, self.wakes) == (0, set(), {})
         assert all(len(ends) == 1 for ends in self.ends.values()), self.ends
+        return self
 
-    def possible(self) -> Iterator[Event]:
+    def possible(self) -> Iterator[replays.Event]:
         rng = self.rng
-        mark = rng.choice([None, None, ReplayRefusal.MULTIMODAL])
+        mark = rng.choice([None, None, replays.ReplayRefusal.MULTIMODAL])
         new = requested(f"r-{len(self.ends)}", rng.randint(1, 20))
-        yield Arrived(new, (b"x" * rng.randint(1, 3),), mark)
+        yield replays.Arrived(new, (b"x" * rng.randint(1, 3),), mark)
         self.num_dispatches += 1
         if not self.ends:
             return
@@ -282,71 +273,71 @@ class History:
         tokens = tuple(rng.randrange(1000) for _ in range(rng.randint(1, 5)))
         known = self.live.get(request_id, Live(()))
         attempt = known.attempt - (known.attempt > 0 and rng.random() < 0.2)
-        yield Delivered(request_id, tokens)
-        yield Taken(request_id, attempt)
-        yield Lost(request_id, I0, "instance i-0 died", None)
-        yield Found(request_id)
-        yield Refused(request_id, I1, "no", rng.random() < 0.8, attempt, None)
+        yield replays.Delivered(request_id, tokens)
+        yield replays.Taken(request_id, attempt)
+        yield replays.Lost(request_id, I0, "instance i-0 died", None)
+        yield replays.Found(request_id)
+        yield replays.Refused(request_id, I1, "no", rng.random() < 0.8, attempt, None)
         yield dispatched(request_id, self.num_dispatches)
-        yield NotDispatched(request_id)
+        yield replays.NotDispatched(request_id)
         if rng.random() < 0.1:
-            yield NotSent(request_id)
-            yield Over(request_id)
-        yield Woken(request_id, self.wakes.get(request_id, self.now_s))
+            yield replays.NotSent(request_id)
+            yield replays.Over(request_id)
+        yield replays.Woken(request_id, self.wakes.get(request_id, self.now_s))
         for asked in self.asked:
-            yield rng.choice([dispatched(asked, self.num_dispatches), NotDispatched(asked)])
+            yield rng.choice([dispatched(asked, self.num_dispatches), replays.NotDispatched(asked)])
         for waiting, time_s in self.wakes.items():
-            yield Woken(waiting, time_s)
+            yield replays.Woken(waiting, time_s)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: replays.Event) -> None:
         self.before(event)
         num_answers = 0
         for instruction in self.machine.handle(event, self.now_s):
             self.seen.add(type(instruction))
-            num_answers += isinstance(instruction, Send | Decline)
+            num_answers += isinstance(instruction, replays.Send | replays.Decline)
             self.follow(instruction, event)
-        assert num_answers == isinstance(event, Dispatched), "sent or declined, and once"
-        if isinstance(event, Over) and event.request_id in self.live:
+        assert num_answers == isinstance(event, replays.Dispatched), "sent or declined, and once"
+        if isinstance(event, replays.Over) and event.request_id in self.live:
             self.end(event.request_id, "over")
         self.machine.check()
         self.check()
 
-    def before(self, event: Event) -> None:
+    def before(self, event: replays.Event) -> None:
         match event:
-            case Arrived(request, frames, _):
+            case replays.Arrived(request, frames, _):
                 assert request.request_id not in self.ends
                 self.live[request.request_id] = Live(tuple(bytes(frame) for frame in frames))
                 self.ends[request.request_id] = []
-            case Delivered(request_id, token_ids) if request_id in self.live:
+            case replays.Delivered(request_id, token_ids) if request_id in self.live:
                 self.live[request_id].outputs += token_ids
                 self.live[request_id].is_taken = True
-            case Taken(request_id, attempt) if request_id in self.live:
+            case replays.Taken(request_id, attempt) if request_id in self.live:
                 live = self.live[request_id]
-                if self.machine.state(request_id) is CopyState.STANDBY:
+                if self.machine.state(request_id) is replays.CopyState.STANDBY:
                     live.is_taken |= attempt == live.attempt
-            case Dispatched(dispatch):
+            case replays.Dispatched(dispatch):
                 self.asked.discard(dispatch.request_id)
-            case NotDispatched(request_id) | NotSent(request_id):
+            case replays.NotDispatched(request_id) | replays.NotSent(request_id):
                 self.asked.discard(request_id)
-            case Woken(request_id, time_s) if self.wakes.get(request_id) == time_s:
+            case replays.Woken(request_id, time_s) if self.wakes.get(request_id) == time_s:
                 del self.wakes[request_id]
             case _:
                 pass
 
-    def follow(self, instruction: Instruction, event: Event) -> None:
+    def follow(self, instruction: replays.Instruction, event: replays.Event) -> None:
         match instruction:
-            case Ask(request):
+            case replays.Ask(request):
                 self.may_begin(request.request_id)
                 self.asked.add(request.request_id)
-            case WakeAt(request_id, time_s):
+            case replays.WakeAt(request_id, time_s):
                 self.may_begin(request_id)
                 assert time_s > self.now_s
                 self.wakes[request_id] = time_s
-            case CallOff(request_id):
+            case replays.CallOff(request_id):
                 assert request_id in self.asked or request_id in self.wakes
                 self.asked.discard(request_id)
                 self.wakes.pop(request_id, None)
-            case Send(request=request):
+            case replays.Send(request=request):
                 live = self.live[request.request_id]
                 live.attempt += 1
                 live.is_taken = False
@@ -355,19 +346,19 @@ class History:
                     live.frames,
                     live.outputs,
                 )
-            case RecordLoss(request_id, loss):
+            case replays.RecordLoss(request_id, loss):
                 assert loss.num_replays <= self.machine.config.max_replays
                 live = self.live[request_id]
-                counts = isinstance(event, Lost) and live.is_taken
+                counts = isinstance(event, replays.Lost) and live.is_taken
                 assert loss.num_replays == live.num_replays + counts
                 live.num_replays = loss.num_replays
-            case RecordFound(request_id, num_replays):
+            case replays.RecordFound(request_id, num_replays):
                 self.live[request_id].num_replays = num_replays
-            case Fail(request_id):
+            case replays.Fail(request_id):
                 self.end(request_id, "failed")
-            case Refuse(request_id):
+            case replays.Refuse(request_id):
                 self.end(request_id, "refused")
-            case Decline() | Mark():
+            case replays.Decline() | replays.Mark():
                 pass
 
     def may_begin(self, request_id: str) -> None:
@@ -382,21 +373,13 @@ class History:
     def check(self) -> None:
         for request_id in self.ends:
             state = self.machine.state(request_id)
-            assert (state is CopyState.OVER) == (request_id not in self.live)
-            assert (state in LOST) == (request_id in self.asked or request_id in self.wakes)
+            assert (state is replays.CopyState.OVER) == (request_id not in self.live)
+            assert (state in replays.LOST) == (request_id in self.asked or request_id in self.wakes)
         assert self.machine.num_copied_tokens <= self.machine.config.max_tokens_kept
 
 
 def test_histories_in_any_order() -> None:
-    seen: set[type] = set()
-    ends: set[str] = set()
-    for seed in range(150):
-        history = History(seed)
-        try:
-            history.run(80)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {error!r}") from error
-        seen |= history.seen
-        ends |= {how for hows in history.ends.values() for how in hows}
-    assert len(seen) == 10, "each instruction was given"
+    histories = run_seeds(150, lambda seed: History(seed).run(80))
+    assert len({kind for each in histories for kind in each.seen}) == 10, "each instruction"
+    ends = {how for each in histories for hows in each.ends.values() for how in hows}
     assert ends == {"over", "failed", "refused"}

@@ -9,26 +9,12 @@ import pytest
 
 from controller.core.emptying.claims import Remove, Restart
 from controller.core.emptying.drains import InstanceProcess, RestartStep, restart_step
+from controller.core.fleet import rolling
 from controller.core.fleet.cluster_spec import (
     AS_STARTED,
     ClusterSpec,
     EngineChange,
     RollingOrder,
-)
-from controller.core.fleet.rolling import (
-    RETRY_S,
-    Began,
-    ChangeSpec,
-    Event,
-    InstanceNow,
-    RollingRefusal,
-    RollingRestart,
-    SpecChanged,
-    SpecNotChanged,
-    Stopped,
-    Tell,
-    Ticked,
-    refusal,
 )
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.record.event_log import EventKind
@@ -54,7 +40,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.machine = RollingRestart()
+        self.machine = rolling.RollingRestart()
         self.now_s = 1000.0
         self.spec = ClusterSpec.first(5)
         self.processes = {key: Process("p0", AS_STARTED) for key in self.spec.instance_ids}
@@ -63,11 +49,11 @@ class World:
         self.troubled = True
         self.disk_is_full = False
         self.num_processes = 1
-        self.told: list[Tell] = []
+        self.told: list[rolling.Tell] = []
 
     def begin(self, order: RollingOrder) -> None:
-        assert refusal(self.spec.rolling, self.seen(), force=False) is None
-        self.say(Began(order, self.seen()))
+        assert rolling.refusal(self.spec.rolling, self.seen(), force=False) is None
+        self.say(rolling.Began(order, self.seen()))
 
     def tick(self) -> None:
         self.now_s += TICK_S
@@ -75,35 +61,35 @@ class World:
             self._go_on(key)
         if self.troubled:
             self._make_trouble()
-        self.say(Ticked(self.spec.rolling, self.seen(), self.now_s))
+        self.say(rolling.Ticked(self.spec.rolling, self.seen(), self.now_s))
         order = self.spec.rolling
         if order is not None and order.goes:
-            assert refusal(order, self.seen(), force=True) is RollingRefusal.GOES
+            assert rolling.refusal(order, self.seen(), force=True) is rolling.RollingRefusal.GOES
 
-    def say(self, event: Event) -> None:
+    def say(self, event: rolling.Event) -> None:
         instructions = self.machine.handle(event, self.now_s)
         self.machine.check()
         for instruction in instructions:
             match instruction:
-                case Tell():
+                case rolling.Tell():
                     self.told.append(instruction)
-                case ChangeSpec() if self.disk_is_full:
-                    self.say(SpecNotChanged())
-                case ChangeSpec():
+                case rolling.ChangeSpec() if self.disk_is_full:
+                    self.say(rolling.SpecNotChanged())
+                case rolling.ChangeSpec():
                     self._change(instruction)
-                    self.say(SpecChanged(self.now_s))
+                    self.say(rolling.SpecChanged(self.now_s))
 
-    def seen(self) -> list[InstanceNow]:
+    def seen(self) -> list[rolling.InstanceNow]:
         return [self._seen(key, process) for key, process in self.processes.items()]
 
     # -- inside --------------------------------------------------------------------------
 
-    def _seen(self, key: str, process: Process) -> InstanceNow:
+    def _seen(self, key: str, process: Process) -> rolling.InstanceNow:
         claims = self.spec.drains.get(key)
         restart = claims.restart if claims is not None and claims.restarts else None
         serves = process.state == "serves"
         is_another = restart is not None and process.nonce not in ("", restart.nonce)
-        now = InstanceNow(
+        now = rolling.InstanceNow(
             key,
             process.nonce,
             serving=serves,
@@ -121,7 +107,7 @@ class World:
         load = InstanceSnapshot(key, 1, 16, 100, 80, num_running=2)
         return now.with_load(load) if serves else now
 
-    def _change(self, step: ChangeSpec) -> None:
+    def _change(self, step: rolling.ChangeSpec) -> None:
         before = self.spec
         self.spec = before.with_rolling(step.order, step.restarts, step.taken_back, step.engines)
         self.spec.check()
@@ -180,10 +166,10 @@ class World:
         if draw.random() < (0.3 if self.disk_is_full else 0.02):
             self.disk_is_full = not self.disk_is_full
         if draw.random() < 0.02:
-            self.machine = RollingRestart()
+            self.machine = rolling.RollingRestart()
         key = draw.choice(sorted(self.processes))
         if draw.random() < 0.002 and order is not None:
-            self.say(Stopped(order, self.seen(), self.now_s, "stopped by ana", "ana"))
+            self.say(rolling.Stopped(order, self.seen(), self.now_s, "stopped by ana", "ana"))
         if draw.random() < 0.002 and key in self.spec.drains and key not in self.gone:
             self.spec = self.spec.without_claim(key, Restart)
         if draw.random() < 0.003 and len(self.processes) > 3:
@@ -243,7 +229,7 @@ def test_a_full_disk_delays_a_step_and_an_order_that_was_not_saved_is_given_up()
     world.begin(RollingOrder("op-1", world.now_s, ()))
     assert world.spec.rolling is None
     world.disk_is_full = False
-    world.now_s += RETRY_S
+    world.now_s += rolling.RETRY_S
     world.tick()
     assert world.told == []
     world.begin(RollingOrder("op-2", world.now_s, ()))
@@ -266,7 +252,7 @@ def test_the_time_that_emptying_took_is_told_by_the_controller_that_saw_it() -> 
         while len(world.told) < 2:
             world.tick()
             if restarts and "i-0" in world.gone:
-                world.machine, restarts = RollingRestart(), False
+                world.machine, restarts = rolling.RollingRestart(), False
         told.append(world.told[1])
     assert [each.instance_id for each in told] == ["i-0", "i-0"]
     emptied_s = told[0].numbers["emptied_s"]

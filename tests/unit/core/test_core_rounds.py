@@ -6,26 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.emptying import rounds as relief_rounds
 from controller.core.emptying.openness import Cooling
 from controller.core.emptying.room_plan import MakeRoom, MoveHead
-from controller.core.emptying.rounds import (
-    InstanceGone,
-    OrderRelief,
-    OrderRoom,
-    PairFruitless,
-    ReliefRounds,
-    RoomOrder,
-    RoundDue,
-    RoundRules,
-    RulesChanged,
-    WithdrawRelief,
-)
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef, InstanceSnapshot
 from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import instance, running
 
 CONFIG = ReschedulingConfig()
-RULES = RoundRules(CONFIG, DEFAULT_LEVELS)
+RULES = relief_rounds.RoundRules(CONFIG, DEFAULT_LEVELS)
 
 
 class Played:
@@ -81,21 +70,23 @@ def test_room_is_ordered_towards_those_that_may_take_a_move_and_only_while_enabl
     cluster.full.add("b")
     cooling.failed("a", "c", 0.0)
     cluster.wanted = [MakeRoom("a", "r", 0, 5, {"b": 9, "c": 9, "d": 9})]
-    rounds = ReliefRounds(cluster, cooling, RULES, "x")
-    (room,) = rounds.handle(RoundDue(), 1.0)
-    assert isinstance(room, OrderRoom)
-    assert isinstance(room.order, RoomOrder)
+    rounds = relief_rounds.ReliefRounds(cluster, cooling, RULES, "x")
+    (room,) = rounds.handle(relief_rounds.RoundDue(), 1.0)
+    assert isinstance(room, relief_rounds.OrderRoom)
+    assert isinstance(room.order, relief_rounds.RoomOrder)
     assert [each.destination.instance_id for each in room.order.openings] == ["d"]
     assert (room.order.round_id, room.order.frontend) == ("round-x-1", "f-0")
-    rounds.handle(RulesChanged(replace(RULES, config=replace(CONFIG, enabled=False))), 1.0)
-    assert rounds.handle(RoundDue(), 1.1) == []
+    rounds.handle(
+        relief_rounds.RulesChanged(replace(RULES, config=replace(CONFIG, enabled=False))), 1.0
+    )
+    assert rounds.handle(relief_rounds.RoundDue(), 1.1) == []
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_each_instance_is_in_one_pair_and_who_is_left_out_gets_no_order(seed: int) -> None:
     dice, cluster, now_s = random.Random(seed), Played(), 0.0
     cooling = cluster.cooling
-    rounds = ReliefRounds(cluster, cooling, RULES, "x")
+    rounds = relief_rounds.ReliefRounds(cluster, cooling, RULES, "x")
     ordered: dict[str, str] = {}
     fruitless: dict[tuple[str, str], float] = {}
     for _ in range(200):
@@ -108,14 +99,14 @@ def test_each_instance_is_in_one_pair_and_who_is_left_out_gets_no_order(seed: in
             case 3:
                 cluster.instances.pop(one, None)
                 cluster.incarnations[one] = cluster.incarnations.get(one, 1) + 1
-                rounds.handle(InstanceGone(one), now_s)
+                rounds.handle(relief_rounds.InstanceGone(one), now_s)
                 ordered.pop(one, None)
             case 4:
                 cluster.reserved ^= {one}
             case 5:
                 incarnation = cluster.incarnations.get(one, 1) - (dice.random() < 0.3)
                 there = other, cluster.incarnations.get(other, 1)
-                rounds.handle(PairFruitless((one, incarnation), there), now_s)
+                rounds.handle(relief_rounds.PairFruitless((one, incarnation), there), now_s)
                 present = {one, other} <= cluster.instances.keys()
                 if present and incarnation == cluster.incarnations.get(one, 1):
                     fruitless[one, other] = now_s + 1.0
@@ -124,19 +115,21 @@ def test_each_instance_is_in_one_pair_and_who_is_left_out_gets_no_order(seed: in
             case 7:
                 evacuated = frozenset(one)  # which drains at once
                 cluster.batch(one, 50, draining=True)
-                rounds.handle(RulesChanged(replace(rounds.rules, evacuated=evacuated)), now_s)
+                rounds.handle(
+                    relief_rounds.RulesChanged(replace(rounds.rules, evacuated=evacuated)), now_s
+                )
             case _:
                 pass
         cooling_pairs = set(cooling.pairs(now_s))
         closed = cluster.closed_to_moves(now_s)
         before, ordered = ordered, {}
         withdrawn = set[str]()
-        for told in rounds.handle(RoundDue(), now_s):
+        for told in rounds.handle(relief_rounds.RoundDue(), now_s):
             match told:
-                case OrderRelief(source_id=source_id, order=order):
+                case relief_rounds.OrderRelief(source_id=source_id, order=order):
                     ordered[source_id] = order.destination.instance_id
                     assert order.snapshot is cluster.instances[order.destination.instance_id]
-                case WithdrawRelief(source_id=source_id):
+                case relief_rounds.WithdrawRelief(source_id=source_id):
                     withdrawn.add(source_id)
         rounds.check()
         assert withdrawn == before.keys() - ordered.keys(), f"seed {seed}"

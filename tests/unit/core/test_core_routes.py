@@ -14,6 +14,7 @@ from controller.core.migration.routes import MISSING_S, Routes, RouteState
 from controller.core.replay import replay_machine as replays
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.settings import ReplayConfig
+from tests.unit.core.core_builders import run_seeds
 
 NUM_TOKENS = 12
 I0 = InstanceRef("i-0", 1, "mem://i-0")
@@ -218,7 +219,7 @@ class World:
 
     # -- histories -------------------------------------------------------------------------
 
-    def run(self, num_turns: int) -> None:
+    def run(self, num_turns: int) -> "World":
         rng = self.rng
         self.submit()
         for _ in range(num_turns):
@@ -242,13 +243,13 @@ class World:
                 self.take(routes.NotTaken(request_id, "no", rng.random() < 0.8, 0))
             else:
                 self.pass_time(rng.choice([MISSING_S, 1.0]))
-        self.heal()
+        return self.heal()
 
     def leave(self, request_id: str) -> None:
         self.ends[request_id].append("left")
         self.take(routes.Aborted((request_id,)))
 
-    def heal(self) -> None:
+    def heal(self) -> "World":
         """All that was said arrives. Whoever lives goes on to the end; then all die, so that no
         instance has anything, and what begins anew is served."""
         self.loss = self.doubling = 0.0
@@ -278,24 +279,15 @@ class World:
         for request_id, ends in self.ends.items():
             assert len(ends) == 1, (request_id, ends)
             assert ends != ["finished"] or self.num_read[request_id] == NUM_TOKENS
+        return self
 
 
 def test_each_client_reads_each_token_once_and_gets_one_end() -> None:
-    seen: set[type] = set()
-    states: set[RouteState] = set()
-    ends: set[str] = set()
-    for seed in range(60):
-        world = World(seed)
-        try:
-            world.run(150)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {error!r}") from error
-        seen |= world.seen
-        states |= world.states
-        ends |= {how for hows in world.ends.values() for how in hows}
-    assert states == set(RouteState)
+    worlds = run_seeds(60, lambda seed: World(seed).run(150))
+    assert {state for each in worlds for state in each.states} == set(RouteState)
+    ends = {how for each in worlds for hows in each.ends.values() for how in hows}
     assert ends == {"finished", "failed", "left"}
-    kinds = {kind.__name__ for kind in seen}
+    kinds = {kind.__name__ for each in worlds for kind in each.seen}
     assert kinds >= {"AskForTokens", "AskOwner", "AnswerFence", "TellUnread", "AbortAt", "Send"}
 
 

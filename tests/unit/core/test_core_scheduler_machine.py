@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from controller.core.admission.instance_pool import LOST_AFTER_S, MAX_CANDIDATES
 from controller.core.admission.policies import POLICIES, SchedulerConfig
-from controller.core.load.snapshot import Level
+from controller.core.load.closed import Closed
+from controller.core.load.snapshot import Level, Unreported, blocks_for
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
     ClosedBy,
@@ -27,6 +28,14 @@ from controller.core.scheduler_events import (
 from tests.unit.core.core_builders import CORDONED, DRAINS, queued, request, running, status
 
 MAX_HELD, HOLD_S = 3, 20.0
+REASONS = (
+    Closed.NOT_SERVING,
+    Closed.NO_STATUS,
+    Closed.STALLED,
+    Closed.DRAINING,
+    Closed.CORDONED,
+)
+"""In the order in which people are told."""
 IDS = st.sampled_from(["a", "b", "c"])
 FRONTENDS = st.sampled_from(["f", "g"])
 INCARNATIONS = st.integers(1, 3)
@@ -39,8 +48,8 @@ class ModelInstance:
     draining: bool = False
     stalled: bool = False
     last_report_s: float | None = None
-    issued: list[tuple[int, float, str]] = field(default_factory=list)
-    """Not reported yet: (sequence number, when it was sent, by which frontend)."""
+    issued: list[tuple[int, float, str, int]] = field(default_factory=list)
+    """Not reported yet: (sequence number, when it was sent, by which frontend, its blocks)."""
     last_seq: int = 0
 
 
@@ -66,16 +75,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         for instance_id in sorted(serving):
             self.comes_to_serve(instance_id)
 
-    def schedulable(self) -> set[str]:
-        return {
-            instance_id
-            for instance_id, x in self.instances.items()
-            if x.alive
-            and x.last_report_s is not None
-            and not x.stalled
-            and not x.draining
-            and instance_id not in self.cordoned
+    def closed_by(self, instance_id: str) -> tuple[Closed, ...]:
+        known = self.instances[instance_id]
+        reports = known.alive and known.last_report_s is not None
+        holds = {
+            Closed.NOT_SERVING: not known.alive,
+            Closed.NO_STATUS: known.alive and known.last_report_s is None,
+            Closed.STALLED: reports and known.stalled,
+            Closed.DRAINING: instance_id in self.draining or (reports and known.draining),
+            Closed.CORDONED: instance_id in self.cordoned,
         }
+        return tuple(each for each in REASONS if holds[each])
+
+    def schedulable(self) -> set[str]:
+        return {each for each in self.instances if not self.closed_by(each)}
 
     def feed(self, event: Event) -> None:
         self.check_answers(self.scheduler.handle(event, self.now_s), event)
@@ -97,7 +110,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert len(set(named)) == len(named) == min(len(ready), MAX_CANDIDATES)
                 assert x.num_considered == len(ready)
                 target.last_seq = x.seq
-                target.issued.append((x.seq, self.now_s, x.frontend_id))
+                demand = blocks_for(asked.num_prompt_tokens, 16)
+                target.issued.append((x.seq, self.now_s, x.frontend_id, demand))
             elif x.code == "overloaded":
                 assert isinstance(event, DispatchRequested)
                 assert not event.replayed, "it is held in any case"
@@ -108,7 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert all(each.order < asked.order for each in stay)
             else:
                 assert isinstance(event, Ticked)
-                assert self.now_s >= since_s + HOLD_S
+                assert self.now_s >= since_s + self.config.hold_timeout_s
         order = [waiting[x.frontend_id, x.request_id][0] for x in instructions]
         assert order == sorted(
             order, key=lambda r: (-r.rank, r.arrival_time_s, r.request_id, r.frontend_id)
@@ -119,14 +133,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         policy=st.sampled_from(list(POLICIES)),
         max_held=st.sampled_from([0, 1, MAX_HELD]),
+        hold_s=st.sampled_from([5.0, HOLD_S]),
         load=st.sampled_from([None, 160]),
     )
-    def reconfigure(self, policy: str, max_held: int, load: int | None) -> None:
+    def reconfigure(self, policy: str, max_held: int, hold_s: float, load: int | None) -> None:
         """What is held stays, however few may be held from now on."""
         self.config = replace(
             self.config,
             policy=policy,
             max_held_reqs=max_held,
+            hold_timeout_s=hold_s,
             levels=(Level("normal", 0), Level("high", 1, load)),
         )
         self.most_held = max(max_held, len(self.held))
@@ -136,7 +152,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tick(self, seconds: float) -> None:
         self.now_s += seconds
         self.feed(Ticked())
-        assert all(self.now_s < since_s + HOLD_S for _, since_s in self.held.values())
+        hold_s = self.config.hold_timeout_s
+        assert all(self.now_s < since_s + hold_s for _, since_s in self.held.values())
 
     @rule(seconds=st.sampled_from([0.5, 7.0]))
     def wait(self, seconds: float) -> None:
@@ -275,14 +292,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         instance_id = data.draw(st.sampled_from(sorted(self.instances)))
         known = self.instances[instance_id]
         incarnation = known.incarnation + late
-        seen = data.draw(st.sampled_from([0, known.last_seq, *(seq for seq, *_ in known.issued)]))
+        seqs = [seq for seq, *_ in known.issued]
+        of_a_predecessor = known.last_seq + 500
+        seen = data.draw(st.sampled_from([0, known.last_seq, *seqs, of_a_predecessor]))
         if incarnation == known.incarnation and known.alive:
             known.draining = draining or instance_id in self.draining
             known.last_report_s, known.stalled = self.now_s, False
+            known.last_seq = max(known.last_seq, seen)
             known.issued = [
-                (seq, sent_s, frontend_id)
-                for seq, sent_s, frontend_id in known.issued
-                if seq > seen and sent_s > self.now_s - LOST_AFTER_S
+                each
+                for each in known.issued
+                if each[0] > seen and each[1] > self.now_s - LOST_AFTER_S
             ]
         requests = [running("x", held)] if held else []
         requests += [queued(f"q{i}", 30) for i in range(waits)]
@@ -307,10 +327,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         for instance_id, known in self.instances.items():
             record = records[instance_id]
             assert record.incarnation == known.incarnation
-            expected = len(known.issued) if known.alive else 0
-            assert record.unreported.num_requests == expected
-        now = {i for i, record in records.items() if record.schedulable}
-        assert now == self.schedulable()
+            issued = known.issued if known.alive else []
+            assert record.unreported == Unreported(len(issued), sum(each[3] for each in issued))
+            last_s = known.last_report_s
+            assert record.last_report_s == (float("-inf") if last_s is None else last_s)
+            assert record.closed_by == self.closed_by(instance_id)
+            assert record.schedulable is (not record.closed_by)
+            reports = known.alive and last_s is not None and not known.stalled
+            assert (record.reports, record.may_send) == (reports, reports)
 
 
 SchedulerMachine.TestCase.settings = settings(stateful_step_count=40)

@@ -1,23 +1,16 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.record.windows import LatencyWindow, LatencyWindows, Percentiles
 
 
-def test_nothing_measured_has_no_percentile() -> None:
-    window = LatencyWindow(60.0)
-    assert window.percentile(0.99, 0.0) is None
-    window.add(0.0, 1.5)
-    assert window.percentile(0.99, 60.0) == 1.5
-    assert window.percentile(0.99, 60.1) is None
-
-
-def test_at_most_so_many_samples() -> None:
+def test_a_percentile_is_of_the_last_minute_and_of_so_many_samples() -> None:
     window = LatencyWindow(60.0, max_samples=2)
+    assert window.percentile(0.99, 0.0) is None
     for latency in (9.0, 1.0, 2.0):
         window.add(0.0, latency)
-    assert window.percentile(1.0, 0.0) == 2.0
+    assert window.percentile(1.0, 60.0) == 2.0
+    assert window.percentile(0.99, 60.1) is None
 
 
 def test_the_count_knows_no_limit_of_samples() -> None:
@@ -41,13 +34,6 @@ def test_so_many_samples_do_not_exceed_it(latencies: list[float], share: float) 
     assert below >= share * len(latencies) - 1e-9
     strictly = sum(latency < found for latency in latencies)
     assert strictly < share * len(latencies) or strictly == 0
-
-
-def test_the_median_of_three() -> None:
-    window = LatencyWindow()
-    for latency in (3.0, 1.0, 2.0):
-        window.add(0.0, latency)
-    assert window.percentile(0.5, 0.0) == pytest.approx(2.0)
 
 
 def test_each_kind_has_a_percentile_of_its_own() -> None:
