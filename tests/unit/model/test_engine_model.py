@@ -8,7 +8,6 @@ import pytest
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.engine_state import ModelRequest
 from controller.model.profile import ModelConfig, load_profile
-from tests.unit.model import virtual_time
 
 PROFILE = load_profile("a10-llama-7b")
 PAPER = ModelConfig(
@@ -77,11 +76,6 @@ def test_what_outgrows_the_cache_is_refused() -> None:
     assert len(steps(engine(small, request("a", 60, 21)))) == 21
 
 
-def test_it_ends_at_the_context_length() -> None:
-    taken = steps(engine(CHUNKED, request("a", 100, 1000)))
-    assert sum(len(step.emitted) for step in taken) == 60
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -112,10 +106,6 @@ def test_a_step_is_charged_for_what_it_computes() -> None:
     assert model.step().duration_s == PROFILE.step_time_s([(99, 0)], 1, 32)
     assert model.step().duration_s == PROFILE.step_time_s([(11, 99)], 1, 33)
     assert model.step().duration_s == PROFILE.step_time_s([], 2, 34 + 111)
-
-
-def test_an_idle_step() -> None:
-    assert engine(CHUNKED).step() == StepResult(0.0, (), (), (), (), {}, {})
 
 
 # -- prefill-first: the paper's engine ------------------------------------------------------
@@ -210,86 +200,3 @@ def test_nothing_is_cached_without_a_hash_or_without_prefix_caching(config: Mode
     steps(model)
     model.add(request("b", 70))
     assert model.step().num_cached_tokens == {"b": 0}
-
-
-# -- abort ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("config", [PAPER, CHUNKED])
-def test_abort_frees_what_was_held(config: ModelConfig) -> None:
-    model = engine(config, request("a", 100), request("b", 100))
-    model.step()
-    model.abort(["a", "b", "nobody"])
-    model.check()
-    assert not model.has_work()
-    found = model.snapshot("i-0", 1)
-    assert found.num_free_blocks == found.num_total_blocks
-    assert (found.num_running, found.num_queued, found.queue_head) == (0, 0, None)
-    model.add(request("a", 100, 1))
-    assert model.step().finished == ("a",)
-
-
-# -- in virtual time ------------------------------------------------------------------------
-
-
-def test_virtual_time() -> None:
-    model = engine(CHUNKED)
-    times = virtual_time.run(
-        model,
-        [request("late", 20, 2, arrival_time_s=10.0), request("early", 30, 3, arrival_time_s=1.0)],
-    )
-    first_s = PROFILE.step_time_s([(30, 0)], 0, 0)
-    early = times["early"]
-    assert early.ttft_s == pytest.approx(first_s)
-    assert early.token_times_s == pytest.approx(
-        [
-            1 + first_s,
-            1 + first_s + PROFILE.step_time_s([], 1, 31),
-            1 + first_s + PROFILE.step_time_s([], 1, 31) + PROFILE.step_time_s([], 1, 32),
-        ]
-    )
-    assert early.finish_time_s == early.token_times_s[-1]
-    assert times["late"].token_times_s[0] == pytest.approx(
-        10 + PROFILE.step_time_s([(20, 0)], 0, 0)
-    )
-    assert not model.has_work()
-
-
-def test_virtual_time_waits_for_the_step_to_end() -> None:
-    times = virtual_time.run(
-        engine(CHUNKED),
-        [request("a", 90, 3), request("b", 10, 1, arrival_time_s=0.001)],
-    )
-    step_s = PROFILE.step_time_s([(90, 0)], 0, 0)
-    assert step_s > 0.001
-    second_s = PROFILE.step_time_s([(10, 0)], 1, 91)
-    assert times["b"].token_times_s == pytest.approx([step_s + second_s])
-
-
-def test_virtual_time_counts_evictions() -> None:
-    times = virtual_time.run(
-        engine(replace(CHUNKED, num_total_blocks=7)),
-        [request(name, 40, 30, arrival_time_s=i) for i, name in enumerate(("a", "b"))],
-    )
-    assert times["a"].num_evictions == 0
-    assert {name: len(seen.token_times_s) for name, seen in times.items()} == {"a": 30, "b": 30}
-
-
-# A copy of LLaMA-7B on an A10 at the paper's rates: many evictions, and everybody is served.
-def test_a_crowd() -> None:
-    crowd = [
-        request(f"r{i}", 200 + 37 * i % 900, 50 + 61 * i % 700, arrival_time_s=0.4 * i)
-        for i in range(150)
-    ]
-    results = {}
-    for mode in ("chunked", "prefill-first"):
-        model = EngineModel(ModelConfig.of(PROFILE, mode=mode), PROFILE)
-        results[mode] = virtual_time.run(model, crowd)
-        model.check()
-        assert model.num_evictions == sum(s.num_evictions for s in results[mode].values()) > 0
-        for asked in crowd:
-            seen = results[mode][asked.request_id]
-            assert len(seen.token_times_s) == asked.max_output_tokens
-            assert seen.token_times_s == sorted(seen.token_times_s)
-            assert seen.token_times_s[0] > asked.arrival_time_s
-            assert seen.finish_time_s == seen.token_times_s[-1]

@@ -266,7 +266,14 @@ class TwoEngines(RuleBasedStateMachine):
             assert found.num_running == sum(seen.running for seen in mine) + len(arriving)
             assert found.num_running == sum(found.num_running_by_rank.values())
             assert found.num_queued == sum(not seen.running for seen in mine)
+            assert found.num_running <= TIGHT.max_num_running
             assert found.num_evicted_queued == sum(seen.evicted for seen in mine)
+            candidates = model.moves.candidates(lambda request_id: None)
+            assert {c.request_id: (c.queued, c.evicted) for c in candidates} == {
+                request_id: (not seen.running, seen.evicted)
+                for request_id, seen in self.seen.items()
+                if seen.owner == at
+            }
             assert found.num_evictions == self.num_evictions[at], "a move is no eviction"
             assert (found.queue_head is None) == (found.num_queued == 0)
 

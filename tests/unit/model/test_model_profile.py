@@ -41,51 +41,25 @@ def test_what_is_shipped(name: str) -> None:
     assert (config.mode, config.prefix_caching) == ("chunked", True)
 
 
-def test_measured_or_estimated() -> None:
-    assert {name: load_profile(name).measured for name in profile_names()} == {
-        "a10-llama-7b": True,
-        "a10x4-llama-30b": False,
-        "h100-llama-7b": True,
-        "h100-llama-8b": False,
-    }
-
-
 def test_the_watermark_is_rounded_as_vllm_rounds_it(a10: LatencyProfile) -> None:
     assert ModelConfig.of(a10).watermark_blocks == 8  # of 851 and the null block
 
 
 # Figure 10 of the paper: recompute times.
 @pytest.mark.parametrize(
-    ("num_tokens", "time_s"),
-    [(256, 0.058), (512, 0.110), (1024, 0.220), (2048, 0.436), (4096, 0.940), (8192, 1.995)],
+    ("num_tokens", "of_7b_s", "of_30b_s"),
+    [(256, 0.058, 0.115), (1024, 0.220, 0.443), (8192, 1.995, 3.546)],
 )
 def test_a_prefill_costs_what_the_paper_measured(
-    a10: LatencyProfile, num_tokens: int, time_s: float
+    a10: LatencyProfile, a10x4: LatencyProfile, num_tokens: int, of_7b_s: float, of_30b_s: float
 ) -> None:
-    assert a10.step_time_s([(num_tokens, 0)], 0, 0) == pytest.approx(time_s, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "time_s"),
-    [(256, 0.115), (512, 0.235), (1024, 0.443), (2048, 0.829), (4096, 1.712), (8192, 3.546)],
-)
-def test_a_prefill_of_llama_30b_costs_what_the_paper_measured(
-    a10x4: LatencyProfile, num_tokens: int, time_s: float
-) -> None:
-    assert a10x4.step_time_s([(num_tokens, 0)], 0, 0) == pytest.approx(time_s, rel=0.05)
+    assert a10.step_time_s([(num_tokens, 0)], 0, 0) == pytest.approx(of_7b_s, rel=0.03)
+    assert a10x4.step_time_s([(num_tokens, 0)], 0, 0) == pytest.approx(of_30b_s, rel=0.05)
 
 
 # The same figure: steps of a batch of 8,192 tokens, without migration.
 @pytest.mark.parametrize(
-    ("num_decoding", "time_s", "within"),
-    [
-        (32, 0.06574, 0.01),
-        (16, 0.06176, 0.01),
-        (8, 0.05915, 0.01),
-        (4, 0.05891, 0.01),
-        (2, 0.06064, 0.05),
-        (1, 0.06576, 0.13),
-    ],
+    ("num_decoding", "time_s", "within"), [(32, 0.06574, 0.01), (4, 0.05891, 0.01)]
 )
 def test_a_decode_of_llama_30b_costs_what_the_paper_measured(
     a10x4: LatencyProfile, num_decoding: int, time_s: float, within: float
@@ -94,20 +68,12 @@ def test_a_decode_of_llama_30b_costs_what_the_paper_measured(
 
 
 # The same figure: blocking copies.
-@pytest.mark.parametrize(("num_tokens", "time_s"), [(2048, 0.744), (4096, 1.349), (8192, 2.76)])
+@pytest.mark.parametrize(("num_tokens", "time_s"), [(2048, 0.744), (8192, 2.76)])
 def test_a_copy_of_llama_30b_takes_as_long_as_the_paper_measured(
     a10x4: LatencyProfile, num_tokens: int, time_s: float
 ) -> None:
     copy_s = num_tokens * a10x4.kv_bytes_per_token / a10x4.copy_bytes_per_s
     assert copy_s == pytest.approx(time_s, rel=0.06)
-
-
-def test_the_cache_of_llama_30b(a10x4: LatencyProfile) -> None:
-    assert a10x4.kv_bytes_per_token == 2 * 60 * 6656 * 2
-    num_tokens = a10x4.num_total_blocks * a10x4.block_size
-    assert num_tokens > 8192, "the batches of figure 10 fit"
-    gpu_bytes = num_tokens * a10x4.kv_bytes_per_token / 4 + 2 * 32.5e9 / 4
-    assert gpu_bytes < 19.2 * 2**30, "what LLaMA-7B leaves of one of the GPUs"
 
 
 def test_the_estimate_of_h100_llama_8b_is_what_its_source_says() -> None:
@@ -193,21 +159,17 @@ def test_a_file_that_is_wrong(
 
 def test_a_constant_may_be_zero_but_no_step(text: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    text = text.replace("decode_base_s = 0.035", "decode_base_s = 0")
+    for name in ("watermark_ratio = 0.01", "decode_base_s = 0.035"):
+        text = text.replace(name, f"{name.split()[0]} = 0")
     path.write_text(text)
-    assert load_profile(str(path)).step_time_s([], 1, 1) == pytest.approx(0.45e-3 + 2.1e-6)
-    text = text.replace("decode_per_request_s = 0.00045", "decode_per_request_s = 0.0")
-    path.write_text(
-        text.replace("decode_per_context_token_s = 2.1e-06", "decode_per_context_token_s = 0.0")
-    )
+    profile = load_profile(str(path))
+    assert profile.step_time_s([], 1, 1) == pytest.approx(0.45e-3 + 2.1e-6)
+    assert ModelConfig.of(profile).watermark_blocks == 0
+    for name in ("decode_per_request_s = 0.00045", "decode_per_context_token_s = 2.1e-06"):
+        text = text.replace(name, f"{name.split()[0]} = 0.0")
+    path.write_text(text)
     with pytest.raises(ValueError, match="all constants of decode are 0"):
         load_profile(str(path))
-
-
-def test_no_watermark_is_fine(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(text.replace("watermark_ratio = 0.01", "watermark_ratio = 0"))
-    assert ModelConfig.of(load_profile(str(path))).watermark_blocks == 0
 
 
 @pytest.mark.parametrize(
