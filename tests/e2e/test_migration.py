@@ -163,6 +163,7 @@ def tight(base_env: dict[str, str]) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["greedy", "seeded", "json schema"])
 def test_moved_equals_unmoved_without_a_prefix_cache(tight: Cluster, kind: str) -> None:
     path, body = SAMPLING[kind]
@@ -170,6 +171,7 @@ def test_moved_equals_unmoved_without_a_prefix_cache(tight: Cluster, kind: str) 
     assert read(tight, path, body, AT["every 20 tokens"], num_moves=2) == unmoved
 
 
+@pytest.mark.full
 def test_beside_a_long_prefill_the_next_step_serves_it(tight: Cluster) -> None:
     """7,500 tokens are computed in pieces on the destination; the arrival waits for one at most.
 
@@ -214,6 +216,7 @@ def _where_it_runs(stream: Stream, client: ControlClient) -> str | None:
     return next((r.instance_id for r in stream.live(client) if r.state == "running"), None)
 
 
+@pytest.mark.full
 def test_many_mixed_requests_move_at_random_with_too_few_blocks(tight: Cluster) -> None:
     """Of 16 requests that together need more blocks than there are, half of them for prompts: room
     is refused, requests are evicted, and no reader can tell, but for the rounding of log

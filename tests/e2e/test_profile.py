@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from controller.model.profile import ModelConfig, load_profile
 from tools.cluster import LLUMCTL, hear_interrupts, wait_for
@@ -34,6 +35,7 @@ def engines_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     return [child for child in children if ENGINE in child.cmdline()]
 
 
+@pytest.mark.full
 def test_a_profile_is_measured(base_env: dict[str, str], tmp_path: Path) -> None:
     out, err = started(tmp_path, base_env).communicate(timeout=READY_S)
     path = tmp_path / "embedded.toml"

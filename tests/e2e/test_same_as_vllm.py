@@ -61,16 +61,11 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat, json schema": (CHAT, {"messages": MESSAGES, "max_tokens": 120, "temperature": 0,
                                  "response_format": PERSON_SCHEMA}),
 }  # fmt: skip
-ORDINARY = "chat, seeded"
-"""This row goes through most: the chat template, the sampler and log probabilities."""
 
 
-@pytest.mark.parametrize(
-    "row",
-    [pytest.param(row, marks=[] if row == ORDINARY else pytest.mark.full) for row in ROWS],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("row", ROWS)
 def test_same_as_vllm(cluster: Cluster, vllm_url: str, row: str) -> None:
-    """`make test` asks one row, `make test-full` all."""
     path, body = ROWS[row]
     ours, theirs = (ask(url, path, body) for url in (cluster.url, vllm_url))
     assert ours == theirs

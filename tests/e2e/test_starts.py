@@ -90,6 +90,7 @@ sys.meta_path.insert(0, Dies())
 """
 
 
+@pytest.mark.full
 def test_a_controller_that_dies_at_each_start_is_one_error(
     base_env: dict[str, str], tmp_path: Path
 ) -> None:

@@ -24,6 +24,8 @@ from tests.e2e.steering import (
 from tools.client_stream import Read, Stream
 from tools.cluster import Cluster, wait_for
 
+pytestmark = pytest.mark.full
+
 NUM_BLOCKS = 64
 """Of 32 tokens of 4,096 bytes each."""
 CONFIG = f"""
@@ -169,7 +171,6 @@ def test_an_urgent_request_gets_its_instance_to_itself(
     assert story.events("evicted", "failed") == []
 
 
-@pytest.mark.full
 def test_scaling_and_draining_under_load(pair: Cluster, client: ControlClient) -> None:
     """A third instance gets work at once, others are emptied by moves, and no text differs."""
     wanted = bodies(6, 34, 180, 15)

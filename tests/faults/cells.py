@@ -171,7 +171,7 @@ QUEUED_CELLS = [
 ]
 
 
-def parameters(ordinary: Sequence[str]) -> list[Any]:
+def parameters(ordinary: Sequence[str] = ()) -> list[Any]:
     """All cells for a test. `make test` runs the ordinary ones, in this order, and `make test-full`
     the others after them."""
     every = {cell.name: cell for cell in (*CELLS, *QUEUED_CELLS)}

@@ -1,6 +1,5 @@
-"""The faults of a process in a move, on vLLM's engines: one kill and one stop of each instance in
-`make test`, all cells in `make test-full`. Controllers and frontends are the same beside emulated
-engines, where `make test` has faults of theirs."""
+"""The faults of a process in a move, on vLLM's engines. `make test` has such faults on emulated
+engines."""
 
 from collections.abc import Callable
 
@@ -12,6 +11,8 @@ from tests.faults.cells import Cell, parameters
 from tests.faults.conftest import Shared
 from tests.faults.run_cell import CellRun, Sizes, move_there_and_back, move_with_a_corrupted_block
 
+pytestmark = pytest.mark.full
+
 SIZES = Sizes(prompt=200, queued=1330, blocker=1000, outputs=200, long_outputs=600)
 # Seconds, as in MoveTiming: its defaults, less the long ones.
 TIMING = {
@@ -22,14 +23,6 @@ TIMING = {
     "lease_s": 2.0,
     "memory_s": 0.5,
 }
-
-# Engines that must be started again come last: that takes some 12 s each.
-ORDINARY = (
-    "source-SIGSTOP-source-committing",
-    "destination-SIGSTOP-destination-applying",
-    "destination-SIGKILL-source-suspended",
-    "source-SIGKILL-destination-applying",
-)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +41,7 @@ def test_a_corrupted_block_is_seen(shared: Shared, verify_kv: bool) -> None:
         move_with_a_corrupted_block(cluster, SIZES, answers.unmoved, verify_kv=verify_kv)
 
 
-@pytest.mark.parametrize("cell", parameters(ORDINARY))
+@pytest.mark.parametrize("cell", parameters())
 def test_a_fault_in_a_move(shared: Shared, cell: Cell) -> None:
     with shared.lend() as cluster:
         CellRun(cluster, cell, SIZES, answers.unmoved).run()
