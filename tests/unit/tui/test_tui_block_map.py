@@ -14,12 +14,7 @@ from tui.state import Sample
 
 def head(demand_blocks: int) -> QueueHeadStatus:
     return QueueHeadStatus(
-        request_id="r1",
-        level="normal",
-        demand_blocks=demand_blocks,
-        waited_s=1.0,
-        evicted=False,
-        why="memory",
+        request_id="r1", level="normal", demand_blocks=demand_blocks, waited_s=1.0, evicted=False
     )
 
 

@@ -10,24 +10,14 @@ from textual.widgets import Input
 
 import tui
 from controller.api.errors import LlumctlError, NotFoundError, UsageError
-from controller.api.operations.on_cluster import RollingRequest, RollingStopRequest
 from controller.api.operations.on_instances import DrainRequest, EvacuateRequest, RestartRequest
 from controller.api.operations.on_requests import AbortRequest, PriorityRequest
-from tests.unit.tui.tui_bed import Bed, acting
-from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, replaying, settle
+from tests.unit.tui.tui_support import Bed, acting, field_of, replaying, watching
 from tools import synthetic_cluster as synthetic
 from tui import typed_commands
-from tui.actions import ACTIONS
 from tui.own_commands import Program
-from tui.screens.dashboard import DashboardScreen, Pane
-from tui.screens.details import (
-    HelpScreen,
-    InstanceScreen,
-    MemberLogScreen,
-    OutputScreen,
-    RequestScreen,
-    RequestsScreen,
-)
+from tui.screens.dashboard import Pane
+from tui.screens.details import InstanceScreen, MemberLogScreen, RequestScreen, RequestsScreen
 from tui.screens.dialogs import ChooseScreen
 from tui.screens.tuning import TuningScreen
 from tui.typed_commands import Command, Known, Tabbing, TypedHistory, complete, parse
@@ -46,24 +36,18 @@ KNOWN = Known(
 @pytest.mark.parametrize(
     ("text", "name", "arguments"),
     [
-        ("drain i-1", "drain", ("i-1",)),
         ("drain i-1 i-2 i-1", "drain", ("i-1", "i-2")),
         ("llumctl  drain   i-1 ", "drain", ("i-1",)),
-        ("migrate r1", "migrate", ("r1",)),
         ("migrate r1 --to i-2", "migrate", ("r1", "i-2")),
         ("migrate -- -r1 i-2", "migrate", ("-r1", "i-2")),
-        ("priority r1 high", "priority", ("r1", "high")),
         ("scale -1", "scale", ("-1",)),
         ("filter a  b !c", "filter", ("a  b !c",)),
         ("filter", "filter", ()),
         ("q", "quit", ()),
         ("i i-2", "instance", ("i-2",)),
         ("  sort   wait ", "sort", ("wait",)),
-        ("set scheduler.policy", "set", ("scheduler.policy",)),
         ("get scheduler.policy", "set", ("scheduler.policy",)),
-        ("requests r1", "requests", ("r1",)),
         ("explain r1", "requests", ("r1",)),
-        ("uncordon i-1", "uncordon", ("i-1",)),
         ("undrain i-1", "uncordon", ("i-1",)),
         ("evacuate i-1", "evacuate", ("i-1",)),
         ("autoscale on", "autoscale", ("on",)),
@@ -194,19 +178,24 @@ async def test_tab_hints_and_history_in_the_prompt() -> None:
         assert "ID: i-1 i-10 i-11" in await bed.bottom()
         await bed.press("tab", "tab")
         assert prompt(bed).value == "drain i-10"
-        await bed.press("shift+tab", "enter")
-        assert "Drain i-1?" in await drawn(bed.pilot)
-        await bed.press("y")
+        await bed.press("shift+tab", "enter", "y")
         assert bed.control.calls == [("drain", "i-1", DrainRequest(if_revision=7))]
         await bed.type("colon", "drian i-2")
-        await bed.press("colon", "up")
-        assert prompt(bed).value == "drian i-2"
-        await bed.press("up")
-        assert prompt(bed).value == "drain i-1"
-        await bed.press("down", "down")
-        assert prompt(bed).value == ""
+        assert "no command 'drian': did you mean drain?" in await bed.bottom()
+        await bed.press("j")
+        assert "drian" not in await bed.bottom(), "the message goes away with the next key"
+        await bed.press("colon")
+        for key, text in (
+            ("up", "drian i-2"),
+            ("up", "drain i-1"),
+            ("down", "drian i-2"),
+            ("down", ""),
+        ):
+            await bed.press(key)
+            assert prompt(bed).value == text
         await bed.press("escape", "slash", "tab", "up")
         assert prompt(bed).value == "", "a filter is no command"
+        assert len(bed.control.calls) == 1
 
 
 async def test_what_is_typed_in_one_piece_is_typed_behind_the_colon() -> None:
@@ -215,77 +204,23 @@ async def test_what_is_typed_in_one_piece_is_typed_behind_the_colon() -> None:
     async with acting() as bed:
         for name in ("colon", *"requests", "enter"):
             bed.app.post_message(Key(name, {"colon": ":", "enter": "\r"}.get(name, name)))
-        await settle(bed.app, bed.pilot)
-        await settle(bed.app, bed.pilot)
+        await bed.settle()
+        await bed.settle()
         assert isinstance(bed.app.screen, RequestsScreen)
-        assert bed.control.plans == bed.control.calls == []
-
-
-async def test_enter_in_a_dialogs_hidden_line_gives_no_order() -> None:
-    async with acting() as bed:
-        await bed.press("r")
-        bed.app.screen.set_focus(bed.app.screen.query_one(Input))
+        await bed.press("escape", "r")
+        bed.app.screen.set_focus(prompt(bed))
         await bed.press("enter")
-        assert bed.control.calls == []
+        assert bed.control.calls == [], "Enter in a dialog's hidden line gives no order"
 
 
 async def test_ctrl_c_copies_what_is_selected_before_it_leaves() -> None:
     async with acting() as bed:
         await bed.press("colon", *"undo", "shift+home", "ctrl+c")
         assert bed.app.clipboard == "undo"
-        assert not bed.app._exit
-        await bed.press("end", "ctrl+c")
-        assert bed.app._exit
-
-
-async def test_an_error_goes_away_with_the_next_key_and_does_nothing() -> None:
-    async with acting() as bed:
-        await bed.type("colon", "drian i-2")
-        assert "no command 'drian': did you mean drain?" in await bed.bottom()
-        await bed.press("j")
-        assert "drian" not in await bed.bottom()
-        assert isinstance(bed.app.screen, DashboardScreen)
-        assert bed.control.plans == bed.control.calls == []
-
-
-async def test_a_rolling_restart_is_typed_and_stopped() -> None:
-    async with acting() as bed:
-        await bed.type("colon", "rolling")
-        text = await drawn(bed.pilot)
-        assert "Restart all, one after the other?" in text
-        assert "2 instances would be restarted, 1 at a time" in text
-        assert "i-0: 2 requests (7 blocks), then a start" in text
-        await bed.press("y")
-        await bed.press("U")
-        assert "It is taken back by: restart --stop" in await drawn(bed.pilot)
-        await bed.press("escape")
-        await bed.type("colon", "stop_rolling")
-        assert "these would keep their process: i-1" in await drawn(bed.pilot)
-        await bed.press("y")
-        assert bed.control.calls == [
-            ("rolling", "", RollingRequest(if_revision=7)),
-            ("stop_rolling", "", RollingStopRequest(if_revision=8)),
-        ]
-
-
-async def test_an_evacuation_is_typed_and_confirmed() -> None:
-    async with acting() as bed:
-        await bed.type("colon", "drain i-3 --remove")
-        text = await drawn(bed.pilot)
-        assert "Evacuate i-3 within 30 s?" in text
-        assert "after 30s at the latest it is removed, with what is left" in text
-        await bed.press("y")
-        assert bed.control.calls == [("evacuate", "i-3", EvacuateRequest(if_revision=7))]
-        assert "evacuate i-3: 2 left, 0 moving, 0 moved  (U takes it back)" in await bed.bottom()
-
-
-async def test_the_last_instance_is_restarted_with_all_by_a_typed_word_only() -> None:
-    async with acting() as bed:
-        bed.control.last = ("i-0",)
-        await bed.type("colon", "rolling")
-        assert "Type all" in await drawn(bed.pilot)
-        await bed.press("backspace", *"all", "enter")
-        assert bed.control.calls == [("rolling", "", RollingRequest(force=True, if_revision=7))]
+        assert not bed.source.stopped
+        await bed.press("end")
+        await bed.pilot.press("ctrl+c")
+    assert bed.source.stopped
 
 
 async def test_what_the_command_line_can_do() -> None:
@@ -297,96 +232,69 @@ async def test_what_the_command_line_can_do() -> None:
         assert "there is no request 'nobody'" in await bed.bottom()
         await bed.type("colon", "abort r5")
         await bed.press("y")
+        assert bed.control.named[-1] == ("r5", True)
         await bed.type("colon", "restart i-3")
         await bed.press("y")
-        await bed.type("colon", "drain i-4 i-5")
-        assert "Drain 2 instances?" in await drawn(bed.pilot)
-        await bed.press("escape")
-        (priority, migrate, abort, restart) = bed.control.calls
+        await bed.type("colon", "drain i-3 --remove")
+        text = await bed.shown()
+        assert "Evacuate i-3 within 30 s?" in text
+        assert "after 30s at the latest it is removed, with what is left" in text
+        await bed.press("y")
+        assert "evacuate i-3: 2 left, 0 moving, 0 moved  (U takes it back)" in await bed.bottom()
+        (priority, migrate, *others) = bed.control.calls
         assert priority == ("priority", "cmpl-8d36", PriorityRequest(level="normal"))
         assert (migrate[:2], migrate[2].to) == (("migrate", "cmpl-8d36"), "i-2")
-        assert abort == ("abort", "cmpl-r5", AbortRequest())
-        assert bed.control.named[-1] == ("r5", True)
-        assert restart == ("restart", "i-3", RestartRequest(if_revision=7))
+        assert others == [
+            ("abort", "cmpl-r5", AbortRequest()),
+            ("restart", "i-3", RestartRequest(if_revision=7)),
+            ("evacuate", "i-3", EvacuateRequest(if_revision=8)),
+        ]
+        await bed.type("colon", "drain i-4 i-5")
+        assert "Drain 2 instances?" in await bed.shown()
+        await bed.press("escape")
         await bed.type("colon", "migrate 8d36")
         assert isinstance(bed.app.screen, ChooseScreen)
         await bed.press("escape")
         await bed.type("colon", "set migration.max_moves")
         assert "migration.max_moves = 4" in await bed.bottom()
-        await bed.type("colon", "set")
-        assert isinstance(bed.app.screen, TuningScreen)
-        await bed.press("escape")
-        await bed.pilot.press("colon")
-        prompt(bed).value = "set migration.max_mo"
-        await bed.press("tab")
+        await bed.type("colon", "set migration.max_mo", "tab")
         assert prompt(bed).value == "set migration.max_moves"
-
-
-@pytest.mark.parametrize("text", ["priority r1 high", "migrate r1 i-2", "abort r1", "restart i-1"])
-async def test_a_locked_screen_refuses_what_is_typed(text: str) -> None:
-    async with acting() as bed:
-        await bed.press("space")
-        await bed.type("colon", text)
-        assert f"no {text.split()[0]} now: the screen is frozen" in await bed.bottom()
-        assert bed.control.plans == bed.control.calls == []
+        await bed.type("", "set")
+        assert isinstance(bed.app.screen, TuningScreen)
 
 
 async def test_what_the_command_line_can_show() -> None:
-    source = FakeSource()
-    async with dashboard(source) as (app, pilot):
-        source.feed(synthetic.frames(20))
-        source.answer = synthetic.requests("")
-        await settle(app, pilot)
-        app.run_command("requests")
-        await settle(app, pilot)
-        assert isinstance(app.screen, RequestsScreen)
-        assert "Requests (4)" in await drawn(pilot)
-        app.run_command("requests i-3")
-        await pilot.pause()
-        assert isinstance(app.screen, InstanceScreen)
-        app.run_command("requests 8d36…77d4")
-        await pilot.pause()
-        assert isinstance(app.screen, RequestScreen)
-        assert app.screen.request_id == "8d36…77d4"
-        app.run_command("events evicted")
-        await settle(app, pilot)
-        assert isinstance(app.screen, DashboardScreen)
-        table = app.screen.table(Pane.EVENTS)
-        assert {item.entry.event.kind for item in table.items} == {"evicted"}
-
-
-async def test_the_log_of_the_controller_or_of_a_member() -> None:
-    source = FakeSource()
-    async with dashboard(source) as (app, pilot):
-        source.feed(synthetic.frames(3))
-        source.log = ("decided", "went on")
-        await settle(app, pilot)
+    async with watching(20) as bed:
+        bed.source.answer = synthetic.requests("")
+        bed.source.log = ("decided", "went on")
+        await bed.type("colon", "requests")
+        assert isinstance(bed.app.screen, RequestsScreen)
+        assert "Requests (4)" in await bed.shown()
+        await bed.type("colon", "requests i-3")
+        assert isinstance(bed.app.screen, InstanceScreen)
+        await bed.type("colon", "requests 8d36…77d4")
+        assert isinstance(bed.app.screen, RequestScreen)
+        assert bed.app.screen.request_id == "8d36…77d4"
+        await bed.type("colon", "events evicted")
+        assert {row.entry.event.kind for row in bed.table(Pane.EVENTS).items} == {"evicted"}
         for text, title in (("logs", "Log of controller"), ("logs f-0", "Log of f-0")):
-            app.run_command(text)
-            await settle(app, pilot)
-            assert title in await drawn(pilot)
-            assert "went on" in await drawn(pilot)
-            await pilot.press("escape")
+            await bed.type("colon", text)
+            assert title in await bed.shown()
+            assert "went on" in await bed.shown()
 
 
 async def test_what_moved_a_cursor_is_handled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Textual calls the handlers of all classes of a screen by itself."""
-    drawings: list[str] = []
+    drawings: list[None] = []
     show = MemberLogScreen.show
-    monkeypatch.setattr(
-        MemberLogScreen, "show", lambda self: (drawings.append("show"), show(self))[1]
-    )
-    source = FakeSource()
-    async with dashboard(source) as (app, pilot):
-        source.feed(synthetic.frames(3))
-        source.log = ("decided", "went on", "ended")
-        await settle(app, pilot)
-        app.run_command("logs f-0")
-        await settle(app, pilot)
+    monkeypatch.setattr(MemberLogScreen, "show", lambda self: drawings.append(show(self)))
+    async with watching(3) as bed:
+        bed.source.log = ("decided", "went on", "ended")
+        await bed.type("colon", "logs f-0")
         drawings.clear()
-        await pilot.press("k")
-        await pilot.pause()
-        assert drawings == ["show"]
+        await bed.pilot.press("k")
+        await bed.pilot.pause()
+        assert len(drawings) == 1
 
 
 def test_no_handler_calls_that_of_a_class_below() -> None:
@@ -400,8 +308,12 @@ def test_no_handler_calls_that_of_a_class_below() -> None:
 
 
 class FakeProgram(Program):
+    def __init__(self, arguments: list[str], *others: object) -> None:
+        super().__init__(arguments, *others)
+        self.said = " ".join(arguments[4:])
+
     def start(self) -> None:
-        self.lines.append(" ".join(self._arguments[4:]))
+        self.lines.append(self.said)
         self.num_lines += 1
         self.outcome = "exit status 0"
 
@@ -412,28 +324,25 @@ async def test_doctor_and_wait_are_those_of_the_command_line(
     monkeypatch.setattr("tui.acting.Program", FakeProgram)
     async with acting(cluster="prod") as bed:
         await bed.type("colon", "status --wait drained=i-1")
-        assert "status --wait=drained=i-1 --cluster prod" in await drawn(bed.pilot)
-        assert "llumctl status --wait=drained=i-1" in await drawn(bed.pilot)
+        assert "status --wait=drained=i-1 --cluster prod" in await bed.shown()
+        assert "llumctl status --wait=drained=i-1" in await bed.shown()
         await bed.press("escape")
         await bed.type("colon", "doctor")
-        assert isinstance(bed.app.screen, OutputScreen)
-        text = await drawn(bed.pilot)
-        assert "exit status 0" in text
-        assert "doctor --cluster" not in text, "it is about this machine"
-    async with acting(in_browser=True) as bed:
-        await bed.type("colon", "doctor")
-        assert "a browser runs no commands here" in await bed.bottom()
+        assert "exit status 0" in await bed.shown()
+        assert "doctor --cluster" not in await bed.shown(), "it is about this machine"
 
 
 async def test_a_replay_offers_what_it_can_do(tmp_path: Path) -> None:
-    async with replaying(tmp_path, synthetic.frames(3)) as (app, pilot, _):
-        offered = complete("", app.command_line.known()).words
+    async with replaying(tmp_path, 3) as replay:
+        offered = complete("", replay.app.command_line.known()).words
         assert {"seek", "sort", "requests"} <= set(offered)
         assert not {"drain", "set", "tune", "logs", "status --wait", "doctor"} & set(offered)
-        app.run_command("status --wait idle")
-        assert "a replay runs no commands here" in await drawn(pilot)
-    async with acting() as bed:
+        await replay.type("colon", "status --wait idle")
+        assert "a replay runs no commands here" in await replay.bottom()
+    async with acting(in_browser=True) as bed:
         assert "seek" not in complete("", bed.app.command_line.known()).words
+        await bed.type("colon", "doctor")
+        assert "a browser runs no commands here" in await bed.bottom()
 
 
 async def test_the_palette_acts_on_the_row_that_was_under_the_cursor() -> None:
@@ -441,27 +350,24 @@ async def test_the_palette_acts_on_the_row_that_was_under_the_cursor() -> None:
         wanted = bed.cursor
         await bed.press("ctrl+p")
         assert isinstance(bed.app.screen, CommandPalette)
-        await bed.tick(**{wanted.replace("-", "_"): {"freeness_steps": 9000.0}})
+        await bed.tick(**{field_of(wanted): {"freeness_steps": 9000.0}})
         await bed.pilot.press(*f"restart {wanted}")
         await bed.app.workers.wait_for_complete()
         await bed.pilot.pause()
         await bed.press("down", "enter", "y")
-        assert [(name, id_) for name, id_, _ in bed.control.calls] == [("restart", wanted)]
+        assert bed.control.sent == [("restart", wanted)]
 
 
 async def test_help_lists_what_works_on_the_screen() -> None:
-    async with acting(size=(120, 120)) as bed:
+    async with acting((120, 120)) as bed:
         await bed.press("question_mark")
-        assert isinstance(bed.app.screen, HelpScreen)
-        text = await drawn(bed.pilot)
+        text = await bed.shown()
         assert "half the speed" not in text, "this is no replay"
         assert "empty the instance of this row" in text
         await bed.press("escape", "enter", "question_mark")
-        text = await drawn(bed.pilot)
+        text = await bed.shown()
         assert "back to the screen before" in text
         assert "to the migrations" not in text
-        for each in ACTIONS:
-            assert not each.replay or each.text not in text
-    async with acting(size=(120, 120), readonly=True) as bed:
+    async with acting((120, 120), readonly=True) as bed:
         await bed.press("question_mark")
-        assert "empty the instance of this row" not in await drawn(bed.pilot)
+        assert "empty the instance of this row" not in await bed.shown()

@@ -72,35 +72,37 @@ def test_bars(used: float | None, wanted: float | None, text: str) -> None:
     assert "".join(drawing.bar(used, wanted, 10)) == text
 
 
-def curve(*values: float | None, width: int, at_s: float | None = None) -> str:
-    """One sample per slot, the last one now."""
+@pytest.mark.parametrize(
+    ("values", "width", "later_s", "shown"),
+    [
+        ((-100, 0, 1, 16, 17, 65, 257, 1025, 4097, 1e6), 10, 0, "__..,-=+##"),
+        ((200, 210), 2, 0, "--"),
+        ((250, 100), 2, 0, "--"),
+        ((None, 5, None, 5000), 4, 0, " . #"),
+        ((None, None), 2, 0, "  "),
+        ((0, 70), 4, 0, "  _-"),
+        ((0, 70), 4, 14.9, "  _-"),
+        ((0, 70), 4, 15, " _- "),
+        ((0, 70), 4, 60, "    "),
+    ],
+    ids=[
+        "one scale",
+        "for all rows",
+        "whatever else they have",
+        "what is unknown is left out",
+        "nothing is known",
+        "the newest is on the right",
+        "moves by whole slots",
+        "to the left",
+        "and out",
+    ],
+)
+def test_trends(values: tuple[float | None, ...], width: int, later_s: float, shown: str) -> None:
+    """One sample per slot."""
     slot_s = 60 / width
     samples = [Sample(1200 + place * slot_s, value) for place, value in enumerate(values)]
-    now_s = samples[-1].time_s if at_s is None else at_s
-    return drawing.trend(samples, now_s, width, ASCII)
-
-
-def test_a_trend_has_one_scale_for_all_rows() -> None:
-    assert curve(-100, 0, 1, 16, 17, 65, 257, 1025, 4097, 1e6, width=10) == "__..,-=+##"
-    assert curve(200, 210, width=2) == curve(250, 100, width=2)
-
-
-def test_a_trend_leaves_out_what_is_unknown() -> None:
-    assert curve(None, 5, None, 5000, width=4) == " . #"
-    assert curve(None, None, width=2) == "  "
-    assert drawing.trend((), 0.0, 3, ASCII) == "   "
-
-
-def test_a_trend_moves_to_the_left_and_out() -> None:
-    assert curve(0, 70, width=4, at_s=1200 + 15) == "  _-"
-    assert curve(0, 70, width=4, at_s=1200 + 30) == " _- "
-    assert curve(0, 70, width=4, at_s=1200 + 75) == "    "
-
-
-def test_a_trend_moves_by_whole_slots() -> None:
-    samples = [Sample(1200 + second, float(second % 7)) for second in range(60)]
-    early = drawing.trend(samples, 1256.0, 6, UNICODE)
-    assert drawing.trend(samples, 1259.9, 6, UNICODE) == early
+    assert drawing.trend(samples, samples[-1].time_s + later_s, width, ASCII) == shown
+    assert drawing.trend((), 0.0, width, ASCII) == " " * width
 
 
 def test_every_ascii_glyph_is_ascii() -> None:

@@ -19,9 +19,10 @@ from textual.app import SuspendNotSupported
 from controller.api.errors import UsageError
 from controller.api.operations.order import Kind
 from controller.api.settings.settings import OwnCommandTable
-from llumctl.commands import top
-from tests.unit.tui.tui_bed import acting
-from tests.unit.tui.tui_support import drawn, replaying, settle
+from llumctl import output
+from llumctl.app import run
+from llumctl.config import settings
+from tests.unit.tui.tui_support import acting
 from tools import synthetic_cluster as synthetic
 from tui import own_commands
 from tui.actions import Target
@@ -44,10 +45,10 @@ def of_request(*run: str, **more: Any) -> OwnCommand:
 @pytest.mark.parametrize("id_", HOSTILE)
 def test_an_id_is_one_argument_whatever_it_says(id_: str) -> None:
     command = of_request("p", "{id}", "--request={id}", "{instance}", "{ not a field }", "-v={id}")
-    run = filled(command, {"id": id_, "instance": "i-1"})
+    found = filled(command, {"id": id_, "instance": "i-1"})
     wanted = ("p", id_, f"--request={id_}", "i-1", "{ not a field }", f"-v={id_}")
-    assert run.arguments == wanted
-    assert run.environment == {"ROW_ID": id_, "ROW_INSTANCE": "i-1"}
+    assert found.arguments == wanted
+    assert found.environment == {"ROW_ID": id_, "ROW_INSTANCE": "i-1"}
 
 
 @pytest.mark.parametrize(
@@ -95,11 +96,9 @@ def test_the_values_of_rows() -> None:
     ("name", "run", "field", "words"),
     [
         ("Mine", ["p"], "", "'Mine' is no name"),
-        ("a'b", ["p"], "", "is no name"),
         ("drain", ["p"], "", "drain is a command already"),
         ("q", ["p"], "", "q is a command already"),
         ("mine", ["{id}"], "run", "the program must be named"),
-        ("mine", ["/bin/{id}"], "run", "the program must be named"),
         ("mine", [""], "run", "the program must be named"),
         ("mine", ["sh", "-c", "echo {id}"], "run", "where a shell could read it"),
         ("mine", ["p", "x{id}"], "run", "use the variable ROW_ID"),
@@ -115,46 +114,53 @@ def test_bad_commands(name: str, run: list[str], field: str, words: str) -> None
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("run = ['p']\nkey = 'd'", "c.toml:3: d is the key of drain"),
-        ("run = ['p']\nkey = 'oo'", "c.toml:3: 'oo' is no key"),
-        ("run = ['sh', '-c', 'x {id}']", "c.toml:2: {id} stands inside an argument"),
-        ("run = []", "c.toml:2: commands.mine.run"),
-        ("run = 'p {id}'", "c.toml:2: commands.mine.run"),
-        ("rn = ['p']", "c.toml:2: unknown key commands.mine.rn"),
-        ("run = ['p']\nat = 'cluster'", "c.toml:3: commands.mine.at"),
-        ("key = 'f5'", "commands.mine needs the key run"),
-    ],
-)
+CONFIG_ERRORS = {
+    "run = ['p']\nkey = 'd'": "c.toml:3: d is the key of drain",
+    "run = ['p']\nkey = 'oo'": "c.toml:3: 'oo' is no key",
+    "run = ['sh', '-c', 'x {id}']": "c.toml:2: {id} stands inside an argument",
+    "run = []": "c.toml:2: commands.mine.run",
+    "run = 'p {id}'": "c.toml:2: commands.mine.run",
+    "rn = ['p']": "c.toml:2: unknown key commands.mine.rn",
+    "run = ['p']\nat = 'cluster'": "c.toml:3: commands.mine.at",
+    "key = 'f5'": "commands.mine needs the key run",
+    "run = ['p', '{id}']\nkey = 'P'\n[keys]\npicture = 'f9'": "none: there is no such recording",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), CONFIG_ERRORS.items())
 def test_bad_configuration_is_told_with_its_line(
-    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """A command can take a key that was given away."""
+    monkeypatch.setattr(output, "is_terminal", lambda _: True)
+    monkeypatch.setenv("TERM", "xterm")
     (tmp_path / "c.toml").write_text(f"[commands.mine]\n{text}\n")
     (tmp_path / "c.toml").chmod(0o644)
     monkeypatch.setenv("LLUMCTL_CONFIG", str(tmp_path / "c.toml"))
-    monkeypatch.delenv("LLUMCTL_KEYS", raising=False)
-    with pytest.raises(UsageError) as caught:
-        top._keys_and_commands()
-    assert words in caught.value.message
+    assert run(["top", "--replay", "none"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def loaded(path: Path) -> list[str]:
+    """The names of the commands in the file."""
+    return list(settings.load_commands({"LLUMCTL_CONFIG": str(path)})[0])
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_file_that_others_can_change_names_no_programs(
-    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_others_can_change_names_no_programs(mode: int, tmp_path: Path) -> None:
     path = tmp_path / "c d.toml"
-    monkeypatch.setenv("LLUMCTL_CONFIG", str(path))
     path.write_text("[keys]\npicture = 'f9'\n[commands.mine]\nrun = ['p']\n")
     path.chmod(mode)
-    with pytest.raises(UsageError) as caught:
-        top._keys_and_commands()
+    with pytest.raises(UsageError, match="other users can change") as caught:
+        loaded(path)
     assert caught.value.message.startswith(f"{path}:3: commands names programs to run")
-    assert "other users can change" in caught.value.message
     assert caught.value.hint == f"chmod go-w '{path}'"
     path.write_text("[keys]\npicture = 'f9'\n[commands]\n")
-    assert top._keys_and_commands() == ({"picture": "f9"}, ())
+    assert loaded(path) == []
 
 
 def test_a_file_of_another_user_names_no_programs(
@@ -163,27 +169,14 @@ def test_a_file_of_another_user_names_no_programs(
     path = tmp_path / "c.toml"
     path.write_text("[commands.mine]\nrun = ['p']\n")
     path.chmod(0o644)
-    monkeypatch.setenv("LLUMCTL_CONFIG", str(path))
     owner = path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner)
-    assert len(top._keys_and_commands()[1]) == 1
+    assert loaded(path) == ["mine"]
     if owner == 0:  # Files of root are trusted by everybody.
         os.chown(path, 12345, -1)
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(UsageError, match="other users can change"):
-        top._keys_and_commands()
-
-
-def test_a_command_can_take_a_key_that_was_given_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "[keys]\npicture = 'f9'\n[commands.mine]\nrun = ['p', '{id}']\nkey = 'P'\n"
-    (tmp_path / "c.toml").write_text(text)
-    (tmp_path / "c.toml").chmod(0o644)
-    monkeypatch.setenv("LLUMCTL_CONFIG", str(tmp_path / "c.toml"))
-    keymap, own = top._keys_and_commands()
-    assert keymap == {"picture": "f9"}
-    assert [(each.name, each.key, each.run) for each in own] == [("mine", "P", ("p", "{id}"))]
+        loaded(path)
 
 
 # On the screen
@@ -204,9 +197,8 @@ async def test_it_runs_for_the_row_after_its_arguments_were_shown() -> None:
         await bed.press("j")
         wanted = bed.cursor
         await bed.press("f5")
-        text = await drawn(bed.pilot)
-        assert "Run mine?" in text
-        for line in (f"0  {ECHO}", "1  to", f"2  {wanted}"):
+        text = await bed.shown()
+        for line in ("Run mine?", f"0  {ECHO}", "1  to", f"2  {wanted}"):
             assert line in text
         await bed.press("enter")
         assert not isinstance(bed.app.screen, OutputScreen), "the cursor is on Cancel"
@@ -214,38 +206,31 @@ async def test_it_runs_for_the_row_after_its_arguments_were_shown() -> None:
         screen = bed.app.screen
         assert isinstance(screen, OutputScreen)
         await until(lambda: bool(screen.program.outcome) and screen.program.num_lines == 1)
-        await settle(bed.app, bed.pilot)
-        text = await drawn(bed.pilot)
-        assert "mine  exit status 0" in text
-        assert f" to {wanted}" in text
+        await bed.settle()
+        assert "mine  exit status 0" in await bed.shown()
+        assert f" to {wanted}" in await bed.shown()
         await bed.press("escape")
         await bed.type("colon", "mine")
-        assert f"2  {wanted}" in await drawn(bed.pilot)
+        assert f"2  {wanted}" in await bed.shown()
         await bed.press("escape", "x", "j", "x", "f5")
         assert "mine is run for one row at a time" in await bed.bottom()
         await bed.press("question_mark")
-        assert "says the id" in "".join(
-            row.text for row in bed.app.screen.query_one(TableView).items
-        )
+        rows = bed.app.screen.query_one(TableView).items
+        assert any("says the id" in row.text for row in rows)
 
 
-async def test_where_it_is_off(tmp_path: Path) -> None:
-    off: list[tuple[str, dict[str, Any], str]] = [
-        ("read-only: R allows", {}, "R"),
-        ("the screen is frozen", {}, "space"),
-    ]
-    off.append(("a browser runs no commands", {"in_browser": True}, ""))
-    off.append(("started with --readonly", {"readonly": True}, ""))
-    for words, options, key in off:
-        async with acting(own=(MINE,), **options) as bed:
-            await bed.press(*filter(None, (key,)), "f5")
-            assert "no mine now: " in await bed.bottom()
-            assert words in await bed.bottom()
-            assert not isinstance(bed.app.screen, ConfirmScreen)
-    async with replaying(tmp_path, synthetic.frames(3)) as (app, pilot, _):
-        app.own_programs._commands = {"mine": MINE}
-        app.action_own("mine")
-        assert "this is a replay" in await drawn(pilot)
+@pytest.mark.parametrize(
+    ("options", "key", "words"),
+    [
+        ({}, "R", "read-only: R allows"),
+        ({"in_browser": True}, "", "a browser runs no commands"),
+    ],
+)
+async def test_where_it_is_off(options: dict[str, Any], key: str, words: str) -> None:
+    async with acting(own=(MINE,), **options) as bed:
+        await bed.press(*filter(None, (key,)), "f5")
+        assert f"no mine now: {words}" in await bed.bottom()
+        assert not isinstance(bed.app.screen, ConfirmScreen)
 
 
 async def test_a_row_without_a_request() -> None:
@@ -253,7 +238,7 @@ async def test_a_row_without_a_request() -> None:
         await bed.press("f5")
         assert "this row is about no request" in await bed.bottom()
         await bed.press("2", "f5")
-        assert "Run mine?" in await drawn(bed.pilot)
+        assert "Run mine?" in await bed.shown()
 
 
 async def test_a_terminal_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,18 +255,15 @@ async def test_a_terminal_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> Non
         return ""
 
     monkeypatch.setattr("tui.acting.in_terminal", run)
-    async with acting(own=(OwnCommand("mine", ("p", "{id}"), terminal=True),)) as bed:
+    command = OwnCommand("mine", ("p", "{id}"), key="f5", terminal=True)
+    async with acting(own=(command,)) as bed:
         wanted = bed.cursor
         with pytest.raises(SuspendNotSupported), bed.app.suspend():
             pass
-        bed.app.action_own("mine")
-        await settle(bed.app, bed.pilot)
-        await bed.press("y")
+        await bed.press("f5", "y")
         assert "this terminal cannot be handed over" in await bed.bottom()
         monkeypatch.setattr(Dashboard, "suspend", suspend)
-        bed.app.action_own("mine")
-        await settle(bed.app, bed.pilot)
-        await bed.press("y")
+        await bed.press("f5", "y")
         assert ran == ["suspended", (("p", wanted), wanted), "back"]
         assert "mine: done" in await bed.bottom()
 
@@ -293,10 +275,10 @@ async def test_what_comes_is_taken_while_a_program_has_the_terminal(
     """Frames are still taken, as a recording would stop otherwise, but nothing is drawn."""
     monkeypatch.setattr(Dashboard, "suspend", lambda _: contextlib.nullcontext())
     waits = f"for i in $(seq 500); do [ -e {tmp_path}/end ] && exit 3; sleep 0.01; done"
-    async with acting(own=(OwnCommand("mine", (SHELL, "-c", waits), terminal=True),)) as bed:
+    command = OwnCommand("mine", (SHELL, "-c", waits), key="f5", terminal=True)
+    async with acting(own=(command,)) as bed:
         monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
-        bed.app.action_own("mine")
-        await settle(bed.app, bed.pilot)
+        await bed.press("f5")
         await bed.pilot.press("y")
         await until(lambda: not bed.app.own_programs.has_terminal)
         painted: list[object] = []
@@ -304,12 +286,11 @@ async def test_what_comes_is_taken_while_a_program_has_the_terminal(
             patched.setattr(DashboardScreen, "show", painted.append)
             bed.source.feed(synthetic.frames(3))
             bed.app.pump()
-        assert bed.app.session.state.status is not None
-        assert bed.app.session.state.status.time_s >= synthetic.START_S + 2
+        assert bed.status.time_s >= synthetic.START_S + 2
         assert not painted
         (tmp_path / "end").touch()
         await until(lambda: bed.app.own_programs.has_terminal)
-        await settle(bed.app, bed.pilot)
+        await bed.settle()
         assert "mine: exit status 3" in await bed.bottom()
 
 
@@ -317,30 +298,28 @@ async def test_what_comes_is_taken_while_a_program_has_the_terminal(
 async def test_the_last_line_stays_in_view_until_the_operator_moves(tmp_path: Path) -> None:
     waits = f"until [ -e {tmp_path}/$1 ]; do sleep 0.01; done"
     script = f"w() {{ {waits}; }}; seq 50; w a; seq 51 99; w b; seq 100 150; w c; seq 151 200"
-    async with acting(own=(OwnCommand("mine", (SHELL, "-c", script)),)) as bed:
-        bed.app.action_own("mine")
-        await settle(bed.app, bed.pilot)
-        await bed.press("y")
+    async with acting(own=(OwnCommand("mine", (SHELL, "-c", script), key="f5"),)) as bed:
+        await bed.press("f5", "y")
         screen = bed.app.screen
         assert isinstance(screen, OutputScreen)
 
         async def shown(num_lines: int) -> list[str]:
             await until(lambda: screen.program.num_lines == num_lines)
             bed.app.pump()
-            return (await drawn(bed.pilot)).splitlines()
+            return [line.strip() for line in await bed.lines()]
 
-        assert any(line.strip() == "50" for line in await shown(50))
+        assert "50" in await shown(50)
         (tmp_path / "a").touch()
-        assert any(line.strip() == "99" for line in await shown(99))
+        assert "99" in await shown(99)
         await bed.press("k")
         (tmp_path / "b").touch()
         lines = await shown(150)
-        assert any(line.strip() == "98" for line in lines)
-        assert all(line.strip() != "150" for line in lines)
+        assert "98" in lines
+        assert "150" not in lines
         await bed.press("G")
         (tmp_path / "c").touch()
         await until(lambda: bool(screen.program.outcome))
-        assert any(line.strip() == "200" for line in await shown(200)), "its end, too"
+        assert "200" in await shown(200), "its end, too"
 
 
 # The program
@@ -353,27 +332,48 @@ def gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("end", "outcome"),
-    [(Program._expire, "ended after 60 s"), (Program.stop, "ended by signal 9")],
-)
-def test_all_that_it_started_ends_with_it(end: Callable[[Program], None], outcome: str) -> None:
-    program = Program([SHELL, "-c", "sleep 600 & echo $!; wait"], {}, 60)
+def wait(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def started(*arguments: str, timeout_s: float = 60.0, **more: Any) -> Program:
+    program = Program(arguments, {"ROW_ID": "$(id)"}, timeout_s, **more)
     program.start()
+    return program
+
+
+@pytest.mark.process
+def test_all_that_it_started_ends_with_it() -> None:
+    program = started(SHELL, "-c", "sleep 600 & echo $!; wait")
     wait(lambda: program.num_lines == 1)
-    end(program)
+    program.stop()
     wait(lambda: bool(program.outcome))
-    assert program.outcome.startswith(outcome)
+    assert program.outcome == "ended by signal 9"
     wait(lambda: gone(int(program.lines[0])))
 
 
 @pytest.mark.process
-def test_it_ends_when_its_time_is_over() -> None:
-    program = Program(["sleep", "600"], {}, 0.1)
-    program.start()
+def test_it_ends_when_its_time_is_over_but_may_take_some_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expire: list[Callable[[], None]] = []
+
+    class Timer:
+        def __init__(self, interval_s: float, function: Callable[[], None]) -> None:
+            assert interval_s == 60
+            self.start, self.cancel = lambda: expire.append(function), lambda: None
+
+    monkeypatch.setattr(own_commands.threading, "Timer", Timer)
+    text = "trap 'echo bye; exit 0' TERM; echo begun; while :; do sleep 0.01; done"
+    program = started(SHELL, "-c", text)
+    wait(lambda: "begun" in program.lines and bool(expire))
+    expire[0]()
     wait(lambda: bool(program.outcome))
-    assert program.outcome == "ended after 0.1 s, which is its time-out"
+    assert program.outcome == "ended after 60 s, which is its time-out"
+    wait(lambda: "bye" in program.lines)
 
 
 # Tests under nohup ignore SIGHUP, and so would the programs that they start.
@@ -390,33 +390,19 @@ time.sleep(600)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGHUP])
 def test_it_ends_with_the_dashboard_however_that_ends(end: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", RUNS_ONE], stdout=subprocess.PIPE) as dashboard:
         assert dashboard.stdout is not None
-        started = int(dashboard.stdout.readline())
-        assert not gone(started)
+        pid = int(dashboard.stdout.readline())
+        assert not gone(pid)
         dashboard.send_signal(end)
-    wait(lambda: gone(started))
-
-
-@pytest.mark.process
-def test_a_program_may_take_its_time_to_end() -> None:
-    text = "trap 'echo bye; exit 0' TERM; echo begun; while :; do sleep 0.01; done"
-    program = Program([SHELL, "-c", text], {}, 60)
-    program.start()
-    wait(lambda: "begun" in program.lines)
-    program._expire()
-    wait(lambda: bool(program.outcome))
-    assert program.outcome.startswith("ended after 60 s")
-    wait(lambda: "bye" in program.lines)
+    wait(lambda: gone(pid))
 
 
 @pytest.mark.process
 def test_what_it_writes_is_kept_to_the_last_lines_and_stdin_is_empty() -> None:
-    text = f"cat; seq 1 {6000}; echo x$ROW_ID >&2; kill -TERM $$"
-    program = Program([SHELL, "-c", text], {"ROW_ID": "$(id)"}, 60)
-    program.start()
+    program = started(SHELL, "-c", "cat; seq 1 6000; echo x$ROW_ID >&2; kill -TERM $$")
     wait(lambda: bool(program.outcome) and program.num_lines == 6001)
     assert program.outcome == "ended by signal 15"
     assert (len(program.lines), program.lines[-1]) == (5000, "x$(id)")
@@ -425,9 +411,8 @@ def test_what_it_writes_is_kept_to_the_last_lines_and_stdin_is_empty() -> None:
 @pytest.mark.process
 def test_a_program_that_writes_all_the_time_leaves_room_for_keys() -> None:
     """Each line used to wake the dashboard, which then heard nothing else."""
-    woken: list[int] = []
-    program = Program(("yes",), {}, 30.0, lambda: woken.append(program.num_lines))
-    program.start()
+    woken: list[None] = []
+    program = started("yes", wake=lambda: woken.append(None))
     wait(lambda: program.num_lines >= 2000)
     program.stop()
     wait(lambda: bool(program.outcome))
@@ -436,16 +421,8 @@ def test_a_program_that_writes_all_the_time_leaves_room_for_keys() -> None:
 
 @pytest.mark.process
 def test_a_program_that_is_not_there() -> None:
-    program = Program(["/no/such/program"], {}, 1)
-    program.start()
+    program = started("/no/such/program")
     wait(lambda: bool(program.outcome))
     assert program.outcome.startswith("could not be started: ")
     assert program.outcome.endswith("No such file or directory: '/no/such/program'")
     program.stop()
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)

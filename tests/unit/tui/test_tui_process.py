@@ -3,18 +3,20 @@
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
 from controller.api.recording import RecordingReader
+from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import StatusFrame
 from tests.unit.cli_support import remember, stop
 from tests.unit.fake_controller import FakeController
 from tests.unit.tui.tui_support import recorded
 from tools import synthetic_cluster as synthetic
-from tools.pty_process import terminal
+from tools.pty_process import Terminal, terminal
 
 pytestmark = pytest.mark.process
 
@@ -31,7 +33,7 @@ class HangingController(FakeController):
     """A controller that answers `status`; its stream has `num_frames` frames, and then hangs."""
 
     def __init__(self, num_frames: int) -> None:
-        super().__init__(status=synthetic.cluster((synthetic.instance("i-0"),)))
+        super().__init__(status=one())
         self._num_frames = num_frames
 
     def _frames(self, query: dict[str, list[str]]) -> Iterator[BaseModel]:  # noqa: ARG002
@@ -50,6 +52,15 @@ class BadController(FakeController):
         yield b'{"type": "ping", "time_s": 1e30}\n'
 
 
+class HangingQuestion(FakeController):
+    """A controller that hangs when it is asked about requests."""
+
+    def _answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, BaseModel]:
+        if path == "/v1/requests":
+            self._stopping.wait()
+        return super()._answer(path, query)
+
+
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG", "NO_COLOR"):
@@ -58,89 +69,70 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
+def one(instance_id: str = "i-0") -> ClusterStatus:
+    return synthetic.cluster((synthetic.instance(instance_id),))
+
+
+@contextmanager
+def topped(
+    fake: FakeController | None = None, *options: str
+) -> Iterator[tuple[Terminal, FakeController]]:
+    """`llumctl top` on a terminal, with a controller; without one given, of one instance."""
+    with fake or FakeController(status=one()) as controller:
+        remember(controller.url)
+        with terminal("top", *options) as screen:
+            yield screen, controller
+
+
+def leave(screen: Terminal, key: str = "q") -> None:
+    assert screen.quit_s(key) < QUIT_S
+    assert screen.process.returncode == 0
+
+
 def test_with_a_hung_controller_it_shows_stale_age_and_quits_at_once() -> None:
-    with HangingController(1) as fake:
-        remember(fake.url)
-        with terminal("top") as screen:
-            screen.until("prod-a", "i-0", "live 0.")
-            screen.until("STALE 3.")
-            assert screen.quit_s() < QUIT_S
-            assert screen.process.returncode == 0
+    with topped(HangingController(1)) as (screen, _):
+        screen.until("prod-a", "i-0", "live 0.")
+        screen.until("STALE 3.")
+        leave(screen)
+    with topped(HangingController(0)) as (screen, _):
+        screen.until("connecting", "no instances yet")
+        leave(screen, "\x03")
+    with topped(HangingQuestion(status=one())) as (screen, _):
+        screen.until("i-0")
+        screen.press("\r")
+        screen.until("asking ...")
+        leave(screen)
 
 
 def test_leaving_takes_little_of_the_machine_while_answers_are_bad() -> None:
     """On a busy machine leaving may take seconds of wall time, but only a little CPU time."""
-    with BadController() as fake:
-        remember(fake.url)
-        with terminal("top") as screen:
-            screen.until("i-11", "bad answer")
-            fake.until_asked("/v1/watch", 3)
-            assert screen.quit_cpu_s() < QUIT_CPU_S
-            assert screen.process.returncode == 0
-
-
-def test_a_stream_that_never_begins_can_be_left_at_once() -> None:
-    with HangingController(0) as fake:
-        remember(fake.url)
-        with terminal("top") as screen:
-            screen.until("connecting", "no instances yet")
-            assert screen.quit_s("\x03") < QUIT_S
-            assert screen.process.returncode == 0
-
-
-def test_a_hung_question_for_requests_holds_nothing_up() -> None:
-    class Hanging(FakeController):
-        def _answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, BaseModel]:
-            if path == "/v1/requests":
-                self._stopping.wait()
-            return super()._answer(path, query)
-
-    with Hanging(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
-        remember(fake.url)
-        with terminal("top") as screen:
-            screen.until("i-0")
-            screen.press("\r")
-            screen.until("asking ...")
-            assert screen.quit_s() < QUIT_S
+    with topped(BadController()) as (screen, fake):
+        screen.until("i-11", "bad answer")
+        fake.until_asked("/v1/watch", 3)
+        assert screen.quit_cpu_s() < QUIT_CPU_S
+        assert screen.process.returncode == 0
 
 
 def test_a_controller_that_dies_and_comes_back() -> None:
-    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
-        remember(fake.url)
-        with terminal("top", "--refresh", "0.2") as screen:
-            place = screen.until("live 0.")
-            fake.stop()
-            place = screen.until("STALE", "cannot be reached", after=place)
-            fake.restart()
-            screen.until("live 0.", "Enter", after=place)
-            assert screen.quit_s() < QUIT_S
-
-
-def test_it_follows_the_size_of_the_terminal() -> None:
-    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
-        remember(fake.url)
-        with terminal("top", size=(120, 36)) as screen:
-            place = screen.until("HEADROOM", "Events (0)")
-            screen.resize(80, 24)
-            place = screen.until("[2 Queue heads]", after=place)
-            screen.resize(10, 3)
-            screen.resize(1, 1)
-            screen.resize(120, 36)
-            screen.until("HEADROOM", after=place)
-            assert screen.quit_s() < QUIT_S
+    with topped(None, "--refresh", "0.2") as (screen, fake):
+        place = screen.until("live 0.")
+        fake.stop()
+        place = screen.until("STALE", "cannot be reached", after=place)
+        fake.restart()
+        screen.until("live 0.", "Enter", after=place)
+        assert "STOPPED" not in screen.text
+        leave(screen)
 
 
 def test_a_size_that_no_signal_told_is_followed() -> None:
     """With many signals at once, an older size may be reported last."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
     try:
-        with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
-            remember(fake.url)
-            with terminal("top", "--refresh", "0.2") as screen:
-                place = screen.until("HEADROOM")
-                screen.resize(80, 24)
-                screen.until("[2 Queue heads]", after=place)
-                assert screen.quit_s() < QUIT_S
+        with topped(None, "--refresh", "0.2") as (screen, _):
+            place = screen.until("HEADROOM")
+            screen.resize(80, 24)
+            screen.until("[2 Queue heads]", after=place)
+            leave(screen)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -148,164 +140,109 @@ def test_a_size_that_no_signal_told_is_followed() -> None:
 def test_a_storm_of_sizes_ends_in_the_last_one() -> None:
     """Such a storm comes when a window's edge is dragged; data come meanwhile."""
     draw = random.Random(12)
-    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
-        remember(fake.url)
-        with terminal("top", "--refresh", "0.1") as screen:
-            screen.until("HEADROOM")
-            for _ in range(300):
-                screen.resize(draw.randint(1, 300), draw.randint(1, 100))
-            screen.resize(80, 24)
-            place = screen.until("[2 Queue heads]", after=len(screen.text))
-            screen.resize(120, 36)
-            screen.until("HEADROOM", "live 0.", after=place)
-            assert screen.quit_s() < QUIT_S
-            assert screen.process.returncode == 0
+    with topped(None, "--refresh", "0.1") as (screen, _):
+        screen.until("HEADROOM")
+        for _ in range(300):
+            screen.resize(draw.randint(1, 300), draw.randint(1, 100))
+        screen.resize(80, 24)
+        place = screen.until("[2 Queue heads]", after=len(screen.text))
+        screen.resize(120, 36)
+        screen.until("HEADROOM", "live 0.", after=place)
+        leave(screen)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_that_ends_it_gives_the_terminal_back(number: signal.Signals) -> None:
-    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
-        remember(fake.url)
-        with terminal("top") as screen:
-            before = screen.modes()
-            screen.until("i-0", "live 0.")
-            assert screen.modes() != before
-            screen.process.send_signal(number)
-            assert screen.process.wait(QUIT_S) == 128 + number
-            assert screen.modes() == before
-            for mode in ("1049", "1000", "1003", "2004"):
-                assert f"\x1b[?{mode}h" in screen.raw
-                assert screen.raw.rindex(f"[?{mode}l") > screen.raw.rindex(f"[?{mode}h")
+@pytest.mark.parametrize(
+    ("number", "num_frames"),
+    [(signal.SIGTERM, 1), (signal.SIGHUP, 1), (signal.SIGQUIT, 1), (signal.SIGTERM, 0)],
+    ids=["SIGTERM", "SIGHUP", "SIGQUIT", "before the dashboard"],
+)
+def test_a_signal_that_ends_it_gives_the_terminal_back(
+    number: signal.Signals, num_frames: int
+) -> None:
+    with topped(HangingController(num_frames)) as (screen, _):
+        before = screen.modes()
+        screen.until(*(("i-0", "live 0.") if num_frames else ("connecting",)))
+        screen.process.send_signal(number)
+        assert screen.process.wait(QUIT_S) == 128 + number
+        assert screen.modes() == before
+        modes = ("1049", "1000", "1003", "2004") if num_frames else ("1049",)
+        for mode in modes:
+            assert screen.raw.rindex(f"[?{mode}l") > screen.raw.rindex(f"[?{mode}h")
+        if num_frames:
             assert screen.raw.rindex("[?25h") > screen.raw.rindex("[?25l"), "the cursor is shown"
 
 
-def test_a_signal_that_comes_before_the_dashboard_gives_the_terminal_back() -> None:
-    with HangingController(0) as fake:
-        remember(fake.url)
-        with terminal("top") as screen:
-            before = screen.modes()
-            screen.until("connecting")
-            screen.process.send_signal(signal.SIGTERM)
-            assert screen.process.wait(QUIT_S) == 128 + signal.SIGTERM
-            assert screen.modes() == before
-            assert screen.raw.rindex("[?1049l") > screen.raw.rindex("[?1049h")
-
-
-def test_a_hang_up_leaves_nothing_behind() -> None:
-    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
-        remember(fake.url)
-        with terminal("top") as screen:
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN], ids=["", "under nohup"])
+def test_a_hang_up_leaves_nothing_behind(handler: signal.Handlers) -> None:
+    """Under nohup it comes without a signal."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        with topped() as (screen, _):
             screen.until("i-0")
             screen.hang_up()
             assert screen.process.wait(5) == -signal.SIGHUP
-
-
-def test_a_hang_up_that_sends_no_signal_ends_it_too() -> None:
-    """This happens under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
-            remember(fake.url)
-            with terminal("top") as screen:
-                screen.until("i-0")
-                screen.hang_up()
-                assert screen.process.wait(5) == -signal.SIGHUP
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_keys_of_the_config_file(tmp_path: Path) -> None:
-    config = tmp_path / "config" / "llumctl" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('[keys]\nquit = "X"\nhelp = "h"\n')
-    file = recorded(tmp_path, synthetic.frames(3))
-    with terminal("top", "--replay", str(file)) as screen:
-        place = screen.until("h help", "X quit")
-        screen.press("qh")
-        screen.until("Help", after=place)
-        assert screen.quit_s("X") < QUIT_S
-        assert screen.process.returncode == 0
-
-
 def test_recording_while_watching(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
-    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
-        remember(fake.url)
-        with terminal("top", "--record", str(file), "--refresh", "0.1") as screen:
-            screen.until("[REC]", "i-0")
-            assert screen.quit_s() < QUIT_S
+    with topped(None, "--record", str(file), "--refresh", "0.1") as (screen, _):
+        screen.until("[REC]", "i-0")
+        leave(screen)
     assert f"frames in {file}" in screen.text
     with RecordingReader(file) as reader:
-        frames = list(reader)
-    assert any(isinstance(frame, StatusFrame) for frame in frames)
+        assert any(isinstance(frame, StatusFrame) for frame in reader)
     with terminal("top", "--replay", str(file)) as screen:
         screen.until("i-0", "ended")
-        assert screen.quit_s() < QUIT_S
+        leave(screen)
 
 
 def test_a_cluster_that_was_stopped_is_said_to_be_so(tmp_path: Path) -> None:
     """The screen does not show it as stopping or stale for ever; its recording is complete."""
     file = tmp_path / "r.jsonl"
-    status = synthetic.cluster((synthetic.instance("i-0"),))
-    with FakeController(status=status) as fake:
-        remember(fake.url)
-        with terminal("top", "--record", str(file), "--refresh", "0.1") as screen:
-            screen.until("[REC]", "i-0")
-            stop("ana@head")
-            fake.stop()
-            screen.until("STOPPED", "[REC ENDED]", "cluster default was stopped at", "by ana@head")
-            num_lines = file.read_text().count("\n")
-            screen.quit_s()
-            assert screen.process.returncode == 0
+    with topped(None, "--record", str(file), "--refresh", "0.1") as (screen, fake):
+        screen.until("[REC]", "i-0")
+        stop("ana@head")
+        fake.stop()
+        screen.until("STOPPED", "[REC ENDED]", "cluster default was stopped at", "by ana@head")
+        num_lines = file.read_text().count("\n")
+        leave(screen)
     last = screen.text.splitlines()[-2:]
     assert last[0].endswith(" by ana@head")
     assert last[1] == f"recorded {num_lines - 1} frames in {file}"
 
 
-def test_a_controller_that_died_is_not_a_cluster_that_was_stopped() -> None:
-    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
-        remember(fake.url)
-        with terminal("top", "--refresh", "0.1") as screen:
-            screen.until("i-0", "live")
-            fake.stop()
-            screen.until("STALE", "cannot be reached")
-            assert "STOPPED" not in screen.text
-            screen.quit_s()
-
-
 def test_another_cluster_of_the_name_is_shown_afresh() -> None:
-    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
-        remember(fake.url)
-        with terminal("top", "--refresh", "0.1") as screen:
-            screen.until("i-0", "live")
-            stop("ana@head")
-            fake.stop()
-            place = screen.until("STOPPED")
-            with FakeController(status=synthetic.cluster((synthetic.instance("i-7"),))) as next_:
-                remember(next_.url)
-                screen.until("i-7", "live", after=place)
-                screen.quit_s()
+    with topped(None, "--refresh", "0.1") as (screen, fake):
+        screen.until("i-0", "live")
+        stop("ana@head")
+        fake.stop()
+        place = screen.until("STOPPED")
+        with FakeController(status=one("i-7")) as next_:
+            remember(next_.url)
+            screen.until("i-7", "live", after=place)
+            leave(screen)
     assert "was stopped" not in screen.text[screen.text.rindex("i-7") :]
 
 
-def test_a_replay_needs_no_cluster(tmp_path: Path) -> None:
+def test_a_replay_needs_no_cluster_and_takes_keys_and_colours_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    config = tmp_path / "config" / "llumctl" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[keys]\nquit = "X"\nhelp = "h"\n')
     path = recorded(tmp_path, synthetic.frames(30))
     arguments = ("top", "--replay", str(path), "--at", "20s", "--speed", "8", "--ascii")
     with terminal(*arguments) as screen:
-        screen.until("prod-a", "i-15", "REPLAY", "x8")
+        place = screen.until("prod-a", "i-15", "REPLAY", "x8", "h help", "X quit")
         assert "live" not in screen.text
         assert "●" not in screen.text
-        assert screen.quit_s() < QUIT_S
-
-
-def test_no_color_is_monochrome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    path = recorded(tmp_path, synthetic.frames(3))
-    with terminal("top", "--replay", str(path)) as screen:
-        screen.until("i-15")
         colours = {part.split("m")[0] for part in screen.raw.split("\x1b[38;2;")[1:]}
-        greys = {colour for colour in colours if len(set(colour.split(";")[:3])) == 1}
-        assert greys
-        assert greys == colours
-        screen.quit_s()
+        assert colours
+        assert all(len(set(colour.split(";")[:3])) == 1 for colour in colours), "grey"
+        screen.press("qh")
+        screen.until("Help", after=place)
+        leave(screen, "X")

@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from controller.api.operations.on_cluster import ScaleReport, awaited_of_scale
+from controller.api.operations.on_cluster import (
+    RollingRequest,
+    RollingStopRequest,
+    ScaleReport,
+    awaited_of_scale,
+)
 from controller.api.operations.on_instances import DrainReport, awaited
 from controller.api.operations.order import Awaited, End, progress
 from controller.api.wire.status import (
@@ -15,8 +20,7 @@ from controller.api.wire.status import (
     RestartTurn,
     RollingReport,
 )
-from tests.unit.tui.tui_bed import acting
-from tests.unit.tui.tui_support import drawn
+from tests.unit.tui.tui_support import acting, field_of
 from tools import synthetic_cluster as synthetic
 
 EMPTYING = DrainStatus(drain_id="op-1", num_requests_left=12, num_moved=3)
@@ -28,12 +32,6 @@ def instance(drain: DrainStatus | None = None, **what: Any) -> InstanceStatus:
     state = InstanceState.DRAINING if drain else InstanceState.ACTIVE
     update = {"state": state, "drain": drain, "num_moves_out": 1, "incarnation": 3}
     return found.model_copy(update=update | what)
-
-
-def told(end: End, *found: InstanceStatus) -> tuple[str, bool, bool]:
-    wanted = Awaited("i-7", end, "op-1", 3)
-    come = progress([wanted], synthetic.cluster(found))
-    return come.text, come.is_over, come.failed
 
 
 STARTING, FAILED = InstanceState.STARTING, InstanceState.FAILED
@@ -66,7 +64,9 @@ TAKEN = "taken back, or given up at its deadline"
 def test_how_far_one_is(
     end: End, found: InstanceStatus | None, text: str, is_over: bool, failed: bool
 ) -> None:
-    assert told(end, *([found] if found else [])) == (text, is_over, failed)
+    status = synthetic.cluster((found,) if found else ())
+    come = progress([Awaited("i-7", end, "op-1", 3)], status)
+    assert (come.text, come.is_over, come.failed) == (text, is_over, failed)
 
 
 def test_several_are_over_together() -> None:
@@ -93,23 +93,20 @@ async def test_a_drain_tells_its_progress_and_its_end() -> None:
     async with acting((160, 36)) as bed:
         bed.control.drain_id = "op-1"
         wanted = bed.cursor
-        name = wanted.replace("-", "_")
         await bed.press("d", "y")
         emptying = {"drain": EMPTYING, "state": InstanceState.DRAINING, "num_moves_out": 1}
-        bed.control.revision -= 1
-        await bed.tick()
+        await bed.tick({"revision": bed.control.revision - 1})
         assert "taken back" not in await bed.bottom()
-        bed.control.revision += 1
-        await bed.tick(**{name: emptying})
+        await bed.tick(**{field_of(wanted): emptying})
         bed.app.session.message.clear()
         bottom = await bed.bottom()
         assert f"> drain {wanted}: 12 requests left, 1 migrating" in bottom
         assert "? help" in bottom
         await bed.press("L")
-        assert "under way" in await drawn(bed.pilot)
-        await bed.tick(**{name: emptying | {"drain": EMPTY}})
+        assert "under way" in await bed.shown()
+        await bed.tick(**{field_of(wanted): emptying | {"drain": EMPTY}})
         assert f"drain {wanted}: drained after 3.0s" in await bed.bottom()
-        text = await drawn(bed.pilot)
+        text = await bed.shown()
         assert "done       drained after 3.0s" in text
         assert "under way" not in text
 
@@ -121,10 +118,10 @@ async def test_an_undrain_says_itself_that_it_ended_the_drain() -> None:
         await bed.tick()
         assert "it gets requests again" in await bed.bottom()
         await bed.press("L")
-        assert TAKEN in await drawn(bed.pilot)
+        assert TAKEN in await bed.shown()
 
 
-async def test_a_rolling_restart_is_followed_in_the_header_and_on_the_bottom_line() -> None:
+async def test_a_rolling_restart_is_typed_followed_and_stopped() -> None:
     going = RollingReport(
         rolling_id="op-roll",
         state="going",
@@ -132,16 +129,30 @@ async def test_a_rolling_restart_is_followed_in_the_header_and_on_the_bottom_lin
         under_way=(RestartTurn(instance_id="i-1", began_s=1.0, state="restarting"),),
         left=("i-2",),
     )
+    why = "i-1 could not start: no such model"
+    update = {"state": "failed", "why": why, "failed_id": "i-1", "under_way": ()}
     async with acting() as bed:
+        bed.control.last = ("i-0",)
         await bed.type("colon", "rolling")
-        await bed.press("y")
+        text = await bed.shown()
+        assert "Restart all, one after the other?" in text
+        assert "2 instances would be restarted, 1 at a time" in text
+        assert "i-0: 2 requests (7 blocks), then a start" in text
+        assert "Type all" in text
+        await bed.type("", "all")
         assert "rolling restart: 0 of 2 done, then i-0 i-1" in await bed.bottom()
-        await bed.tick_with(rolling=going)
-        assert "roll 1/3 i-1 starting" in await drawn(bed.pilot)
-        why = "i-1 could not start: no such model"
-        failed = going.model_copy(
-            update={"state": "failed", "why": why, "failed_id": "i-1", "under_way": ()}
-        )
-        await bed.tick_with(rolling=failed)
-        assert "roll 1/2 failed i-1" in await drawn(bed.pilot)
+        await bed.press("U")
+        assert "It is taken back by: restart --stop" in await bed.shown()
+        await bed.press("escape")
+        await bed.tick({"rolling": going})
+        assert "roll 1/3 i-1 starting" in await bed.shown()
+        await bed.tick({"rolling": going.model_copy(update=update)})
+        assert "roll 1/2 failed i-1" in await bed.shown()
         assert f"failed: {why}" in await bed.bottom()
+        await bed.type("colon", "stop_rolling")
+        assert "these would keep their process: i-1" in await bed.shown()
+        await bed.press("y")
+        assert bed.control.calls == [
+            ("rolling", "", RollingRequest(force=True, if_revision=7)),
+            ("stop_rolling", "", RollingStopRequest(if_revision=8)),
+        ]

@@ -6,89 +6,9 @@ import pytest
 
 from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, Frame
-from tests.unit.tui.tui_support import NARROW, drawn, presses, replaying, settle
+from tests.unit.tui.tui_support import NARROW, Replay, keys_of, presses, replaying
 from tools import synthetic_cluster as synthetic
 from tui.screens.dashboard import DashboardScreen
-
-
-@presses("replay_back")
-async def test_ten_seconds_back(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, synthetic.frames(60), at_s=42.5) as (app, pilot, clock):
-        await pilot.press(key)
-        assert "32s of 59s  x1" in await drawn(pilot)
-        assert "12:00:32" in await drawn(pilot)
-        assert app.session.state.time_s - synthetic.START_S == pytest.approx(32.5, abs=0.5)
-        clock.now_s += 1
-        await settle(app, pilot)
-        assert "33s of 59s  x1" in await drawn(pilot), "it goes on from there"
-        await pilot.press(*[key] * 9)
-        assert "0.0s of 59s" in await drawn(pilot)
-
-
-@presses("replay_on")
-async def test_ten_seconds_on(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, synthetic.frames(60), at_s=12.5) as (_, pilot, _clock):
-        await pilot.press("space", key)
-        assert "22s of 59s  paused" in await drawn(pilot)
-
-
-@presses("replay_back_far")
-async def test_a_minute_back(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, synthetic.frames(90), at_s=72.5) as (_, pilot, _clock):
-        await pilot.press(key)
-        assert "12s of 1m29s" in await drawn(pilot)
-
-
-@presses("replay_on_far")
-async def test_a_minute_on(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, synthetic.frames(90), at_s=10) as (_, pilot, _clock):
-        await pilot.press(key)
-        assert "1m10s of 1m29s" in await drawn(pilot)
-
-
-@presses("replay_start")
-async def test_from_the_end_to_the_start(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, synthetic.frames(60), at_s=90) as (app, pilot, clock):
-        assert "59s of 59s  ended" in await drawn(pilot)
-        await pilot.press(key)
-        clock.now_s += 2
-        await settle(app, pilot)
-        assert "2.0s of 59s  x1" in await drawn(pilot)
-
-
-@presses("replay_end")
-async def test_to_the_end(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, synthetic.frames(60), NARROW) as (_, pilot, _clock):
-        await pilot.press(key)
-        bar = (await drawn(pilot)).splitlines()[0]
-        assert "59s of 59s  ended  < start  Left 10 s back  q leave" in bar
-        assert bar.rstrip().endswith("12:00:59")
-
-
-@presses("replay_step")
-async def test_a_frame_on(tmp_path: Path, key: str) -> None:
-    frames = list(synthetic.frames(30))
-    async with replaying(tmp_path, frames, at_s=10) as (app, pilot, clock):
-        await pilot.press(key)
-        found_s = [frame.time_s for frame in frames if frame.time_s > synthetic.START_S + 10]
-        assert app.session.state.heard_at_s == pytest.approx(found_s[0])
-        await pilot.press(key, key)
-        assert app.session.state.heard_at_s == pytest.approx(found_s[2])
-        clock.now_s += 5
-        await settle(app, pilot)
-        assert app.session.state.heard_at_s == pytest.approx(found_s[2]), "it is paused"
-        assert "paused" in await drawn(pilot)
-
-
-@presses("replay_step_back")
-async def test_a_frame_back(tmp_path: Path, key: str) -> None:
-    frames = list(synthetic.frames(30))
-    async with replaying(tmp_path, frames, at_s=10.05) as (app, pilot, _):
-        await pilot.press(key, key)
-        found_s = [frame.time_s for frame in frames if frame.time_s < synthetic.START_S + 10]
-        assert app.session.state.heard_at_s == pytest.approx(found_s[-1])
-        await pilot.press(*[key] * 200)
-        assert app.session.state.heard_at_s == synthetic.START_S
 
 
 def eventful() -> list[Frame]:
@@ -101,87 +21,120 @@ def eventful() -> list[Frame]:
     return sorted((each for each in frames if each.type != "gap"), key=lambda each: each.time_s)
 
 
-@presses("replay_trouble")
-async def test_to_the_next_trouble(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, eventful()) as (app, pilot, clock):
-        await pilot.press(key)
-        assert "20s of 59s  paused" in await drawn(pilot)
-        assert "12:00:20 instance died i-3  lost" in (await drawn(pilot)).splitlines()[-1]
-        assert app.session.state.entries[-1].event.kind == "instance_died"
-        await pilot.press(key)
-        assert "40s of 59s  paused" in await drawn(pilot)
-        await pilot.press(key)
-        assert "40s of 59s  paused" in await drawn(pilot)
-        assert "no trouble after 40s" in await drawn(pilot)
-        await pilot.press("space")
-        clock.now_s += 5
-        await settle(app, pilot)
-        assert "45s of 59s  x1" in await drawn(pilot)
+((BACK,), (ON,), (FAR_BACK,), (FAR_ON,)) = (
+    keys_of(f"replay_{name}") for name in ("back", "on", "back_far", "on_far")
+)
+((START,), (END,), (SLOWER,), (FASTER,)) = (
+    keys_of(f"replay_{name}") for name in ("start", "end", "slower", "faster")
+)
+((TROUBLE,), (TROUBLE_BEFORE,), (NOTABLE,), (NOTABLE_BEFORE,)) = (
+    keys_of(f"replay_{name}") for name in ("trouble", "trouble_before", "notable", "notable_before")
+)
 
 
-@presses("replay_trouble_before")
-async def test_to_the_trouble_before(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, eventful(), at_s=50) as (_, pilot, _clock):
-        await pilot.press(key, key)
-        assert "20s of 59s  paused" in await drawn(pilot)
-        await pilot.press(key)
-        assert "no trouble before 20s" in await drawn(pilot)
+async def pressed(replay: Replay, *keys: str, wait_s: float = 0.0) -> str:
+    """The bar at the top after these keys and this time."""
+    await replay.press(*keys)
+    await replay.wait(wait_s)
+    return (await replay.lines())[0]
 
 
-@presses("replay_notable")
-async def test_to_the_next_notable_event(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, eventful()) as (_, pilot, _clock):
-        await pilot.press(key, key)
-        assert "30s of 59s  paused" in await drawn(pilot)
-        assert "12:00:30 instance recovered i-3" in await drawn(pilot)
+async def test_keys_go_to_other_moments(tmp_path: Path) -> None:
+    async with replaying(tmp_path, 90, NARROW, at_s=72.5) as replay:
+        for keys, bar in (
+            ([BACK], "1m02s of 1m29s  x1"),
+            ([FAR_BACK], "2.5s of 1m29s  x1"),
+            ([FAR_BACK], "0.0s of 1m29s  x1"),
+            ([ON], "10s of 1m29s  x1"),
+            ([FAR_ON], "1m10s of 1m29s  x1"),
+            (["space", ON], "1m20s of 1m29s  paused"),
+            (["space", ON, ON], "1m29s of 1m29s  ended  < start  Left 10 s back  q leave"),
+            ([START], "0.0s of 1m29s  x1"),
+            ([END], "1m29s of 1m29s  ended"),
+            ([BACK], "1m19s of 1m29s  x1"),
+        ):
+            assert bar in await pressed(replay, *keys), keys
+        assert "12:01:19" in await replay.shown()
+        assert replay.status.time_s - synthetic.START_S == 79
+        assert "1m20s of 1m29s" in await pressed(replay, wait_s=1), "it goes on from there"
 
 
-@presses("replay_notable_before")
-async def test_to_the_notable_event_before(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, eventful(), at_s=35) as (_, pilot, _clock):
-        await pilot.press(key)
-        assert "30s of 59s  paused" in await drawn(pilot)
-        await pilot.press(key, key)
-        assert "no notable event before 20s" in await drawn(pilot)
+async def test_keys_pause_and_change_the_speed(tmp_path: Path) -> None:
+    async with replaying(tmp_path, 30) as replay:
+        for keys, wait_s, bar in (
+            ([], 5, "5.0s of 29s  x1"),
+            (["space"], 5, "5.0s of 29s  paused"),
+            (["space"], 2, "7.0s of 29s  x1"),
+            ([FASTER, FASTER], 2, "15s of 29s  x4"),
+            ([SLOWER] * 3, 2, "16s of 29s  x0.5"),
+            ([SLOWER] * 9, 8, "17s of 29s  x0.125"),
+            ([FASTER] * 12, 0, "17s of 29s  x64"),
+        ):
+            assert bar in await pressed(replay, *keys, wait_s=wait_s), keys
+
+
+@presses("replay_step", "on")
+@presses("replay_step_back", "back")
+async def test_a_frame_on_and_back(tmp_path: Path, on: str, back: str) -> None:
+    frames = list(synthetic.frames(30))
+    times_s = [each.time_s - synthetic.START_S for each in frames if each.type != "ping"]
+    before, behind = [t for t in times_s if t < 10], [t for t in times_s if t > 10]
+    async with replaying(tmp_path, frames, at_s=10) as replay:
+        for keys, heard_at_s in (
+            ([on], behind[0]),
+            ([on, on], behind[2]),
+            ([back] * 4, before[-1]),
+        ):
+            assert "paused" in await pressed(replay, *keys, wait_s=5)
+            assert replay.heard_at_s == pytest.approx(heard_at_s)
+        await replay.pilot.press(*[back] * 200)
+        assert replay.heard_at_s == 0
+
+
+async def test_keys_go_to_trouble_and_notable_events(tmp_path: Path) -> None:
+    async with replaying(tmp_path, eventful()) as replay:
+        for keys, bar, bottom in (
+            ([TROUBLE], "20s of 59s  paused", "12:00:20 instance died i-3  lost"),
+            ([TROUBLE], "40s of 59s  paused", "12:00:40 instance died i-3  lost"),
+            ([TROUBLE], "40s of 59s  paused", "no trouble after 40s"),
+            ([NOTABLE_BEFORE], "30s of 59s  paused", "12:00:30 instance recovered i-3"),
+            ([NOTABLE], "40s of 59s  paused", "12:00:40 instance died i-3  lost"),
+            ([TROUBLE_BEFORE], "20s of 59s  paused", "12:00:20 instance died i-3  lost"),
+            ([NOTABLE], "30s of 59s  paused", "12:00:30 instance recovered i-3"),
+            ([TROUBLE_BEFORE] * 2, "20s of 59s  paused", "no trouble before 20s"),
+            ([NOTABLE_BEFORE], "20s of 59s  paused", "no notable event before 20s"),
+        ):
+            assert bar in await pressed(replay, *keys), keys
+            assert bottom in await replay.bottom()
+        assert replay.app.session.state.entries[-1].event.kind == "instance_died"
+        assert "25s of 59s  x1" in await pressed(replay, "space", wait_s=5)
 
 
 @presses("seek")
 async def test_to_a_moment(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, synthetic.frames(60)) as (_, pilot, _clock):
-        for text, expected in (("45s", "45s of"), ("12:00:07", "7.0s of"), ("+5s", "12s of")):
-            await pilot.press(key, *text, "enter")
-            assert expected in await drawn(pilot)
-        await pilot.press(key, *"later", "enter")
-        assert "'later' is no moment" in (await drawn(pilot)).splitlines()[-1]
-        assert "12s of" in await drawn(pilot)
+    async with replaying(tmp_path, 60) as replay:
+        for text, bar in (("45s", "45s of"), ("12:00:07", "7.0s of"), ("+5s", "12s of")):
+            assert bar in await pressed(replay, key, *text, "enter")
+        assert "12s of" in await pressed(replay, key, *"later", "enter")
+        assert "'later' is no moment" in await replay.bottom()
 
 
-@pytest.mark.parametrize("open_it", [":instance i-3", ":requests {request}"])
-async def test_they_work_on_the_screens_behind_too(tmp_path: Path, open_it: str) -> None:
-    frames = [*eventful()]
-    async with replaying(tmp_path, frames) as (app, pilot, _):
-        assert app.session.state.status is not None
-        heads = [each.queue_head for each in app.session.state.status.instances if each.queue_head]
-        app.run_command(open_it[1:].format(request=heads[0].request_id))
-        await settle(app, pilot)
-        behind = app.screen
+@pytest.mark.parametrize("opened", ["instance i-3", "requests {request}"])
+async def test_they_work_on_the_screens_behind_too(tmp_path: Path, opened: str) -> None:
+    async with replaying(tmp_path, eventful()) as replay:
+        heads = [each.queue_head for each in replay.status.instances if each.queue_head]
+        replay.app.run_command(opened.format(request=heads[0].request_id))
+        await replay.settle()
+        behind = replay.app.screen
         assert not isinstance(behind, DashboardScreen)
-        for key, shown in (
-            ("w", "20s of 59s  paused"),
-            ("v", "30s of 59s  paused"),
-            ("V", "20s of 59s  paused"),
-            ("right", "30s of 59s  paused"),
-            ("greater_than_sign", "59s of 59s  ended"),
-            ("less_than_sign", "0.0s of 59s"),
-            ("full_stop", "1.0s of 59s  paused"),
-            ("]", "x2"),
+        for keys, bar in (
+            ([TROUBLE], "20s of 59s  paused"),
+            ([ON], "30s of 59s  paused"),
+            ([END], "59s of 59s  ended"),
+            ([START], "0.0s of 59s"),
+            (["full_stop"], "1.0s of 59s  paused"),
+            ([FASTER, "space"], "x2"),
+            (["at", *"40s", "enter"], "40s of 59s"),
         ):
-            await pilot.press(key)
-            if key == "]":
-                await pilot.press("space")
-            await settle(app, pilot)
-            assert shown in (await drawn(pilot)).splitlines()[0], key
-        await pilot.press("at", *"40s", "enter")
-        await settle(app, pilot)
-        assert "40s of 59s" in (await drawn(pilot)).splitlines()[0]
-        assert app.screen is behind
+            assert bar in await pressed(replay, *keys), keys
+        assert replay.app.screen is behind

@@ -1,316 +1,305 @@
-"""The screens in odd conditions: sizes, things that vanish, slow painting."""
+"""The screens in odd conditions: sizes, things that vanish, slow painting; and which rows a table
+keeps in view while rows move."""
 
 import re
-
-import pytest
+from collections.abc import Iterable
 
 from controller.api.wire.requests import Event
+from controller.api.wire.status import InstanceState
 from controller.api.wire.stream import EventFrame, StatusFrame
-from tests.unit.tui.tui_support import NARROW, WALL, WIDE, FakeSource, dashboard, drawn, settle
+from tests.unit.tui import tui_lives
+from tests.unit.tui.tui_support import NARROW, WALL, WIDE, Bed, FakeSource, watching
 from tools import synthetic_cluster as synthetic
 from tui.actions import Target
-from tui.drawing import ASCII, GAP, Span, Tone
+from tui.drawing import ASCII, GAP
 from tui.screens.dashboard import DashboardScreen, Pane
+from tui.screens.details import InstanceScreen
 from tui.state import RecordingFailed, RequestsArrived
-from tui.themes import THEMES
-from tui.widgets import Lines, TableView
+from tui.widgets import TableView
+
+KEYS = ("e", "e", "z", "1", "z", "2", "3", "0", "tab", "j", "enter", "G", "escape", "s", "escape")
 
 
-@pytest.fixture
-def source() -> FakeSource:
-    return FakeSource()
+async def test_every_key_works_at_any_size() -> None:
+    source = FakeSource()
+    source.explanation = tui_lives.eventful()
+    async with watching(synthetic.overloaded(12), WIDE, source) as bed:
+        for size in ((1, 1), (20, 5), (40, 10), (109, 30), (110, 12), (300, 90)):
+            await bed.resize(*size)
+            for key in (*KEYS, "question_mark", "escape", "slash", "escape"):
+                await bed.press(key)
+                lines = await bed.lines()
+                assert len(lines) == size[1]
+                assert all(len(line) <= size[0] for line in lines)
+            alarm = "! i-6: 61 wait"[: size[0] - 6]
+            assert size[0] < 7 or (alarm in await bed.shown()) is (size[1] >= 6)
+            await bed.open(Target("i-1", tui_lives.REQUEST_ID))
+            await bed.press("j", "G", "s", "escape", "escape")
 
 
-@pytest.mark.parametrize(
-    "size", [(1, 1), (3, 2), (20, 5), (40, 9), (40, 10), (79, 24), (109, 30), (110, 12), (300, 90)]
-)
-async def test_any_size_works(source: FakeSource, size: tuple[int, int]) -> None:
-    async with dashboard(source, size) as (app, pilot):
-        source.feed(synthetic.frames(10))
-        await settle(app, pilot)
-        await pilot.press("j", "tab", "tab", "e", "z", "enter")
-        await settle(app, pilot)
-        await pilot.press("escape", "question_mark", "escape", "slash", "x", "escape")
-        await settle(app, pilot)
-        assert len((await drawn(pilot)).splitlines()) == size[1]
-        assert app.is_running
+async def test_a_table_of_nothing_takes_keys() -> None:
+    async with watching(()) as bed:
+        await bed.press("j", "k", "g", "G", "pagedown", "pageup", "enter", "z", "e", "space")
+        assert all(table.cursor_id is None for table in bed.main.query(TableView))
 
 
-async def test_resizing_keeps_cursor_and_focus(source: FakeSource) -> None:
-    async with dashboard(source, WIDE) as (app, pilot):
-        source.feed(synthetic.frames(10))
-        await settle(app, pilot)
-        assert isinstance(app.screen, DashboardScreen)
-        await pilot.press("j", "j", "3", "k")
-        chosen = [app.screen.table(pane).cursor_id for pane in Pane]
+async def test_resizing_keeps_cursor_and_focus() -> None:
+    async with watching() as bed:
+        await bed.press("j", "j", "3", "k")
+        chosen = [bed.table(pane).cursor_id for pane in Pane]
         for size in (NARROW, (30, 6), WIDE):
-            await pilot.resize_terminal(*size)
-            await settle(app, pilot)
-            assert app.screen.table(Pane.EVENTS).has_focus
-            assert [app.screen.table(pane).cursor_id for pane in Pane] == chosen
+            await bed.resize(*size)
+            assert bed.table(Pane.EVENTS).has_focus
+            assert [bed.table(pane).cursor_id for pane in Pane] == chosen
 
 
-async def test_the_cursor_stays_with_its_row_while_rows_move(source: FakeSource) -> None:
-    async with dashboard(source) as (app, pilot):
-        frames = [frame for frame in synthetic.frames(40) if isinstance(frame, StatusFrame)]
-        source.feed(frames[:1])
-        await settle(app, pilot)
-        assert isinstance(app.screen, DashboardScreen)
-        await pilot.press("j", "j", "j")
-        table = app.screen.table(Pane.INSTANCES)
-        chosen, places = table.cursor_id, set()
-        for frame in frames[1:]:
-            source.feed([frame])
-            await settle(app, pilot)
-            assert table.cursor_id == chosen
-            places.add([item.id for item in table.items].index(str(chosen)))
-        assert len(places) > 1
+async def test_an_instance_that_leaves_under_the_cursor() -> None:
+    some = [synthetic.instance(f"i-{place}", freeness_steps=place) for place in range(3)]
+
+    def status(second: int, *instances: object) -> StatusFrame:
+        at_s = synthetic.START_S + second
+        return StatusFrame(time_s=at_s, status=synthetic.cluster(instances, at_s))
+
+    async with watching([status(0, *some)]) as bed:
+        await bed.press("j", "enter")
+        await bed.feed([status(1, some[0], some[2])])
+        assert "i-1  is no longer part of the cluster" in await bed.shown()
+        assert "gone" in await bed.shown()
+        await bed.press("escape")
+        assert bed.cursor == "i-2"
+        await bed.feed([status(2)])
+        assert "no instances yet" in await bed.shown()
+        await bed.press("enter", "j", "G")
+        assert isinstance(bed.app.screen, DashboardScreen)
 
 
-async def test_an_instance_that_leaves_under_the_cursor(source: FakeSource) -> None:
-    async with dashboard(source) as (app, pilot):
-        some = [synthetic.instance(f"i-{place}", freeness_steps=place) for place in range(3)]
-        source.feed([StatusFrame(time_s=source.clock_s, status=synthetic.cluster(tuple(some)))])
-        await settle(app, pilot)
-        await pilot.press("j", "enter")
-        later_s = source.clock_s + 1
-        left = synthetic.cluster((some[0], some[2]), later_s)
-        source.feed([StatusFrame(time_s=later_s, status=left)])
-        await settle(app, pilot)
-        assert "i-1  is no longer part of the cluster" in await drawn(pilot)
-        assert "gone" in await drawn(pilot)
-        await pilot.press("escape")
-        assert isinstance(app.screen, DashboardScreen)
-        assert app.screen.table(Pane.INSTANCES).cursor_id == "i-2"
-        source.feed([StatusFrame(time_s=later_s + 1, status=synthetic.cluster((), later_s + 1))])
-        await settle(app, pilot)
-        assert "no instances yet" in await drawn(pilot)
-        await pilot.press("enter", "j", "G")
-        assert isinstance(app.screen, DashboardScreen)
+async def test_a_filter_that_hides_everything_is_what_is_said() -> None:
+    async with watching(3) as bed:
+        bed.source.answer = synthetic.requests("i-3", 11)
+        for _ in range(2):
+            bed.app.screen.filter_by("zzz")
+            await bed.settle()
+            assert "nothing matches the filter" in await bed.shown()
+            assert "no instances yet" not in await bed.shown()
+            bed.app.screen.filter_by("")
+            await bed.settle()
+            assert "nothing matches the filter" not in await bed.shown()
+            await bed.open(Target("i-3"))
 
 
-async def test_a_filter_that_hides_everything_is_what_is_said(source: FakeSource) -> None:
-    async with dashboard(source) as (app, pilot):
-        source.feed(synthetic.frames(3))
-        await settle(app, pilot)
-        app.screen.filter_by("zzz")
-        await settle(app, pilot)
-        assert "nothing matches the filter" in await drawn(pilot)
-        assert "no instances yet" not in await drawn(pilot)
-        app.screen.filter_by("")
-        await settle(app, pilot)
-        assert "nothing matches the filter" not in await drawn(pilot)
-        source.answer = synthetic.requests("i-3", 11)
-        app.open(Target("i-3"))
-        await settle(app, pilot)
-        app.screen.filter_by("zzz")
-        await settle(app, pilot)
-        assert "nothing matches the filter" in await drawn(pilot)
-
-
-async def test_wide_ids_are_told_apart_in_a_narrow_terminal(source: FakeSource) -> None:
-    async with dashboard(source, (80, 24)) as (app, pilot):
-        source.feed(synthetic.frames(3))
+async def test_wide_ids_are_told_apart_in_a_narrow_terminal() -> None:
+    async with watching(3, NARROW) as bed:
         found = synthetic.requests("i-3", 2)
-        wide = [
+        wide = tuple(
             item.model_copy(update={"id": f"{'会話' * 7}{number}"})
             for number, item in enumerate(found.requests, start=7)
-        ]
-        source.answer = found.model_copy(update={"requests": tuple(wide)})
-        await settle(app, pilot)
-        app.open(Target("i-3"))
-        await settle(app, pilot)
-        lines = (await drawn(pilot)).splitlines()
+        )
+        bed.source.answer = found.model_copy(update={"requests": wide})
+        await bed.open(Target("i-3"))
         for number in (7, 8):
-            assert any(re.search(rf"会\S*…\S*{number}\s", line) for line in lines)
+            row = rf"会\S*…\S*{number}\s"
+            assert any(re.search(row, line) for line in await bed.lines())
 
 
-async def test_the_log_of_an_instance_stands_on_its_screen(source: FakeSource) -> None:
+async def test_the_log_of_an_instance_stands_on_its_screen() -> None:
     """On a short screen the log takes the place of the history. Its text cannot control the
     terminal."""
-    source.log = (*(f"line {n}" for n in range(90)), "2026 ERROR x: \x1b[2Jno room\tleft")
-    async with dashboard(source, NARROW) as (app, pilot):
-        source.feed(synthetic.frames(3))
-        await settle(app, pilot)
-        app.open(Target("i-3"))
-        await settle(app, pilot)
-        assert "[History]  Log" in await drawn(pilot)
-        assert "ERROR" not in await drawn(pilot)
-        await pilot.press("tab", "tab")
-        await settle(app, pilot)
-        await settle(app, pilot)
-        shown = await drawn(pilot)
-        assert "History  [Log]" in shown
-        assert "ERROR x: \\x1b[2Jno room    left" in shown
-        await pilot.press("g")
-        await settle(app, pilot)
-        assert "line 0" in await drawn(pilot)
-        assert "ERROR" not in await drawn(pilot)
-        await pilot.press("tab")
-        await pilot.resize_terminal(*WALL)
-        await settle(app, pilot)
-        shown = await drawn(pilot)
-        assert "History  sort" in shown
-        assert "Log  sort" in shown
+    async with watching(3, NARROW) as bed:
+        ends = "2026 ERROR x: \x1b[2Jno room\tleft"
+        bed.source.log = (*(f"line {n}" for n in range(90)), ends)
+        await bed.open(Target("i-3"))
+        assert "[History]  Log" in await bed.shown()
+        assert "ERROR" not in await bed.shown()
+        await bed.press("tab", "tab")
+        assert "History  [Log]" in await bed.shown()
+        assert "ERROR x: \\x1b[2Jno room    left" in await bed.shown()
+        await bed.press("g")
+        assert "line 0" in await bed.shown()
+        assert "ERROR" not in await bed.shown()
+        await bed.press("tab")
+        await bed.resize(*WALL)
+        assert "History  sort" in await bed.shown()
+        assert "Log  sort" in await bed.shown()
 
 
-async def test_questions_about_requests_go_on_and_failures_are_said(source: FakeSource) -> None:
-    async with dashboard(source) as (app, pilot):
-        source.feed(synthetic.frames(3))
-        await settle(app, pilot)
-        app.open(Target("i-3"))
-        await settle(app, pilot)
-        assert "asking ..." in await drawn(pilot)
-        assert source.asked == ["i-3"]
-        source.hear(RequestsArrived("i-3", None, "no answer within 5 s", source.clock_s))
-        await settle(app, pilot)
-        assert "no answer within 5 s" in await drawn(pilot)
+async def test_questions_about_requests_go_on_and_failures_are_said() -> None:
+    async with watching(3) as bed:
+        await bed.open(Target("i-3"))
+        assert "asking ..." in await bed.shown()
+        assert bed.source.asked == ["i-3"]
+        await bed.hear(RequestsArrived("i-3", None, "no answer within 5 s", bed.source.clock_s))
+        assert "no answer within 5 s" in await bed.shown()
         answer = synthetic.requests("i-3").model_copy(update={"silent_frontends": ("f-1",)})
-        source.hear(RequestsArrived("i-3", answer, "", source.clock_s))
-        source.clock_s += 1
-        await settle(app, pilot)
-        assert "without those of f-1: no answer" in await drawn(pilot)
-        assert source.asked == ["i-3", "i-3"]
+        bed.source.hear(RequestsArrived("i-3", answer, "", bed.source.clock_s))
+        await bed.wait(1)
+        assert "without those of f-1: no answer" in await bed.shown()
+        assert bed.source.asked == ["i-3", "i-3"]
 
 
-async def test_many_requests_are_asked_for_seldom_and_their_age_is_shown(
-    source: FakeSource,
-) -> None:
-    source.answer = synthetic.requests("i-3", 2000)
-    async with dashboard(source) as (app, pilot):
-        source.feed(synthetic.frames(3))
-        await settle(app, pilot)
-        app.open(Target("i-3"))
-        await settle(app, pilot)
-        source.clock_s += 2
-        await settle(app, pilot)
-        num = len(source.asked)
-        source.clock_s += 1
-        await settle(app, pilot)
-        assert "Requests (2000)  1s ago" in await drawn(pilot)
-        assert len(source.asked) == num
-        source.clock_s += 1
-        await settle(app, pilot)
-        assert len(source.asked) == num + 1
+async def test_many_requests_scroll_are_asked_for_seldom_and_their_age_is_shown() -> None:
+    async with watching(3) as bed:
+        bed.source.answer = synthetic.requests("i-3", 2000)
+        await bed.open(Target("i-3"))
+        await bed.wait(2)
+        asked = len(bed.source.asked)
+        await bed.wait(1)
+        assert "Requests (2000)  1s ago" in await bed.shown()
+        assert len(bed.source.asked) == asked
+        await bed.wait(1)
+        assert len(bed.source.asked) == asked + 1
+        await bed.press("G")
+        assert "of 2000" in await bed.shown()
+        assert "waiting" in await bed.shown()
 
 
-async def test_two_thousand_requests_scroll(source: FakeSource) -> None:
-    source.answer = synthetic.requests("i-3", 2000)
-    async with dashboard(source) as (app, pilot):
-        source.feed(synthetic.frames(3))
-        await settle(app, pilot)
-        app.open(Target("i-3"))
-        source.clock_s += 1
-        await settle(app, pilot)
-        await pilot.press("G")
-        assert "of 2000" in await drawn(pilot)
-        assert "waiting" in await drawn(pilot)
+async def test_an_event_about_no_instance_opens_none() -> None:
+    about = Event(kind="controller_started", time_s=synthetic.START_S, cause_id="x")
+    async with watching([EventFrame(time_s=synthetic.START_S, event=about)]) as bed:
+        await bed.press("3", "enter")
+        assert isinstance(bed.app.screen, DashboardScreen)
+        assert "about no instance" in await bed.bottom()
 
 
-async def test_an_event_about_no_instance_opens_none(source: FakeSource) -> None:
-    async with dashboard(source) as (app, pilot):
-        about = Event(kind="controller_started", time_s=source.clock_s, cause_id="x")
-        source.feed([EventFrame(time_s=source.clock_s, event=about)])
-        await settle(app, pilot)
-        await pilot.press("3", "enter")
-        assert isinstance(app.screen, DashboardScreen)
-        assert "about no instance" in (await drawn(pilot)).splitlines()[-1]
+async def test_a_recording_that_fails_is_on_the_screen() -> None:
+    async with watching((), recording=True) as bed:
+        assert "[REC]" in await bed.shown()
+        await bed.hear(RecordingFailed("cannot write the recording: No space left", 1.0))
+        assert "[REC FAILED]" in await bed.shown()
+        assert "No space left" in await bed.bottom()
 
 
-async def test_a_recording_that_fails_is_on_the_screen(source: FakeSource) -> None:
-    async with dashboard(source, recording=True) as (app, pilot):
-        assert "[REC]" in await drawn(pilot)
-        source.hear(RecordingFailed("cannot write the recording: No space left", 1.0))
-        await settle(app, pilot)
-        assert "[REC FAILED]" in await drawn(pilot)
-        assert "No space left" in (await drawn(pilot)).splitlines()[-1]
-
-
-async def test_nothing_beyond_ascii_on_an_ascii_terminal(source: FakeSource) -> None:
-    async with dashboard(source, glyphs=ASCII) as (app, pilot):
-        source.feed(synthetic.frames(20))
-        odd = synthetic.instance("i-0", node="größer", detail="日本")
-        source.feed([StatusFrame(time_s=source.clock_s, status=synthetic.cluster((odd,)))])
-        await settle(app, pilot)
+async def test_nothing_beyond_ascii_on_an_ascii_terminal() -> None:
+    odd = synthetic.instance("i-0", node="größer", detail="日本")
+    last = StatusFrame(time_s=synthetic.START_S + 20, status=synthetic.cluster((odd,)))
+    async with watching([*synthetic.frames(20), last], glyphs=ASCII) as bed:
         for key in ("e", "question_mark", "escape", "0", "enter"):
-            assert (await drawn(pilot)).isascii()
-            await pilot.press(key)
-            await settle(app, pilot)
-        assert (await drawn(pilot)).isascii()
+            await bed.press(key)
+            assert (await bed.shown()).isascii()
 
 
-@pytest.mark.parametrize("theme", THEMES)
-async def test_every_theme_paints_every_tone(source: FakeSource, theme: str) -> None:
-    async with dashboard(source, theme=theme) as (app, pilot):
-        source.feed(synthetic.frames(3))
-        await settle(app, pilot)
-        lines = app.screen.query_one("#header", Lines)
-        lines.show([(Span(str(tone), tone),) for tone in Tone][:2])
-        assert app.theme == theme
-        assert "prod-a" not in (await drawn(pilot)).splitlines()[0]
-
-
-async def test_only_what_changed_is_painted(source: FakeSource) -> None:
-    async with dashboard(source) as (app, pilot):
-        source.feed(synthetic.frames(10))
-        await settle(app, pilot)
-        assert isinstance(app.screen, DashboardScreen)
-        table = app.screen.table(Pane.INSTANCES)
+async def test_only_what_changed_is_painted() -> None:
+    async with watching() as bed:
+        table = bed.table()
         painted: list[object] = []
         table.refresh = lambda *regions, **_: painted.extend(regions) or table
-        app.pump()
+        bed.app.pump()
         assert painted == []
-        status = app.session.state.status
-        assert status is not None
-        waiting = status.instances[0].num_waiting_reqs
-        changed = status.instances[0].model_copy(update={"num_waiting_reqs": waiting + 1})
-        instances = (changed, *status.instances[1:])
-        same_time = status.model_copy(update={"instances": instances})
-        source.feed([StatusFrame(time_s=source.clock_s, status=same_time)])
-        app.pump()
-        place = [item.id for item in table.items].index(changed.id)
+        first, *others = bed.status.instances
+        changed = first.model_copy(update={"num_waiting_reqs": first.num_waiting_reqs + 1})
+        same_time = bed.status.model_copy(update={"instances": (changed, *others)})
+        bed.source.feed([StatusFrame(time_s=bed.source.clock_s, status=same_time)])
+        bed.app.pump()
         (region,) = painted
-        assert (region.y, region.height) == (place + 2, 1)
+        assert (region.y, region.height) == (bed.ids().index(changed.id) + 2, 1)
         assert region.width == 4 + GAP
 
 
-async def test_a_table_of_nothing_takes_keys(source: FakeSource) -> None:
-    async with dashboard(source) as (app, pilot):
-        for key in ("j", "k", "g", "G", "pagedown", "pageup", "enter", "z", "e", "space"):
-            await pilot.press(key)
-        assert isinstance(app.screen, DashboardScreen)
-        assert all(table.cursor_id is None for table in app.screen.query(TableView))
+# More rows than fit: the top of the order stays in view until somebody moves the cursor
 
 
-@pytest.mark.parametrize(
-    "size", [(20, 5), (20, 24), (21, 7), (40, 10), (80, 5), (110, 9), (130, 70), (220, 70)]
-)
-async def test_every_key_of_the_main_screen_works_at_any_size(
-    source: FakeSource, size: tuple[int, int]
-) -> None:
-    async with dashboard(source, size) as (app, pilot):
-        source.feed(synthetic.overloaded(12))
-        await settle(app, pilot)
-        for key in (
-            "e",
-            "e",
-            "z",
-            "1",
-            "z",
-            "2",
-            "3",
-            "0",
-            "tab",
-            "j",
-            "enter",
-            "escape",
-            "s",
-            "escape",
-        ):
-            await pilot.press(key)
-            await settle(app, pilot)
-            lines = (await drawn(pilot)).splitlines()
-            assert len(lines) == size[1]
-            assert all(len(line) <= size[0] for line in lines)
-        alarm = "! i-6: 61 wait"[: size[0] - 6]
-        assert (alarm in await drawn(pilot)) is (size[1] >= 6)
+def statuses(count: int) -> Iterable[StatusFrame]:
+    """Statuses of instances that all serve, so that they are ordered only by freeness."""
+    for frame in synthetic.frames(count, num_instances=64, events_per_s=0):
+        if isinstance(frame, StatusFrame):
+            all_ = frame.status.instances
+            active = tuple(each for each in all_ if each.state is InstanceState.ACTIVE)
+            only = frame.status.model_copy(update={"instances": active})
+            yield frame.model_copy(update={"status": only})
+
+
+async def places_of(bed: Bed, chosen: str, frames: Iterable[StatusFrame]) -> set[int]:
+    """The places at which the row stands, during which the cursor is on it and it is in view."""
+    places = set()
+    for frame in frames:
+        await bed.feed([frame])
+        assert bed.cursor == chosen
+        assert f" {chosen} " in await bed.shown()
+        places.add(bed.ids().index(chosen))
+    return places
+
+
+async def test_an_untouched_table_shows_the_worst_and_a_touched_one_its_row() -> None:
+    first, *frames = statuses(45)
+    async with watching([first], NARROW) as bed:
+        for rows in (frames[:15], frames[35:]):
+            firsts = set()
+            for frame in rows:
+                await bed.feed([frame])
+                assert bed.table().position.startswith("1-")
+                assert bed.cursor == bed.ids()[0]
+                firsts.add(bed.cursor)
+            assert len(firsts) > 2, "the rows did not change places"
+            await bed.press(*"jjjjjj")
+            assert len(await places_of(bed, bed.cursor, frames[15:35])) > 3
+            await bed.press("g")
+
+
+async def test_a_row_that_was_opened_is_kept() -> None:
+    first, *others = statuses(12)
+    async with watching([first], NARROW) as bed:
+        chosen = bed.cursor
+        await bed.press("enter")
+        assert isinstance(bed.app.screen, InstanceScreen)
+        await bed.feed(others)
+        await bed.press("escape")
+        assert bed.cursor == chosen
+
+
+async def test_moves_that_begin_are_seen_above_those_that_ended() -> None:
+    (frame,) = statuses(1)
+    old = frame.status.ended_moves[0]
+    many = tuple(old.model_copy(update={"migration_id": f"m-old-{n}"}) for n in range(16))
+    quiet = frame.status.model_copy(update={"moves": (), "ended_moves": many})
+    busy = frame.status.model_copy(update={"ended_moves": many})
+    async with watching([frame.model_copy(update={"status": quiet})], NARROW) as bed:
+        await bed.press("1")
+        assert "of 16" in bed.table(Pane.MIGRATIONS).position
+        await bed.feed([StatusFrame(time_s=frame.time_s + 1, status=busy)])
+        text = await bed.shown()
+        assert all(f"{each.from_instance_id}>{each.to_instance_id}" in text for each in busy.moves)
+        assert bed.table(Pane.MIGRATIONS).cursor_id == busy.moves[0].migration_id
+
+
+async def test_the_history_of_an_instance_shows_the_newest() -> None:
+    frames = list(synthetic.frames(120, num_instances=4, events_per_s=8))
+    until_s = synthetic.START_S + 60
+    async with watching([each for each in frames if each.time_s <= until_s], NARROW) as bed:
+        await bed.open(Target("i-1"))
+        await bed.feed(each for each in frames if each.time_s > until_s)
+        history = bed.app.screen.query_one("#history", TableView)
+        assert history.position.startswith("1-")
+
+
+async def test_the_cursor_passes_the_lines_of_nodes() -> None:
+    """A node's line comes into view again with its first instance."""
+    async with watching(synthetic.on_four_nodes(1), NARROW) as bed:
+        rows = [each for each in bed.ids() if not each.startswith("node ")]
+        assert len(rows) < len(bed.ids())
+        seen = [bed.cursor]
+        for _ in range(len(rows) + 2):
+            await bed.press("j")
+            seen.append(bed.cursor)
+        assert seen == [*rows, *[rows[-1]] * 3]
+        for row in reversed(rows[:-1]):
+            await bed.press("k")
+            assert bed.cursor == row
+        assert bed.ids()[0].removeprefix("node ") in await bed.shown()
+        await bed.press("G")
+        assert bed.cursor == rows[-1]
+        assert bed.table().position.endswith(f"-{len(rows)} of {len(rows)}")
+
+
+async def test_the_line_of_a_node_is_nothing_to_click_on_or_to_act_on() -> None:
+    async with watching(synthetic.on_four_nodes(1)) as bed:
+        table, place = bed.table(), bed.ids().index("node 10.0.0.11")
+        before = bed.cursor
+        await bed.pilot.click(table, offset=(5, place + 2))
+        assert bed.cursor == before
+        await bed.pilot.click(table, offset=(5, place + 3))
+        assert bed.cursor == bed.ids()[place + 1]
+        bed.main.filter_by("i-9")
+        assert bed.ids() == ["node 10.0.0.13", "i-9"]
+        assert table.target.instance_id == "i-9"
+        bed.main.filter_by("nothing like it")
+        assert not table.items
+        assert not table.target.subject

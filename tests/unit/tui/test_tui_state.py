@@ -2,12 +2,14 @@
 
 from datetime import UTC
 
+import pytest
+
 from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceState
 from controller.api.wire.stream import EventFrame, GapFrame, PingFrame, StatusFrame
 from tools import synthetic_cluster as synthetic
 from tui.panes.events import history_rows
-from tui.state import MAX_EVENTS, MAX_RARE, Arrived, DashboardState, Lost, RecordingFailed, reduce
+from tui.state import MAX_EVENTS, MAX_RARE, Arrived, DashboardState, Heard, Lost, reduce
 
 
 def status(at_s: float, *instances: object) -> Arrived:
@@ -20,29 +22,13 @@ def event(at_s: float, kind: str = "admitted", request_id: str | None = None) ->
     return Arrived(EventFrame(time_s=at_s, event=found), at_s)
 
 
-def test_a_status_replaces_the_one_before() -> None:
-    first = status(1.0, synthetic.instance("i-0"))
-    second = status(2.0, synthetic.instance("i-1"))
-    state = reduce(DashboardState(), [first, second])
-    assert state.instance("i-0") is None
-    assert state.instance("i-1") is not None
-    assert (state.status_at_s, state.time_s) == (2.0, 2.0)
-
-
-def test_a_minute_of_freeness_is_kept() -> None:
-    heard = [
-        status(float(second), synthetic.instance("i-0", freeness_steps=float(second)))
-        for second in range(100)
-    ]
+def test_a_minute_of_freeness_is_kept_but_none_of_a_draining_instance() -> None:
+    found = [synthetic.instance("i-0", freeness_steps=float(second)) for second in range(99)]
+    found.append(synthetic.instance("i-0", InstanceState.DRAINING, freeness_steps=9.0))
+    heard = [status(float(second), item) for second, item in enumerate(found)]
     samples = reduce(DashboardState(), heard).histories["i-0"].samples
     assert [sample.time_s for sample in samples] == [float(second) for second in range(40, 100)]
-    assert samples[-1].freeness_steps == 99.0
-
-
-def test_a_draining_instance_has_no_freeness() -> None:
-    draining = synthetic.instance("i-0", InstanceState.DRAINING, freeness_steps=9.0)
-    state = reduce(DashboardState(), [status(1.0, draining)])
-    assert state.histories["i-0"].samples[0].freeness_steps is None
+    assert [sample.freeness_steps for sample in samples[-2:]] == [98.0, None]
 
 
 def test_a_clock_that_is_set_back_begins_the_trend_anew() -> None:
@@ -90,13 +76,6 @@ def test_an_instance_that_left_long_ago_is_forgotten() -> None:
     assert "i-0" not in reduce(DashboardState(), heard).histories
 
 
-def test_the_last_events_are_kept_and_all_are_counted() -> None:
-    state = reduce(DashboardState(), [event(float(second)) for second in range(MAX_EVENTS + 50)])
-    assert len(state.entries) == MAX_EVENTS
-    assert (state.entries[0].seq, state.entries[-1].seq) == (50, MAX_EVENTS + 49)
-    assert state.num_entries == MAX_EVENTS + 50
-
-
 def test_a_gap_stands_where_events_are_missing() -> None:
     gap = Arrived(GapFrame(time_s=2.0, missed=17), 2.0)
     entries = reduce(DashboardState(), [event(1.0), gap, event(3.0)]).entries
@@ -115,30 +94,35 @@ def test_heard_at_once_or_one_by_one_is_the_same() -> None:
     assert state == reduce(DashboardState(), heard)
 
 
-def test_an_idle_stream_that_pings_is_not_stale() -> None:
-    state = reduce(DashboardState(), [status(10.0), Arrived(PingFrame(time_s=12.0), 12.0)])
-    assert not state.is_stale(14.9, 5.0)
-    assert state.is_stale(15.1, 5.0)
+PING_12, PING_15 = (Arrived(PingFrame(time_s=at_s), at_s) for at_s in (12.0, 15.5))
+GONE = Lost("gone", 10.1)
 
 
-def test_statuses_that_do_not_come_are_stale_though_pings_do() -> None:
-    state = reduce(DashboardState(), [status(10.0), Arrived(PingFrame(time_s=15.5), 15.5)])
-    assert state.is_stale(15.6, 1.0)
-    assert not state.is_stale(15.6, 2.0)
-
-
-def test_a_lost_stream_is_stale_at_once_and_well_with_the_next_frame() -> None:
-    state = reduce(DashboardState(), [status(10.0), Lost("gone", 10.1)])
-    assert state.is_stale(10.2, 1.0)
-    assert state.lost == "gone"
-    state = reduce(state, [Arrived(PingFrame(time_s=11.0), 11.0)])
-    assert not state.is_stale(11.1, 1.0)
-
-
-def test_before_the_first_frame_nothing_is_stale_unless_it_is_lost() -> None:
-    assert not DashboardState().is_stale(99.0, 1.0)
-    assert reduce(DashboardState(), [Lost("refused", 1.0)]).is_stale(1.0, 1.0)
-    assert DashboardState().age_s(9.0) is None
+@pytest.mark.parametrize(
+    ("heard", "now_s", "every_s", "is_stale"),
+    [
+        ([status(10.0), PING_12], 14.9, 5.0, False),
+        ([status(10.0), PING_12], 15.1, 5.0, True),
+        ([status(10.0), PING_15], 15.6, 1.0, True),
+        ([status(10.0), PING_15], 15.6, 2.0, False),
+        ([status(10.0), GONE], 10.2, 1.0, True),
+        ([status(10.0), GONE, PING_12], 12.1, 1.0, False),
+        ([], 99.0, 1.0, False),
+        ([GONE], 10.1, 1.0, True),
+    ],
+    ids=[
+        "an idle stream that pings is not stale",
+        "no ping",
+        "statuses that do not come are stale though pings do",
+        "unless they come seldom",
+        "a lost stream is stale at once",
+        "and well with the next frame",
+        "before the first frame nothing is stale",
+        "unless it is lost",
+    ],
+)
+def test_what_is_stale(heard: list[Heard], now_s: float, every_s: float, is_stale: bool) -> None:
+    assert reduce(DashboardState(), heard).is_stale(now_s, every_s) is is_stale
 
 
 def test_ages_are_by_our_clock_and_times_by_the_controllers() -> None:
@@ -146,10 +130,7 @@ def test_ages_are_by_our_clock_and_times_by_the_controllers() -> None:
     state = reduce(DashboardState(), [Arrived(frame, 5.0)])
     assert state.age_s(7.5) == 2.5
     assert state.controller_time_s(7.5) == 1002.5
-
-
-def test_a_recording_that_failed_is_remembered() -> None:
-    assert reduce(DashboardState(), [RecordingFailed("disk full", 1.0)]).recording_failed
+    assert DashboardState().age_s(9.0) is None
 
 
 def test_an_alarm_lasts_until_a_figure_is_well_below_its_limit() -> None:
@@ -162,13 +143,14 @@ def test_an_alarm_lasts_until_a_figure_is_well_below_its_limit() -> None:
     assert found == [0, 1, 1, 1, 0, 0]
 
 
-def test_neither_routine_nor_refused_requests_push_out_what_is_rare() -> None:
+def test_the_last_events_are_kept_and_no_routine_pushes_out_what_is_rare() -> None:
     rare = [event(1.0, "instance_died"), event(2.0, "operator"), event(3.0, "failed", "r1")]
     routine = [event(4.0, "admitted", f"r{n}") for n in range(3 * MAX_EVENTS)]
     state = reduce(DashboardState(), [*rare, *routine])
     kinds = [entry.event.kind for entry in state.entries if entry.event]
     assert kinds[:4] == ["instance_died", "operator", "failed", "admitted"]
     assert len(kinds) == MAX_EVENTS + 3
+    assert (state.entries[3].seq, state.num_entries) == (2 * MAX_EVENTS + 3, 3 * MAX_EVENTS + 3)
     refused = [event(5.0, "rejected", f"r{n}") for n in range(3 * MAX_RARE)]
     state = reduce(state, refused)
     kinds = [entry.event.kind for entry in state.entries if entry.event]

@@ -2,26 +2,17 @@
 
 from pathlib import Path
 
-from textual.widgets import Input
+import pytest
 
 from controller.api.errors import AnswerLostError, ConflictError
 from controller.api.operations.on_cluster import InstanceRole, SetSettings, Setting, SettingsPatch
-from tests.unit.tui.tui_bed import Bed, acting
-from tests.unit.tui.tui_support import NARROW, drawn, presses, replaying, settle
-from tools import synthetic_cluster as synthetic
+from tests.unit.tui.tui_support import NARROW, Bed, acting, presses, replaying
 from tui.screens import tuning
-from tui.screens.details import LogScreen
 from tui.screens.dialogs import ConfirmScreen
 from tui.screens.tuning import EditScreen, TuningScreen
 
 LOW = "migration.source_below_steps"
 MOVES = "migration.max_moves"
-
-
-async def value(bed: Bed, text: str) -> None:
-    """Types a value at once into the dialog."""
-    bed.app.screen.query_one(Input).value = text
-    await bed.press("enter")
 
 
 async def row(bed: Bed, key: str) -> None:
@@ -39,13 +30,13 @@ async def test_a_threshold_is_changed_after_its_preview_was_shown(key: str) -> N
             InstanceRole(instance_id="i-5", freeness_steps=9.0, now="destination", then="neither"),
         )
         await row(bed, LOW)
-        text = await drawn(bed.pilot)
+        text = await bed.shown()
         assert f" {LOW} = 48  (the default)" in text
         assert " allowed: a number" in text
         assert "Requests are moved away from instances whose freeness is lower." in text
         await bed.press(key)
-        await value(bed, "40")
-        text = await drawn(bed.pilot)
+        await bed.type("", "40")
+        text = await bed.shown()
         assert f"Set {LOW}=40?" in text
         assert f"{LOW}: 48 -> 40" in text
         assert "sources: i-3 (40, new)" in text
@@ -57,14 +48,12 @@ async def test_a_threshold_is_changed_after_its_preview_was_shown(key: str) -> N
         assert bed.control.calls == [("set", "", order)]
         assert f"set {LOW}=40: was 48  (U takes it back)" in await bed.bottom()
         await bed.tick()
-        assert f" {LOW} = 40  (set since; default 48)" in await drawn(bed.pilot)
-        await bed.press("L")
-        assert isinstance(bed.app.screen, LogScreen)
-        await bed.press("y")
+        assert f" {LOW} = 40  (set since; default 48)" in await bed.shown()
+        await bed.press("L", "y")
         assert bed.app.clipboard == f"llumctl set {LOW}=40"
 
 
-async def test_what_the_controller_refuses_is_said_and_can_be_typed_again() -> None:
+async def test_a_value_that_cannot_be_is_said_and_can_be_typed_again() -> None:
     async with acting() as bed:
         await row(bed, "migration.max_bytes_per_s")
         await bed.press("enter")
@@ -74,15 +63,25 @@ async def test_what_the_controller_refuses_is_said_and_can_be_typed_again() -> N
             ("0", "it has this value already"),
             ("  ", "type a value"),
         ):
-            await value(bed, text)
-            assert words in await drawn(bed.pilot)
+            await bed.type("", text)
+            assert words in await bed.shown()
         bed.caller.held = True
-        await value(bed, "5")
-        assert "asking what it would do" in await drawn(bed.pilot)
+        await bed.type("", "5")
+        assert "asking what it would do" in await bed.shown()
         await bed.press("enter", "escape")
         bed.caller.release()
-        await settle(bed.app, bed.pilot)
+        await bed.settle()
+        await bed.press("enter")
+        await bed.wait(9)
+        await bed.type("", "5")
+        assert "not now: what the screen shows is 9.0s old" in await bed.shown()
+        await bed.press("escape")
         assert isinstance(bed.app.screen, TuningScreen)
+        await bed.press("enter")
+        assert "no set now: what the screen shows is 9.0s old" in await bed.bottom()
+        bed.app.session.message.clear()
+        await bed.type("colon", f"set {MOVES}=2")
+        assert "no set now: what the screen shows is 9.0s old" in await bed.bottom()
         assert bed.control.calls == []
 
 
@@ -92,20 +91,17 @@ async def test_the_setting_is_that_under_the_cursor_when_the_key_was_pressed(key
     then, as the revision is another one."""
     async with acting() as bed:
         await bed.press(key)
-        assert isinstance(bed.app.screen, TuningScreen)
         await bed.type("slash", "migration.max")
-        await bed.press("s")
-        await bed.press("j")
-        await bed.press("enter")
-        assert "sort:changed" in await drawn(bed.pilot)
+        await bed.press("s", "j", "enter")
+        assert "sort:changed" in await bed.shown()
         await bed.press("enter")
         assert isinstance(bed.app.screen, EditScreen)
         wanted = bed.app.screen.setting.key
         bed.control.send(SetSettings(SettingsPatch(changes={MOVES: 2})), key="another")
         bed.control.calls.clear()
         await bed.tick()
-        await value(bed, "7")
-        assert f"Set {wanted}=7?" in await drawn(bed.pilot)
+        await bed.type("", "7")
+        assert f"Set {wanted}=7?" in await bed.shown()
         bed.control.failing = {"set": ConflictError("the cluster was changed meanwhile")}
         await bed.press("y")
         order = SettingsPatch(changes={wanted: 7}, if_revision=8)
@@ -113,11 +109,11 @@ async def test_the_setting_is_that_under_the_cursor_when_the_key_was_pressed(key
         assert f"set {wanted}=7: the cluster was changed meanwhile" in await bed.bottom()
 
 
-async def test_typed_and_without_an_answer_it_is_not_sent_again() -> None:
+async def test_typed_and_without_an_answer_it_is_not_sent_again(tmp_path: Path) -> None:
     async with acting() as bed:
-        await bed.type("colon", "set migration.max_moves=")
-        assert "'migration.max_moves' has no value" in await bed.bottom()
-        await bed.type("colon", "set migration.max_moves=2")
+        await bed.type("colon", f"set {MOVES}=")
+        assert f"'{MOVES}' has no value" in await bed.bottom()
+        await bed.type("colon", f"set {MOVES}=2")
         assert isinstance(bed.app.screen, ConfirmScreen)
         bed.control.failing = {"set": AnswerLostError("did not answer within 5 s")}
         await bed.press("y")
@@ -127,35 +123,25 @@ async def test_typed_and_without_an_answer_it_is_not_sent_again() -> None:
         assert len(bed.control.calls) == 1
         await bed.type("colon", "tune")
         assert isinstance(bed.app.screen, TuningScreen)
+    async with replaying(tmp_path, 3) as replay:
+        await replay.press("t")
+        assert "a recording has no settings" in await replay.shown()
 
 
-async def test_nothing_is_set_where_nothing_may_be_changed(tmp_path: Path) -> None:
-    async with acting() as bed:
-        await row(bed, MOVES)
-        await bed.press("enter")
-        bed.source.clock_s += 9
-        await value(bed, "5")
-        assert "not now: what the screen shows is 9.0s old" in await drawn(bed.pilot)
-        await bed.press("escape", "enter")
-        assert "no set now: what the screen shows is 9.0s old" in await bed.bottom()
-        await bed.type("colon", "set migration.max_moves=2")
-        assert "no set now" in await bed.bottom()
-        assert bed.control.calls == bed.control.plans == []
-    async with replaying(tmp_path, synthetic.frames(3)) as (app, pilot, _):
-        await pilot.press("t")
-        await settle(app, pilot)
-        assert "a recording has no settings" in await drawn(pilot)
-
-
-def test_what_was_changed_comes_first_if_one_likes() -> None:
-    found = [Setting(key=name, value=n, default=0) for n, name in enumerate("abc")]
-    keys = lambda sort, descending: [  # noqa: E731
-        each.id for each in tuning.ordered(found, sort, descending=descending)
-    ]
-    assert keys("table", False) == ["a", "b", "c"]
-    assert keys("table", True) == ["c", "b", "a"]
-    assert keys("changed", True) == ["b", "c", "a"]
-    assert keys("changed", False) == ["a", "b", "c"]
+@pytest.mark.parametrize(
+    ("sort", "descending", "keys"),
+    [
+        ("table", False, "abc"),
+        ("table", True, "cba"),
+        ("changed", True, "bca"),
+        ("changed", False, "abc"),
+    ],
+)
+def test_settings_are_ordered_by_their_place_or_by_change(
+    sort: str, descending: bool, keys: str
+) -> None:
+    found = [Setting(key=name, value=number, default=0) for number, name in enumerate("abc")]
+    assert "".join(each.id for each in tuning.ordered(found, sort, descending=descending)) == keys
 
 
 def test_the_command_is_what_a_shell_takes() -> None:

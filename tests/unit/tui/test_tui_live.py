@@ -1,0 +1,205 @@
+"""The live source and caller against a real HTTP controller: breaks, restarts, silence, recordings,
+and calls on threads."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from controller.api import client as client_module
+from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError, NotRunningError, UnreachableError
+from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
+from controller.api.wire.status import ClusterStatus
+from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
+from tests.unit.cli_support import TOKEN
+from tests.unit.fake_controller import FakeController, event, until
+from tui import live as live_module
+from tui.live import LiveCaller, LiveSource, Reply
+from tui.state import Arrived, ExplanationArrived, Heard, Lost, RecordingFailed, RequestsArrived
+
+
+class Listener:
+    """Collects what a source hears."""
+
+    def __init__(self, source: LiveSource) -> None:
+        self.source = source
+        self.heard: list[Heard] = []
+
+    def of(self, kind: type) -> list[Heard]:
+        self.heard += self.source.take()
+        return [item for item in self.heard if isinstance(item, kind)]
+
+    def frames(self, kind: type = object) -> list[Frame]:
+        return [item.frame for item in self.of(Arrived) if isinstance(item.frame, kind)]
+
+    def kinds(self) -> list[str]:
+        return [frame.event.kind for frame in self.frames(EventFrame)]
+
+    def reasons(self) -> list[str]:
+        return [item.reason for item in self.of(Lost)]
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "RETRY_S", 0.02)
+
+
+@pytest.fixture
+def controller() -> Iterator[FakeController]:
+    with FakeController(event("admitted")) as fake:
+        yield fake
+
+
+@contextmanager
+def listening(
+    connect: FakeController | Callable[[], ControlClient], token: str = TOKEN, **options: object
+) -> Iterator[Listener]:
+    if isinstance(connect, FakeController):
+        url = connect.url
+        connect = lambda: ControlClient(url, token, 2.0)  # noqa: E731
+    source = LiveSource("default", connect, status_every_s=0.05, **options)
+    source.start()
+    yield Listener(source)
+    source.stop()
+
+
+def test_statuses_and_events_arrive_and_are_recorded(
+    controller: FakeController, tmp_path: Path
+) -> None:
+    controller.events.append(event("evicted"))
+    writer = RecordingWriter(tmp_path / "r", RecordingHeader(cluster="c", time_s=1.0))
+    with listening(controller, recorder=writer) as listener:
+        until(lambda: len(listener.kinds()) == 2 and len(listener.frames()) >= 5)
+        assert listener.kinds() == ["admitted", "evicted"]
+        assert listener.frames(StatusFrame)[0].status == controller.status
+    with RecordingReader(tmp_path / "r") as reader:
+        recorded = list(reader)
+    assert recorded[: len(listener.frames())] == listener.frames()[: len(recorded)]
+    writer.close()
+
+
+def test_after_a_break_it_goes_on_where_it_was_and_a_new_log_is_a_gap(
+    controller: FakeController,
+) -> None:
+    with listening(controller) as listener:
+        until(lambda: listener.kinds() == ["admitted"])
+        controller.stop()
+        until(lambda: bool(listener.reasons()))
+        controller.events.append(event("evicted"))
+        controller.asked.clear()
+        controller.start()
+        until(lambda: len(listener.kinds()) > 1)
+        assert listener.kinds() == ["admitted", "evicted"]
+        assert "after=a-1" in controller.asked[0]
+        assert listener.frames(GapFrame) == []
+        controller.restart(event("controller_started"))
+        until(lambda: listener.kinds()[2:] == ["controller_started"])
+        assert listener.frames(GapFrame)
+
+
+def test_the_latest_only(controller: FakeController) -> None:
+    with listening(controller, after="latest") as listener:
+        until(lambda: bool(listener.frames(PingFrame)))
+        controller.events.append(event("evicted"))
+        until(lambda: bool(listener.kinds()))
+        assert listener.kinds() == ["evicted"], "what was there before is not wanted"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (UnreachableError("cannot be reached", "llumctl up"), "cannot be reached"),
+        (ZeroDivisionError("oops"), "unexpected ZeroDivisionError: oops"),
+    ],
+)
+def test_what_is_lost_says_why_and_it_tries_again(error: Exception, reason: str) -> None:
+    def connect() -> ControlClient:
+        raise error
+
+    with listening(connect) as listener:
+        until(lambda: len(listener.reasons()) >= 3)
+        assert set(listener.reasons()) == {reason}
+        assert listener.source.ask_requests("i-0")
+        until(lambda: bool(listener.of(RequestsArrived)))
+        (answer,) = listener.of(RequestsArrived)
+        assert (answer.found, answer.reason) == (None, reason)
+
+
+def test_a_bad_token_is_told(controller: FakeController) -> None:
+    with listening(controller, "wrong") as listener:
+        until(lambda: bool(listener.reasons()))
+        assert set(listener.reasons()) == {"bad token"}
+        assert listener.frames() == []
+
+
+def test_questions_are_answered_beside_each_other(controller: FakeController) -> None:
+    with listening(controller) as listener:
+        assert listener.source.ask_requests("i-3")
+        assert listener.source.ask_explanation("r/1")
+        until(lambda: bool(listener.of(ExplanationArrived) and listener.of(RequestsArrived)))
+        asked = next(path for path in controller.asked if path.startswith("/v1/requests?"))
+        assert "instance=i-3" in asked
+        assert "state=running" in asked
+        assert "state=finished" not in asked
+        assert "/v1/requests/r%2F1/explain" in controller.asked
+        (answer,) = listener.of(ExplanationArrived)
+        assert (answer.request_id, answer.found) == ("r/1", None)
+        assert "there is no request r/1" in answer.reason
+
+
+def test_a_recording_that_fails_does_not_stop_the_show(controller: FakeController) -> None:
+    class Full:
+        def append(self, _: Frame) -> None:
+            raise LlumctlError("no space left")
+
+    with listening(controller, recorder=Full()) as listener:
+        until(lambda: len(listener.frames()) >= 5)
+        assert [item.reason for item in listener.of(RecordingFailed)] == ["no space left"]
+
+
+def test_what_is_not_taken_in_time_waits(
+    controller: FakeController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_module, "MAX_HEARD", 3)
+    kinds = [f"kind_{place}" for place in range(20)]
+    controller.events = [event(kind) for kind in kinds]
+    with listening(controller) as listener:
+        until(lambda: len(listener.kinds()) == 20)
+        assert listener.kinds() == kinds
+
+
+# Calls on threads: each reply comes once, whatever the work does
+
+
+def replies(caller: LiveCaller, count: int) -> dict[int, Reply]:
+    found: list[Reply] = []
+    until(lambda: found.extend(caller.take()) or len(found) >= count)
+    assert caller.take() == []
+    return {reply.ticket: reply for reply in found}
+
+
+def test_answers_and_errors_come_back_by_their_ticket(controller: FakeController) -> None:
+    caller = LiveCaller(lambda: ControlClient(controller.url, TOKEN, 2.0))
+    woken, release = threading.Event(), threading.Event()
+    caller.wake = woken.set
+    caller.call(1, lambda client: client.status())
+    caller.call(2, lambda _: 1 / 0)
+    caller.call(3, lambda _: release.wait(30))
+    found = replies(caller, 2)
+    assert woken.wait(5)
+    assert isinstance(found[1].answer, ClusterStatus)
+    assert isinstance(found[2].error, ZeroDivisionError)
+    release.set()
+    assert replies(caller, 1)[3].answer is True, "a call that hangs holds up no other"
+
+
+def test_a_cluster_that_does_not_run_is_an_error_too() -> None:
+    def connect() -> ControlClient:
+        raise NotRunningError("stopped")
+
+    caller = LiveCaller(connect)
+    caller.call(1, lambda client: pytest.fail(f"there is no client: {client}"))
+    assert isinstance(replies(caller, 1)[1].error, NotRunningError)
