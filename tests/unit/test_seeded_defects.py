@@ -192,6 +192,9 @@ def test_a_test_that_fails_without_the_defect_finds_nothing(tmp_path: Path) -> N
 def test_the_first_failure_is_named() -> None:
     output = "....F\nFAILED tests/unit/test_a.py::test_b[1] - x\nFAILED tests/unit/test_c.py::d\n"
     assert failed(output) == "tests/unit/test_a.py::test_b[1]"
+    assert failed("FAILED tests/a.py::test_b[with words] - assert 1 == 2\n") == (
+        "tests/a.py::test_b[with words]"
+    )
     assert failed("interrupted") == ""
 
 
