@@ -21,7 +21,7 @@ from controller.api.wire.status import InstanceState, InstanceStatus
 from llumctl import output
 from llumctl.app import run
 from llumctl.commands import instances
-from tests.unit.cli_process import LIMIT_S, interrupted, llumctl
+from tests.unit.cli_process import LIMIT_S
 from tests.unit.cli_support import cluster
 from tests.unit.fake_controller import Answer, FakeController, meanwhile
 from tools.pty_process import terminal
@@ -51,8 +51,9 @@ def report(state: str = "draining", instance_id: str = "i-1", **fields: Any) -> 
     return DrainReport(instance_id=instance_id, state=state, **(known | fields))
 
 
-def leaving(state: str = "draining", **fields: Any) -> DrainReport:
-    return report(state, removes_instance=True, evacuates_instance=True, **fields)
+def leaving(**fields: Any) -> DrainReport:
+    known = {"removes_instance": True, "evacuates_instance": True, "num_requests_left": 1}
+    return report(**(known | fields))
 
 
 def restarting(state: str = "draining", **fields: Any) -> DrainReport:
@@ -141,74 +142,63 @@ def process(state: InstanceState = ACTIVE, **what: int) -> InstanceStatus:
     return instance("i-1", state, **what)
 
 
+EMPTYING = "i-1: 1 left, 0 moving, 0 moved"
+
+
 @pytest.mark.parametrize(
     ("command", "reports", "after", "said"),
     [
-        pytest.param(
+        (
             DRAIN,
             (
                 report(num_moving=1, silent=("f-1",)),
-                report(num_requests_left=1, num_moved=1, estimate_s=14.2),
+                report(num_requests_left=1, cannot_move=(STUCK,), estimate_s=14.2),
                 report("drained", num_moved=2),
             ),
             process(),
             (
                 "i-1: 2 left, 1 moving, 0 moved, no answer from f-1",
-                "i-1: 1 left, 0 moving, 1 moved, ~14s",
+                f"{EMPTYING}, ~14s; 1 request cannot move ({NO_ROOM})",
                 "i-1: safe to delete (2 moved)",
             ),
-            id="a drain, until it is safe to delete",
         ),
-        pytest.param(
-            DRAIN,
-            (report(cannot_move=(STUCK,)), report("drained")),
-            process(),
-            (
-                f"i-1: 2 left, 0 moving, 0 moved; 1 request cannot move ({NO_ROOM})",
-                "i-1: safe to delete (0 moved)",
-            ),
-            id="a drain with a request that cannot move",
-        ),
-        pytest.param(
-            REMOVE,
-            (leaving(num_moving=1, **LATE), None),
-            None,
-            ("i-1: 2 left, 1 moving, 0 moved", "i-1: removed"),
-            id="a removal, which ends at its deadline as it was ordered",
-        ),
-        pytest.param(
+        (REMOVE, (leaving(**LATE), None), None, (EMPTYING, "i-1: removed")),
+        (
             RESTART,
             (restarting(), restarting("restarting", num_moved=1), None),
             process(incarnation=2, pid=71),
-            ("i-1: 1 left, 0 moving, 0 moved", "i-1: restarting", "i-1: restarted (1 moved)"),
-            id="a restart, until the next process serves",
+            (EMPTYING, "i-1: restarting", "i-1: restarted (1 moved)"),
         ),
-        pytest.param(
+        (
             RESTART,
             (restarting(), None),
             process(incarnation=1, pid=71),
-            ("i-1: 1 left, 0 moving, 0 moved", "i-1: restarted (0 moved)"),
-            id="a restart, though a new controller counts incarnations anew",
+            (EMPTYING, "i-1: restarted (0 moved)"),
         ),
-        pytest.param(
+        (
             RESTART,
             (restarting("restarting", deadline_s=-60.0, on_deadline="abort"),) * 2 + (None,),
             process(incarnation=2, pid=71),
             ("i-1: restarting", "i-1: restarted (0 moved)"),
-            id="a restart, whose deadline was about emptying it",
         ),
+    ],
+    ids=[
+        "until it is safe to delete",
+        "until it is removed at its deadline",
+        "until the next process serves",
+        "though a new controller counts incarnations anew",
+        "after a deadline, which was about emptying it",
     ],
 )
 def test_it_is_followed_to_its_end(
     bed: Bed,
     capsys: Captured,
     command: tuple[str, ...],
-    reports: tuple[DrainReport | None, ...],
+    reports: tuple[DrainReport, ...],
     after: InstanceStatus | None,
     said: tuple[str, ...],
 ) -> None:
     bed.fake.status = cluster(instance("i-0"), *filter(None, (after,)))
-    assert reports[0] is not None
     bed.begun = reports[0]
     assert bed.follows(command, *reports[1:]) == 0
     captured = capsys.readouterr()
@@ -219,26 +209,28 @@ def test_it_is_followed_to_its_end(
 
 
 @pytest.mark.parametrize(
-    ("command", "body"),
+    ("command", "options", "body"),
     [
-        (DRAIN, {"deadline_s": None, "on_deadline": "keep", "with_ids": []}),
+        (DRAIN, "", {"deadline_s": None, "on_deadline": "keep", "with_ids": []}),
         (
-            (*DRAIN, "--deadline", "30", "--on-deadline", "abort", "--force"),
+            DRAIN,
+            "--deadline 30 --on-deadline abort --force",
             {"deadline_s": 30.0, "on_deadline": "abort", "with_ids": [], "force": True},
         ),
-        (REMOVE, {"within_s": 30.0}),
-        ((*REMOVE, "--within", "2m", "--force"), {"within_s": 120.0, "force": True}),
+        (REMOVE, "", {"within_s": 30.0}),
+        (REMOVE, "--within 2m --force", {"within_s": 120.0, "force": True}),
+        (RESTART, "--deadline 30", {"deadline_s": 30.0, "now": False}),
         (
-            (*RESTART, "--now", "-m", "a leak", "--if-revision", "3"),
-            {"deadline_s": None, "now": True, "reason": "a leak", "if_revision": 3},
+            RESTART,
+            "--now -m leak --if-revision 3",
+            {"deadline_s": None, "now": True, "reason": "leak", "if_revision": 3},
         ),
-        ((*RESTART, "--deadline", "30"), {"deadline_s": 30.0, "now": False}),
     ],
 )
 def test_what_is_ordered_and_detached_is_not_followed(
-    bed: Bed, capsys: Captured, command: tuple[str, ...], body: dict[str, Any]
+    bed: Bed, capsys: Captured, command: tuple[str, ...], options: str, body: dict[str, Any]
 ) -> None:
-    assert run([*command, "-y", "--detach"]) == 0
+    assert run([*command, *options.split(), "-y", "--detach"]) == 0
     assert bed.fake.bodies() == [COMMON | body]
     assert bed.fake.asked == []
     header, row = capsys.readouterr().out.splitlines()
@@ -246,72 +238,50 @@ def test_what_is_ordered_and_detached_is_not_followed(
     assert row.split()[:5] == ["i-1", "draining", "2", "1", "0"]
 
 
-TIMED_OUT = f"drain i-1 timed out after 30s: 1 request cannot move ({NO_ROOM})"
+TIMED_OUT = "i-1 timed out after 30s: 1 request"
+STAYS = f"{TIMED_OUT} cannot move ({NO_ROOM})"
+TAKEN_BACK = "was taken back before it was over"
+SAME, NEW = {"incarnation": 1, "pid": 70}, {"incarnation": 1, "pid": 71}
 
 
 @pytest.mark.parametrize(
-    ("command", "begun", "later", "after", "code", "error", "hint"),
+    ("command", "begun", "after", "code", "error", "hint"),
     [
-        pytest.param(
-            (*DRAIN, "--deadline", "30"),
-            report(cannot_move=(STUCK,), **LATE),
-            (),
-            process(),
-            124,
-            f"{TIMED_OUT}; it goes on",
-            "llumctl scale +1      or      llumctl drain i-1 --deadline 60",
-            id="past its deadline",
-        ),
-        pytest.param(
-            (*DRAIN, "--deadline", "30", "--on-deadline", "abort"),
-            report(cannot_move=(STUCK,), **GIVEN_UP),
-            (None,),
-            process(),
-            124,
-            f"{TIMED_OUT}; it was given up",
-            "llumctl scale +1      or      llumctl drain i-1 --deadline 60",
-            id="given up by the controller soon after its deadline",
-        ),
-        pytest.param(
-            (*RESTART, "--deadline", "30"),
-            restarting(**GIVEN_UP),
-            (None,),
-            process(incarnation=1, pid=70),
-            124,
-            "restart i-1 timed out after 30s: 1 request left; it was given up",
-            "llumctl scale +1      or      llumctl restart i-1 --deadline 60",
-            id="a restart that was given up",
-        ),
-        pytest.param(
+        (DRAIN, report(cannot_move=(STUCK,), **LATE), None, 124, f"drain {STAYS}; it goes on", ""),
+        (
             DRAIN,
-            report(),
-            (None,),
+            report(cannot_move=(STUCK,), **GIVEN_UP),
             process(),
-            1,
-            "the drain of i-1 was taken back before it was over",
-            "llumctl events --kind operator      llumctl status",
-            id="taken back",
+            124,
+            f"drain {STAYS}; it was given up",
+            "llumctl scale +1      or      llumctl drain i-1 --deadline 60",
         ),
-        pytest.param(
+        (
+            RESTART,
+            restarting(**GIVEN_UP),
+            process(**SAME),
+            124,
+            f"restart {TIMED_OUT} left; it was given up",
+            "llumctl scale +1      or      llumctl restart i-1 --deadline 60",
+        ),
+        (DRAIN, report(), process(), 1, f"the drain of i-1 {TAKEN_BACK}", "--kind operator"),
+        (RESTART, restarting(), process(**SAME), 1, f"the restart of i-1 {TAKEN_BACK}", "status"),
+        (
             RESTART,
             restarting(),
-            (None,),
-            process(incarnation=1, pid=70),
-            1,
-            "the restart of i-1 was taken back before it was over",
-            "llumctl events --kind operator      llumctl status",
-            id="a restart that was taken back: the process is the same",
-        ),
-        pytest.param(
-            RESTART,
-            restarting(),
-            (None,),
-            process(FAILED, incarnation=1, pid=71),
+            process(FAILED, **NEW),
             1,
             "i-1 was restarted, and its new process could not start",
             "llumctl logs i-1      llumctl status -o wide",
-            id="a restart whose new process failed",
         ),
+    ],
+    ids=[
+        "past its deadline, and it goes on",
+        "given up by the controller soon after its deadline",
+        "a restart that was given up",
+        "taken back",
+        "a restart that was taken back: the process is the same",
+        "a restart whose new process failed",
     ],
 )
 def test_how_else_it_ends(
@@ -319,17 +289,21 @@ def test_how_else_it_ends(
     capsys: Captured,
     command: tuple[str, ...],
     begun: DrainReport,
-    later: tuple[None, ...],
-    after: InstanceStatus,
+    after: InstanceStatus | None,
     code: int,
     error: str,
     hint: str,
 ) -> None:
+    """`after`: the instance, when its drain is no more."""
     bed.begun = begun
-    bed.fake.status = cluster(instance("i-0"), after)
-    assert bed.follows(command, *later) == code
+    bed.fake.status = cluster(instance("i-0"), *filter(None, (after,)))
+    later = () if after is None else (None,)
+    deadline = () if begun.deadline_s is None else ("--deadline", "30")
+    assert bed.follows((*command, *deadline), *later) == code
     captured = capsys.readouterr()
-    assert captured.err.splitlines()[-2:] == [f"error: {error}", f"try:   {hint}"]
+    told, tried = captured.err.splitlines()[-2:]
+    assert told == f"error: {error}"
+    assert hint in tried
     if begun.deadline_s is not None:
         assert captured.out.splitlines()[1].split()[-2:] == ["passed", "no"]
     if begun.cannot_move:
@@ -364,39 +338,29 @@ def test_a_controller_that_is_away_is_waited_for_and_a_cluster_that_is_stopped_i
     assert "cluster default is not running" in capsys.readouterr().err
 
 
-@pytest.mark.process
-def test_ctrl_c_leaves_it_going(bed: Bed) -> None:
-    with llumctl(*DRAIN, "-y") as process:
-        bed.fake.until_asked("/v1/drains", 2)
-        assert interrupted(process) == (
-            130,
-            "i-1: 2 left, 1 moving, 0 moved\n"
-            "no longer watching: the drain goes on (i-1)\n"
-            "try:   llumctl status --wait=drained=i-1      or      llumctl uncordon i-1\n",
-        )
-    assert bed.fake.bodies("undrain") == []
-
-
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "what", "tried"),
     [
-        (REMOVE, "the drain goes on (i-1)\ntry:   llumctl uncordon i-1\n"),
-        (RESTART, "the restart goes on (i-1)\ntry:   llumctl status --wait=instance/i-1=active\n"),
+        (DRAIN, "drain", "status --wait=drained=i-1      or      llumctl uncordon i-1"),
+        (REMOVE, "drain", "uncordon i-1"),
+        (RESTART, "restart", "status --wait=instance/i-1=active"),
     ],
 )
-def test_an_interrupted_removal_or_restart_says_that_it_goes_on(
+def test_ctrl_c_leaves_it_going(
     bed: Bed,
     capsys: Captured,
     monkeypatch: pytest.MonkeyPatch,
     command: tuple[str, ...],
-    told: str,
+    what: str,
+    tried: str,
 ) -> None:
     def interrupt(_self: instances.DrainWatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(instances.DrainWatch, "until_over", interrupt)
     assert run([*command, "-y"]) == 130
-    assert capsys.readouterr().err.endswith(f"no longer watching: {told}")
+    told = f"no longer watching: the {what} goes on (i-1)\ntry:   llumctl {tried}\n"
+    assert capsys.readouterr().err == told
     assert len(bed.fake.ordered) == 1
 
 
@@ -406,21 +370,19 @@ def test_an_interrupted_removal_or_restart_says_that_it_goes_on(
 @pytest.mark.parametrize("command", [DRAIN, REMOVE, RESTART])
 def test_a_dry_run_shows_the_plan(bed: Bed, capsys: Captured, command: tuple[str, ...]) -> None:
     assert run([*command, "--dry-run"]) == 10
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    title, *table = captured.out.split("\n\n")[1].splitlines()
+    title, *table = capsys.readouterr().out.split("\n\n")[1].splitlines()
     assert title == "i-1:"
     assert [line.split(maxsplit=5) for line in table] == [
         ["REQUEST", "CLIENT-ID", "TOKENS", "BLOCKS", "TO", "WHY-NOT"],
         ["r-1", "cmpl-1", "70", "5", "i-0", "-"],
         ["r-3", "cmpl-3", "70", "5", "-", NO_ROOM],
     ]
-    assert [body["dry_run"] for body in bed.fake.bodies()] == [True]
     bed.plan = report(dry_run=True)
     assert run([*command, "--dry-run"]) == 0, "it is draining already"
+    assert [body["dry_run"] for body in bed.fake.bodies()] == [True, True]
 
 
-def test_the_machine_formats(bed: Bed, capsys: Captured) -> None:
+def test_the_formats(bed: Bed, capsys: Captured) -> None:
     def told(format_: str) -> str:
         assert run([*DRAIN, "--dry-run", "-o", format_]) == 10
         return capsys.readouterr().out
@@ -471,19 +433,19 @@ def test_several_one_after_the_other(bed: Bed, capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "what", "typed"),
+    ("command", "typed"),
     [
-        (DRAIN, "drain", "llumctl drain i-1"),
-        (REMOVE, "evacuate", "llumctl drain i-1 --remove --within 30s"),
-        ((*RESTART, "--now"), "restart", "llumctl restart i-1 --now"),
+        (DRAIN, "llumctl drain i-1"),
+        (REMOVE, "llumctl drain i-1 --remove --within 30s"),
+        ((*RESTART, "--now"), "llumctl restart i-1 --now"),
     ],
 )
 def test_without_a_terminal_it_does_not_act(
-    bed: Bed, capsys: Captured, command: tuple[str, ...], what: str, typed: str
+    bed: Bed, capsys: Captured, command: tuple[str, ...], typed: str
 ) -> None:
     assert run(list(command)) == 5
     error, hint = capsys.readouterr().err.splitlines()
-    assert error == f"error: {what} asks before it acts, and there is no terminal to ask on"
+    assert error.endswith(" asks before it acts, and there is no terminal to ask on")
     assert hint == f"try:   {typed} --dry-run      then      {typed} -y"
     assert bed.fake.ordered == []
 

@@ -1,5 +1,6 @@
 """What reaches the terminal: tables, colours, closed pipes, errors, and the log of our own."""
 
+import contextlib
 import io
 import json
 import os
@@ -11,10 +12,11 @@ from typing import IO
 
 import pytest
 
-from controller.api.errors import LlumctlError
+from controller.api.errors import LlumctlError, RefusedError
 from llumctl import app, output
 from llumctl.output import Format
-from tests.unit.cli_support import cluster, instance
+from tests.unit.cli_support import cluster
+from tools.synthetic_cluster import instance
 
 Captured = pytest.CaptureFixture[str]
 
@@ -32,20 +34,16 @@ class Terminal(io.StringIO):
 
 
 def test_columns_line_up_and_are_not_cut() -> None:
+    """Wide characters take two columns; what comes from afar cannot drive the terminal."""
     long = "x" * 200
-    text = output.table(["ID", "N", "WHAT"], [["a", "7", long], ["bcd", "1234", ""]], colours=False)
-    assert text.splitlines() == ["ID      N  WHAT", f"a       7  {long}", "bcd  1234  -"]
+    rows = [["a", "7", long], ["bcd", "1234", ""], ["模型", "-", "a\x1b[2Jb\nc"]]
+    assert output.table(["ID", "N", "WHAT"], rows, colours=False).splitlines() == [
+        "ID       N  WHAT",
+        f"a        7  {long}",
+        "bcd   1234  -",
+        "模型     -  a\\x1b[2Jb c",
+    ]
     assert output.table(["ID", "N"], [], colours=False) == "ID  N"
-
-
-def test_wide_characters_take_two_columns() -> None:
-    text = output.table(["A", "B"], [["模型", "x"], ["ab", "y"]], colours=False)
-    assert text.splitlines()[1:] == ["模型  x", "ab    y"]
-
-
-def test_what_comes_from_afar_cannot_drive_the_terminal() -> None:
-    text = output.table(["A"], [["a\x1b[2Jb\nc"]], colours=False)
-    assert text == "A\na\\x1b[2Jb c"
 
 
 def test_colours_only_on_a_terminal_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +86,27 @@ def test_json_is_ascii() -> None:
     assert json.loads(text)["instances"][0]["detail"] == "模型"
 
 
+@pytest.mark.parametrize(
+    ("answer", "is_yes"),
+    [
+        ("y\n", True),
+        (" YES \n", True),
+        ("n\n", False),
+        ("yep\n", False),
+        ("\n", False),
+        ("", False),
+    ],
+)
+def test_only_yes_is_yes(
+    answer: str, is_yes: bool, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of input is a no."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    with contextlib.nullcontext() if is_yes else pytest.raises(RefusedError, match="was not yes"):
+        output.ask("Drain i-1?")
+    assert capsys.readouterr().err == "Drain i-1? [y/N] " + ("" if answer else "\n")
+
+
 def run_python(script: str, stdout: int | IO[str] | None = None) -> tuple[int, str]:
     """The exit code and what was on stderr."""
     command = [sys.executable, "-c", script]
@@ -122,31 +141,21 @@ def test_help_into_a_closed_pipe_is_quiet() -> None:
 
 
 @pytest.mark.process
-def test_a_full_disk_is_an_error() -> None:
-    script = (
-        "import sys; from llumctl import app, output\n"
-        "sys.exit(app.guarded(lambda: output.emit('x') or 0))"
-    )
+@pytest.mark.parametrize(
+    "call",
+    ["app.guarded(lambda: output.emit('x') or 0)", "app.run(['drain', '--help'])"],
+)
+def test_a_full_disk_is_an_error_and_no_traceback(call: str) -> None:
+    """The parser writes the help, past what writes all else."""
     with Path("/dev/full").open("w") as full:
-        code, stderr = run_python(script, full)
-    assert code == 1
-    assert stderr == "error: cannot write the output: No space left on device\n"
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("argument", [["--help"], ["drain", "--help"]])
-def test_help_for_a_full_disk_is_an_error_and_no_traceback(argument: list[str]) -> None:
-    """The parser writes it, past what writes all else."""
-    script = f"import sys; from llumctl.app import run; sys.exit(run({argument}))"
-    with Path("/dev/full").open("w") as full:
-        code, stderr = run_python(script, full)
-    assert (code, stderr) == (1, "error: cannot write the output: No space left on device\n")
+        found = run_python(f"import sys; from llumctl import app, output; sys.exit({call})", full)
+    assert found == (1, "error: cannot write the output: No space left on device\n")
 
 
 @pytest.mark.process
 def test_no_stdout_at_all() -> None:
     script = (
-        "import os, sys; sys.stdout = None\n"
+        "import sys; sys.stdout = None\n"
         "from llumctl import app, output\n"
         "sys.exit(app.guarded(lambda: output.emit('x') or 0))"
     )
@@ -170,17 +179,14 @@ def raising(error: BaseException) -> int:
 def test_an_error_says_what_and_last_what_to_try(capsys: Captured) -> None:
     assert raising(LlumctlError("what: why", "llumctl x", 6)) == 6
     assert raising(LlumctlError("alone")) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "error: what: why\ntry:   llumctl x\nerror: alone\n"
-
-
-def test_interrupted(capsys: Captured) -> None:
     assert raising(KeyboardInterrupt()) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    told = "error: what: why\ntry:   llumctl x\nerror: alone\ninterrupted\n"
+    assert capsys.readouterr() == ("", told)
 
 
-def test_the_unforeseen_goes_to_a_private_log(capsys: Captured, tmp_path: Path) -> None:
+def test_the_unforeseen_goes_to_a_private_log_that_starts_anew_when_large(
+    capsys: Captured, tmp_path: Path
+) -> None:
     assert raising(ZeroDivisionError("odd")) == 1
     log = tmp_path / "llumctl" / "errors.log"
     assert capsys.readouterr().err == (
@@ -189,15 +195,9 @@ def test_the_unforeseen_goes_to_a_private_log(capsys: Captured, tmp_path: Path) 
     assert "Traceback" in log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
-
-
-def test_the_log_starts_anew_when_large(tmp_path: Path, capsys: Captured) -> None:
-    log = tmp_path / "llumctl" / "errors.log"
-    log.parent.mkdir()
     log.write_text("x" * (app.MAX_LOG_BYTES + 1))
     assert raising(ZeroDivisionError()) == 1
     assert log.stat().st_size < 10_000
-    capsys.readouterr()
 
 
 def test_without_a_place_for_the_log_the_traceback_is_shown(

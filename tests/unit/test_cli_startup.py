@@ -6,81 +6,69 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from controller.api.wire.requests import RequestList
+from controller.api.wire.requests import RequestList, RequestStatus
 from llumctl import app
-from tests.unit.cli_support import cluster, instance, remember
-from tests.unit.fake_controller import FakeController
-from tests.unit.test_recorded_requests import request
+from tests.unit.cli_support import cluster, remember
+from tests.unit.fake_controller import FakeController, request_fields
+from tools.synthetic_cluster import instance
 
 pytestmark = pytest.mark.process
 
 HEAVY = ("ray", "torch", "vllm", "textual", "numpy", "transformers")
+QUICK = ("httpx", "rich", "yaml", "psutil")
 SCRIPT = """
 import json, sys
 from llumctl.app import run
 code = run(sys.argv[1:])
 print("\\n" + json.dumps([code, sorted(sys.modules)]))
 """
+PYTHON = (sys.executable, "-W", "error")
+LLUMCTL = (*PYTHON, "-m", "llumctl")
 
 
-def modules(tmp_path: Path, *arguments: str) -> tuple[int, list[str], str]:
-    environ = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("LLUMCTL_")},
-        "XDG_STATE_HOME": str(tmp_path),
-        "XDG_CONFIG_HOME": str(tmp_path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT, *arguments],
-        capture_output=True,
-        text=True,
-        env=environ,
-        check=True,
-    )
-    code, names = json.loads(done.stdout.splitlines()[-1])
-    return code, names, done.stdout
+def ran(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, env={**os.environ, **environ}, **options)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "absent"),
+    ("line", "code", "absent"),
     [
-        (("--help",), 0, ("pydantic", "httpx", "rich", "yaml", "psutil")),
-        (("up", "-h"), 0, ("httpx", "rich", "yaml", "psutil")),
-        (("--version",), 0, ("pydantic", "httpx", "rich")),
-        (("status",), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("status", "--watch"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("requests",), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("migrate", "r-1"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("drain", "i-1"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("uncordon", "i-1"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("scale", "-1"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("priority", "r-1", "high"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("restart", "i-1", "-y"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("drain", "--remove", "i-1", "-y"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("restart", "--rolling", "-y"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("undo",), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("abort", "r-1"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("set",), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("set", "migration.max_moves=2"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("events", "--kind", "evicted"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("status", "--wait", "idle"), 3, ("httpx", "rich", "yaml", "psutil")),
-        (("logs",), 4, ("httpx", "rich", "yaml", "psutil")),
-        (("config", "path"), 0, ("httpx", "rich", "yaml", "psutil")),
-        (("config", "show"), 0, ("httpx", "rich", "yaml", "psutil")),
-        (("simulate",), 2, ("httpx", "rich", "yaml", "psutil")),
-        (("simulate", "-h"), 0, ("httpx", "rich", "yaml", "psutil")),
-        (("doctor",), None, ("rich", "yaml")),
-        (("profile", "--rounds", "0"), 2, ("httpx", "rich", "yaml", "psutil")),
-        (("up", "-n", "0"), 2, ("httpx", "rich", "yaml", "psutil")),
-        (("down", "--confirm", "other"), 5, ("httpx", "rich")),
+        ("--help", 0, ("pydantic", *QUICK)),
+        ("--version", 0, ("pydantic", *QUICK)),
+        ("up -h", 0, QUICK),
+        ("up -n 0", 2, QUICK),
+        ("down --confirm other", 5, ("httpx", "rich")),
+        ("status", 3, QUICK),
+        ("status --wait idle", 3, QUICK),
+        ("requests", 3, QUICK),
+        ("migrate r-1", 3, QUICK),
+        ("priority r-1 high", 3, QUICK),
+        ("drain i-1", 3, QUICK),
+        ("uncordon i-1", 3, QUICK),
+        ("scale -1", 3, QUICK),
+        ("restart i-1 -y", 3, QUICK),
+        ("restart --rolling -y", 3, QUICK),
+        ("undo", 3, QUICK),
+        ("set", 3, QUICK),
+        ("set migration.max_moves=2", 3, QUICK),
+        ("events --kind evicted", 3, QUICK),
+        ("logs", 4, QUICK),
+        ("config show", 0, QUICK),
+        ("simulate", 2, QUICK),
+        ("doctor", None, ("rich", "yaml")),
+        ("profile --rounds 0", 2, QUICK),
     ],
 )
 def test_quick_commands_import_nothing_heavy(
-    tmp_path: Path, arguments: tuple[str, ...], code: int | None, absent: tuple[str, ...]
+    line: str, code: int | None, absent: tuple[str, ...]
 ) -> None:
-    found, names, _ = modules(tmp_path, *arguments)
+    done = ran(*PYTHON, "-c", SCRIPT, *line.split())
+    found, names = json.loads(done.stdout.splitlines()[-1])
     assert code in (None, found)
     assert sorted({*HEAVY, *absent} & set(names)) == []
 
@@ -93,21 +81,19 @@ def test_what_talks_to_a_controller_imports_nothing_heavy() -> None:
         "controller.api.client",
         "controller.api.recording",
     )
-    script = f"import sys, {', '.join(names)}; print(sorted(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = ran(*PYTHON, "-c", f"import sys, {', '.join(names)}; print(sorted(sys.modules))")
     assert not [name for name in (*HEAVY, "tui") if f"'{name}'" in done.stdout]
+    assert done.returncode == 0
 
 
-def test_no_arguments_show_help(tmp_path: Path) -> None:
-    code, _, out = modules(tmp_path)
-    assert code == 0
-    known = ("up", "down", "status", "requests", "events", "logs", "drain", "doctor", "config")
-    for command in known:
-        assert f"\n  {command} " in out
-    panels = re.findall(r"^(\w+):$", out, re.MULTILINE)
+def test_no_arguments_show_help() -> None:
+    done = ran(*LLUMCTL)
+    assert done.returncode == 0
+    for command in ("up", "down", "status", "requests", "events", "drain", "doctor", "config"):
+        assert f"\n  {command} " in done.stdout
+    panels = re.findall(r"^(\w+):$", done.stdout, re.MULTILINE)
     assert panels == ["Options", "Serve", "Look", "Steer", "Plan", "Help"]
+    assert ran(*LLUMCTL, "--version").stdout.startswith("llumctl ")
 
 
 @pytest.mark.parametrize(
@@ -137,60 +123,20 @@ def test_a_former_name_runs_what_it_has_become(
 
 def test_each_former_name_is_one_no_more() -> None:
     commands = {each.name for each in app.app.registered_commands}
-    for name, (present, _) in app.FORMER.items():
-        assert name not in commands
-        assert present.split()[0] in commands
-
-
-def test_module_runs(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "llumctl", "--version"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
-    )
-    assert done.returncode == 0
-    assert done.stdout.startswith("llumctl ")
-
-
-def test_shell_completion(tmp_path: Path) -> None:
-    """Completes commands and options, in words that the shell splits."""
-    for words, expected in (("llumctl eve", "events"), ("llumctl status --wai", "--wait")):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "llumctl"],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={
-                **os.environ,
-                "XDG_STATE_HOME": str(tmp_path),
-                "_LLUMCTL_COMPLETE": "complete_bash",
-                "COMP_WORDS": words,
-                "COMP_CWORD": str(len(words.split()) - 1),
-            },
-        )
-        assert done.stdout.split() == [expected]
-        assert done.stderr == ""
+    assert not commands & set(app.FORMER)
+    assert {present.split()[0] for present, _ in app.FORMER.values()} <= commands
 
 
 def test_a_stranger_named_like_a_package_of_ours_is_not_imported(tmp_path: Path) -> None:
     for name in ("controller", "tui"):
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('the other {name}')\n")
-    done = subprocess.run(
-        [Path(sys.executable).with_name("llumctl"), "status", "--cluster", "none"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)},
-    )
-    assert (done.returncode, done.stderr.splitlines()[0]) == (
-        3,
-        "error: cluster none is not running",
-    )
+    program = str(Path(sys.executable).with_name("llumctl"))
+    done = ran(program, "status", "--cluster", "none", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: cluster none is not running\n")
 
 
-def test_a_user_without_a_home_is_told_so() -> None:
+def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "import os, pwd, sys\n"
         "def nobody(uid): raise KeyError(uid)\n"
@@ -198,15 +144,10 @@ def test_a_user_without_a_home_is_told_so() -> None:
         "from llumctl.app import run\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )
-    names = ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "LLUMCTL_CONFIG")
-    for words in (["status"], ["doctor"], ["--install-completion", "bash"]):
-        done = subprocess.run(
-            [sys.executable, "-c", script, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={k: v for k, v in os.environ.items() if k not in names},
-        )
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for words in (["status"], ["--install-completion", "bash"]):
+        done = ran(sys.executable, "-c", script, *words)
         assert done.returncode == 1
         assert done.stderr.splitlines() == [
             f"error: there is no home folder: HOME is not set, and uid {os.getuid()} has no entry"
@@ -215,56 +156,54 @@ def test_a_user_without_a_home_is_told_so() -> None:
         ]
 
 
+CLOSED = """
+import os, sys
+from llumctl import __main__, app
+
+def run(_):
+    file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+    found = [file, *(os.readlink(f"/proc/self/fd/{number}") for number in range(3))]
+    os.write(file, str(found).encode())
+    return 0
+
+app.run = run
+for number in range(3):
+    os.close(number)
+__main__.main()
+"""
+
+
 def test_closed_standard_streams_get_their_numbers_back(tmp_path: Path) -> None:
     """A socket of ours with one of these numbers was overwritten where a process was started."""
-    script = (
-        "import os, runpy, sys\n"
-        "from llumctl import __main__\n"
-        "for number in range(3): os.close(number)\n"
-        "__main__._open_standard_streams()\n"
-        f"file = os.open({str(tmp_path / 'out')!r}, os.O_CREAT | os.O_WRONLY)\n"
-        "os.write(file, str([file, *map(os.readlink, map('/proc/self/fd/{}'.format, range(3)))])"
-        ".encode())\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
-    assert (tmp_path / "out").read_text() == "[3, '/dev/null', '/dev/null', '/dev/null']"
+    out = tmp_path / "out"
+    subprocess.run([sys.executable, "-c", CLOSED, str(out)], check=True)
+    assert out.read_text() == "[3, '/dev/null', '/dev/null', '/dev/null']"
 
 
-def completed(words: str) -> tuple[list[str], str]:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "llumctl"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={
-            **os.environ,
-            "_LLUMCTL_COMPLETE": "complete_bash",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(len(words.split(" ")) - 1),
-        },
-    )
-    return done.stdout.split(), done.stderr
+def completed(words: str) -> list[str]:
+    """The completions of a line, in words that the shell splits."""
+    place = str(len(words.split(" ")) - 1)
+    done = ran(*LLUMCTL, _LLUMCTL_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=place)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
 
 
-def test_ids_are_completed_and_silence_is_kept_without_a_controller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv("LLUMCTL_CLUSTER_NAME", raising=False)
-    assert completed("llumctl drain ") == ([], "")
+def test_commands_options_and_ids_are_completed() -> None:
+    """Without a controller, in silence."""
+    assert completed("llumctl eve") == ["events"]
+    assert completed("llumctl status --wai") == ["--wait"]
+    assert completed("llumctl drain ") == []
     there = cluster(instance("i-0"), instance("i-1"), instance("i-10"))
-    live = tuple(request(name, "i-0") for name in ("a-1", "b-2"))
+    live = tuple(RequestStatus(**request_fields(name)) for name in ("a-1", "b-2"))
     with FakeController(status=there) as fake:
         fake.requests = RequestList(requests=live, num_matching=len(live))
         remember(fake.url)
         for words, ids in (
-            ("llumctl drain ", ["i-0", "i-1", "i-10"]),
-            ("llumctl drain i-0 i-1", ["i-1", "i-10"]),
-            ("llumctl migrate a-1 --to i-1", ["i-1", "i-10"]),
-            ("llumctl logs hea", ["head"]),
-            ("llumctl priority ", ["a-1", "b-2"]),
-            ("llumctl requests b", ["b-2"]),
+            ("drain ", ["i-0", "i-1", "i-10"]),
+            ("drain i-0 i-1", ["i-1", "i-10"]),
+            ("migrate a-1 --to i-1", ["i-1", "i-10"]),
+            ("logs hea", ["head"]),
+            ("requests b", ["b-2"]),
         ):
-            assert completed(words) == (ids, "")
-    assert completed("llumctl drain ") == ([], ""), "it is gone"
+            assert completed(f"llumctl {words}") == ids
+    assert completed("llumctl drain ") == [], "it is gone"

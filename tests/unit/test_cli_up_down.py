@@ -14,7 +14,8 @@ from controller.api.settings.settings import EndpointTable, Settings
 from controller.api.wire.status import ClusterState, InstanceState
 from llumctl.app import run
 from llumctl.commands import up
-from tests.unit.cli_support import cluster, instance
+from tests.unit.cli_support import cluster
+from tools.synthetic_cluster import instance
 
 Captured = pytest.CaptureFixture[str]
 
@@ -46,12 +47,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
-def test_up_passes_settings_and_options(calls: dict[str, Any], capsys: Captured) -> None:
-    line = "up Qwen/Q -n 3 --frontends 2 --cluster c --port 9000 --control-port 9001"
-    more = "--host localhost --ray-address h:1 --engine-arg max-model-len=64 -d --wait --timeout 5"
-    assert run([*line.split(), *more.split()]) == 0
+def test_up_passes_settings_and_options(
+    calls: dict[str, Any], capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file's name in full, as other commands run elsewhere."""
+    file = tmp_path / "c.toml"
+    file.write_text("[cluster]\ninstances = 2\n")
+    monkeypatch.chdir(tmp_path)
+    line = "up Qwen/Q -n 3 --frontends 2 --cluster c --port 9000 --control-port 9001 --host ::1"
+    more = "--ray-address h:1 --engine-arg max-model-len=64 -d --wait --timeout 5 --config c.toml"
+    sets = "--set holding.making_room=off --set migration.max_moves=2"
+    assert run([*line.split(), *more.split(), *sets.split()]) == 0
     settings, options = calls["up"]
-    assert options == {"detach": True, "wait": True, "timeout_s": 5.0, "config_file": ""}
+    assert options == {"detach": True, "wait": True, "timeout_s": 5.0, "config_file": str(file)}
     assert settings.cluster.model_dump(exclude={"host", "start_timeout_s"}) == {
         "name": "c",
         "model": "Qwen/Q",
@@ -60,34 +68,15 @@ def test_up_passes_settings_and_options(calls: dict[str, Any], capsys: Captured)
         "frontends": 2,
         "ray_address": "h:1",
     }
-    assert (settings.endpoint.host, settings.endpoint.port) == ("localhost", 9000)
+    assert (settings.endpoint.host, settings.endpoint.port) == ("::1", 9000)
     assert settings.control.port == 9001
     assert settings.engine == {"max_model_len": 64}
-    assert capsys.readouterr().out == ""
-
-
-def test_up_passes_assigned_settings_on(calls: dict[str, Any]) -> None:
-    assert run(["up", "--set", "holding.making_room=off", "--set", "migration.max_moves=2"]) == 0
-    settings, _ = calls["up"]
     assert (settings.holding.making_room, settings.migration.max_moves) == (False, 2)
-
-
-def test_up_passes_the_name_of_its_file_on(
-    calls: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In full, as other commands run elsewhere."""
-    file = tmp_path / "c.toml"
-    file.write_text("[cluster]\ninstances = 3\n")
-    monkeypatch.chdir(tmp_path)
-    assert run(["up", "--config", "c.toml"]) == 0
-    assert calls["up"][1]["config_file"] == str(file)
-
-
-def test_up_passes_the_emulated_engine_on(calls: dict[str, Any]) -> None:
-    assert run(["up", "--engine", "emulated", "-n", "16", "--profile", "h100-llama-8b"]) == 0
-    settings, _ = calls["up"]
-    assert (settings.cluster.engine, settings.cluster.instances) == ("emulated", 16)
-    assert settings.emulated.profile == "h100-llama-8b"
+    assert capsys.readouterr().out == ""
+    assert run(["up", "--engine", "emulated", "--profile", "h100-llama-8b"]) == 0
+    settings, options = calls["up"]
+    assert (settings.cluster.engine, settings.emulated.profile) == ("emulated", "h100-llama-8b")
+    assert options == {"detach": False, "wait": False, "timeout_s": None, "config_file": ""}
 
 
 def test_up_tells_each_change_once_then_the_endpoint(
@@ -172,20 +161,14 @@ def test_on_a_terminal_it_redraws(capsys: Captured, monkeypatch: pytest.MonkeyPa
 
 
 def test_down(calls: dict[str, Any], capsys: Captured) -> None:
+    assert run(["down", "--confirm", "prod"]) == 5
+    assert "down" not in calls
+    assert "nothing was stopped" in capsys.readouterr().err
     calls["result"] = True
     assert run(["down", "--cluster", "c", "--confirm", "c", "--now", "--timeout", "3"]) == 0
     assert calls["down"] == ("c", {"drain": False, "timeout_s": 3.0})
     assert capsys.readouterr() == ("", "stopping\n")
-
-
-def test_down_of_nothing(calls: dict[str, Any], capsys: Captured) -> None:
     calls["result"] = False
     assert run(["down"]) == 0
     assert calls["down"] == ("default", {"drain": True, "timeout_s": None})
     assert "nothing to stop: cluster default is not running" in capsys.readouterr().err
-
-
-def test_down_of_another_than_confirmed_is_refused(calls: dict[str, Any], capsys: Captured) -> None:
-    assert run(["down", "--confirm", "prod"]) == 5
-    assert "down" not in calls
-    assert "nothing was stopped" in capsys.readouterr().err
