@@ -8,8 +8,9 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -63,12 +64,12 @@ class Client:
 
 @asynccontextmanager
 async def serving(
-    keep_alive: KeepAlive, keep_alive_s: float = 60.0, app: Any = app
+    keep_alive: KeepAlive | None = None, keep_alive_s: float = 60.0, app: Any = app
 ) -> AsyncIterator[tuple[Server, Callable[[], Client]]]:
     clients: list[Client] = []
     config = Config(
         app,
-        http=keep_alive,
+        http=keep_alive or KeepAlive(9, error_body),
         timeout_keep_alive=keep_alive_s,  # a number of seconds
         log_level="critical",
         lifespan="off",
@@ -93,109 +94,79 @@ async def serving(
             await ending
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def within_time() -> None:
-        async with asyncio.timeout(4 * PATIENCE_S):
-            await test()
+def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(asyncio.wait_for(test(*args, **kwargs), 4 * PATIENCE_S))
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(within_time())
-
-
-def test_a_request_that_came_while_the_loop_was_busy_is_answered() -> None:
-    async def test() -> None:
-        async with serving(KeepAlive(9, error_body), keep_alive_s=0.2) as (_, client):
-            one = client()
-            assert await one.ask()
-            in_loop, ours = socket.socketpair()
-
-            def busy() -> None:
-                asyncio.get_running_loop().remove_reader(in_loop)
-                one.send()
-                time.sleep(0.4)
-
-            with in_loop, ours:
-                asyncio.get_running_loop().add_reader(in_loop, busy)
-                ours.send(b".")
-                await asyncio.sleep(0.1)
-            assert (await one.read()).startswith(b"HTTP/1.1 200"), "closed without an answer"
-            assert await one.read() == b"", "an idle connection is closed in the end"
-
-    run(test)
+    return run
 
 
-def test_too_many_connections_are_told_which_answer_is_their_last() -> None:
-    async def test() -> None:
-        async with serving(KeepAlive(1, error_body)) as (_, client):
-            first, second = client(), client()
-            assert b"connection: close" not in await first.ask()
-            assert b"connection: close" in await second.ask()
-            assert await second.read() == b""
-            assert b"connection: close" not in await first.ask()
+@on_uvloop
+async def test_a_request_that_came_while_the_loop_was_busy_is_answered() -> None:
+    async with serving(keep_alive_s=0.2) as (_, client):
+        one = client()
+        assert await one.ask()
+        in_loop, ours = socket.socketpair()
 
-    run(test)
+        def busy() -> None:
+            asyncio.get_running_loop().remove_reader(in_loop)
+            one.send()
+            time.sleep(0.4)
 
-
-def test_a_server_that_drains_tells_each_client_that_it_closes() -> None:
-    async def test() -> None:
-        keep_alive = KeepAlive(9, error_body)
-        async with serving(keep_alive) as (_, client):
-            one = client()
-            assert b"connection: close" not in await one.ask()
-            keep_alive.ends = True
-            assert b"connection: close" in await one.ask()
-            assert await one.read() == b""
-
-    run(test)
+        with in_loop, ours:
+            asyncio.get_running_loop().add_reader(in_loop, busy)
+            ours.send(b".")
+            await asyncio.sleep(0.1)
+        assert (await one.read()).startswith(b"HTTP/1.1 200"), "closed without an answer"
+        assert await one.read() == b"", "an idle connection is closed in the end"
 
 
-def test_a_server_that_ends_answers_what_has_come_and_what_has_just_connected() -> None:
-    async def test() -> None:
-        async with serving(KeepAlive(9, error_body)) as (server, client):
-            idle, used, half, fresh = client(), client(), client(), client()
-            await idle.ask()
-            await used.ask()
-            half.send(REQUEST[:10])
-            await asyncio.sleep(0.05)  # until the server has read that
-            server.should_exit = True
-            used.send()
-            await asyncio.sleep(0.15)  # uvicorn looks every 0.1 s
-            half.send(REQUEST[10:])
-            fresh.send()
-            for each in (used, half, fresh):
-                answer = await each.read()
-                assert answer.startswith(b"HTTP/1.1 200")
-            assert await idle.read() == b""
-
-    run(test)
+@on_uvloop
+async def test_clients_are_told_which_answer_is_their_last() -> None:
+    keep_alive = KeepAlive(1, error_body)
+    async with serving(keep_alive) as (_, client):
+        first, second = client(), client()
+        assert b"connection: close" not in await first.ask()
+        assert b"connection: close" in await second.ask(), "it is one connection too many"
+        assert await second.read() == b""
+        assert b"connection: close" not in await first.ask()
+        keep_alive.ends = True
+        assert b"connection: close" in await first.ask(), "the server drains"
+        assert await first.read() == b""
 
 
-def test_a_client_that_connected_and_asks_nothing_does_not_keep_the_server() -> None:
-    async def test() -> None:
-        async with serving(KeepAlive(2 * PATIENCE_S, error_body)) as (server, client):
-            silent = client()
-            await asyncio.sleep(0.05)
-            started_s = time.monotonic()
-            server.should_exit = True
-            assert await silent.read() == b""
-            assert time.monotonic() - started_s < PATIENCE_S
+@on_uvloop
+async def test_a_server_that_ends_answers_what_has_come_and_waits_for_nobody_else() -> None:
+    async with serving() as (server, client):
+        silent, idle, used, half, fresh = (client() for _ in range(5))
+        await idle.ask()
+        await used.ask()
+        half.send(REQUEST[:10])
+        await asyncio.sleep(0.05)  # until the server has read that
+        server.should_exit = True
+        used.send()
+        await asyncio.sleep(0.15)  # uvicorn looks every 0.1 s
+        half.send(REQUEST[10:])
+        fresh.send()
+        for each in (used, half, fresh):
+            assert (await each.read()).startswith(b"HTTP/1.1 200")
+        for each in (idle, silent):
+            assert await each.read() == b""
 
-    run(test)
 
-
-def test_what_is_no_http_gets_an_error_of_ours() -> None:
-    async def test() -> None:
-        async with serving(KeepAlive(9, error_body)) as (_, client):
-            one = client()
-            one.send(b"BLAH\r\n\r\n")
-            head, _, body = (await one.read()).partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 400")
-            assert f"content-length: {len(body)}".encode() in head
-            error = json.loads(body)["error"]
-            assert (error["type"], error["code"]) == ("BadRequestError", 400)
-            assert "HTTP" in error["message"]
-
-    run(test)
+@on_uvloop
+async def test_what_is_no_http_gets_an_error_of_ours() -> None:
+    async with serving() as (_, client):
+        one = client()
+        one.send(b"BLAH\r\n\r\n")
+        head, _, body = (await one.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400")
+        assert f"content-length: {len(body)}".encode() in head
+        error = json.loads(body)["error"]
+        assert (error["type"], error["code"]) == ("BadRequestError", 400)
+        assert "HTTP" in error["message"]
 
 
 def test_half_of_the_descriptors_stays_for_connections_in_use(monkeypatch: Any) -> None:
@@ -204,23 +175,21 @@ def test_half_of_the_descriptors_stays_for_connections_in_use(monkeypatch: Any) 
         assert max_kept_connections() == kept
 
 
-def test_a_head_that_never_ends_is_refused_and_silence_is_closed(
+@on_uvloop
+async def test_a_head_that_never_ends_is_refused_and_silence_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test() -> None:
-        async with serving(KeepAlive(10, error_body)) as (_, client):
-            silent, slow, next_slow, good = client(), client(), client(), client()
-            slow.send(REQUEST[:20])
-            assert (await next_slow.ask()).endswith(b"ok")
-            next_slow.send(REQUEST[:20])
-            assert (await good.ask()).endswith(b"ok")
-            for each in (slow, next_slow):
-                assert (await each.read()).startswith(b"HTTP/1.1 408 Request Timeout")
-            assert await silent.read() == b""
-            assert (await good.ask()).endswith(b"ok"), "between two requests the keep-alive counts"
-
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.2)
-    run(test)
+    async with serving() as (_, client):
+        silent, slow, next_slow, good = client(), client(), client(), client()
+        slow.send(REQUEST[:20])
+        assert (await next_slow.ask()).endswith(b"ok")
+        next_slow.send(REQUEST[:20])
+        assert (await good.ask()).endswith(b"ok")
+        for each in (slow, next_slow):
+            assert (await each.read()).startswith(b"HTTP/1.1 408 Request Timeout")
+        assert await silent.read() == b""
+        assert (await good.ask()).endswith(b"ok"), "between two requests the keep-alive counts"
 
 
 # -- bounds --------------------------------------------------------------------------------
@@ -240,14 +209,10 @@ async def telling(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": told})
 
 
-async def never(_scope: Any, _receive: Any, _send: Any) -> None:
-    raise AssertionError("this must not reach the app")
-
-
 async def asked(data: bytes, app: Any = telling, piece: int = 0) -> bytes:
     """Everything that the server sends until it closes the connection, for which `data` asks.
     Pieces of `data` are sent one by one."""
-    async with serving(KeepAlive(9, error_body), app=app) as (_, client):
+    async with serving(app=app) as (_, client):
         one = client()
         one.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reading = asyncio.create_task(one.read_until_closed())
@@ -268,103 +233,89 @@ KIB_64 = 64 * 1024
 
 
 @pytest.mark.parametrize(
-    ("data", "status", "piece"),
+    ("data", "status"),
     [
-        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 60_000 + b"\r\n", 431, 0),
-        (b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 15_000 + b"\r\n", 431, 0),
-        (b"GET / HTTP/1.1\r\na: " + b"b" * 10 * KIB_64, 431, 16_000),
-        (b"GET / HTTP/1.1\r\n" + b"a" * 10 * KIB_64, 431, 16_000),
-        (b"GET /" + b"a" * KIB_64 + b" HTTP/1.1\r\n\r\n", 414, 0),
-        (b"\r\n" * 10 * KIB_64, 431, 16_000),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 60_000 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 15_000 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\na: " + b"b" * 10 * KIB_64, 431),
+        (b"GET / HTTP/1.1\r\n" + b"a" * 10 * KIB_64, 431),
+        (b"GET /" + b"a" * KIB_64 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"\r\n" * 10 * KIB_64, 431),
+        (CHUNKED + b"1;" + b"a" * 10 * KIB_64, 431),
+        (CHUNKED + (b"1;" + b"a" * 30_000 + b"\r\nx\r\n") * 4, 431),
+        (CHUNKED + b"0\r\na: " + b"b" * 10 * KIB_64, 431),
+        (CHUNKED + b"0\r\n" + b"a: b\r\n" * 100_000, 431),
     ],
-    ids=["headers", "empty-headers", "one-value", "one-name", "url", "blank-lines"],
+    ids=[
+        *("headers", "empty-headers", "one-value", "one-name", "url", "blank-lines"),
+        *("extension", "extensions", "trailer", "trailers"),
+    ],
 )
-def test_a_head_has_so_many_bytes(data: bytes, status: int, piece: int) -> None:
-    async def test() -> None:
-        answer = await asked(data, never, piece)
-        head, _, body = answer.partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 %d " % status), answer[:200]
-        assert json.loads(body)["error"]["code"] == status
+@on_uvloop
+async def test_a_head_and_what_comes_around_a_body_have_so_many_bytes(
+    data: bytes, status: int
+) -> None:
+    head, _, body = (await asked(data, piece=16_000)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), head[:200]
+    assert json.loads(body)["error"]["code"] == status
 
-    run(test)
+
+@on_uvloop
+async def test_heads_below_the_bound_pass_and_are_counted_one_by_one() -> None:
+    header = b"a: " + b"b" * 60_000 + b"\r\n"
+    for piece in (0, 7_000):
+        answer = await asked(POST + CLOSE + header + b"Content-Length: 0\r\n\r\n", piece=piece)
+        assert answer.endswith(b"ok"), answer[:200]
+    short = b"GET / HTTP/1.1\r\na: " + b"b" * 4_000 + b"\r\n%b\r\n"
+    answers = await asked(short % b"" * 40 + short % CLOSE)
+    assert answers.count(b"HTTP/1.1 200") == 41
 
 
-def test_heads_below_the_bound_pass_and_are_counted_one_by_one() -> None:
-    async def test() -> None:
-        header = b"a: " + b"b" * 60_000 + b"\r\n"
-        for piece in (0, 7_000):
-            answer = await asked(POST + CLOSE + header + b"Content-Length: 0\r\n\r\n", piece=piece)
-            assert answer.endswith(b"ok"), answer[:200]
-        short = b"GET / HTTP/1.1\r\na: " + b"b" * 4_000 + b"\r\n%b\r\n"
-        answers = await asked(short % b"" * 40 + short % CLOSE)
-        assert answers.count(b"HTTP/1.1 200") == 41
+@on_uvloop
+async def test_a_body_that_cannot_be_read_is_its_client_s_end_for_the_app() -> None:
+    heard: list[Any] = []
 
-    run(test)
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        while not heard or heard[-1].get("more_body"):
+            heard.append(await receive())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    assert (await asked(CHUNKED + b"1\r\nx\r\nz\r\n", app)).count(b"HTTP/1.1") == 1
+    assert heard[-1] == {"type": "http.disconnect"}
 
 
 @pytest.mark.parametrize(
-    "around",
+    ("data", "answer"),
     [
-        b"1;" + b"a" * 10 * KIB_64,
-        (b"1;" + b"a" * 30_000 + b"\r\nx\r\n") * 4,
-        b"0\r\na: " + b"b" * 10 * KIB_64,
-        b"0\r\n" + b"a: b\r\n" * 100_000,
+        (CHUNKED + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n", b"100000 bytes"),
+        # The gate may have judged the headers before the trailer comes.
+        (
+            CHUNKED + b"1\r\nx\r\n0\r\nAuthorization: Bearer x\r\na: b\r\n\r\n",
+            b"1 bytes, host,connection,transfer-encoding\r\n",
+        ),
+        (b"POST / HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello", b"5 bytes, content-length\r\n"),
+        (b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\nhello", b"HTTP/1.1 405 "),
     ],
-    ids=["extension", "extensions", "trailer", "trailers"],
+    ids=["chunks of a byte", "a trailer is no header", "HTTP 1.0", "no other hosts"],
 )
-def test_what_comes_around_a_body_has_so_many_bytes(around: bytes) -> None:
-    async def test() -> None:
-        answer = await asked(CHUNKED + around, piece=16_000)
-        assert answer.startswith(b"HTTP/1.1 431 "), answer[:200]
-
-    run(test)
+@on_uvloop
+async def test_how_a_request_is_read(data: bytes, answer: bytes) -> None:
+    assert answer in await asked(data, piece=50_000)
 
 
-def test_a_body_that_cannot_be_read_is_its_client_s_end_for_the_app() -> None:
-    async def test() -> None:
-        heard: list[Any] = []
-
-        async def app(_scope: Any, receive: Any, send: Any) -> None:
-            while not heard or heard[-1].get("more_body"):
-                heard.append(await receive())
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-
-        assert (await asked(CHUNKED + b"1\r\nx\r\nz\r\n", app)).count(b"HTTP/1.1") == 1
-        assert heard[-1] == {"type": "http.disconnect"}
-
-    run(test)
-
-
-def test_a_body_may_come_in_chunks_of_one_byte() -> None:
-    async def test() -> None:
-        answer = await asked(CHUNKED + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n", piece=50_000)
-        assert b"100000 bytes" in answer
-
-    run(test)
-
-
-def test_a_trailer_is_no_header() -> None:
-    """The gate may have judged the headers before the trailer comes."""
-
-    async def test() -> None:
-        answer = await asked(CHUNKED + b"1\r\nx\r\n0\r\nAuthorization: Bearer x\r\na: b\r\n\r\n")
-        assert b"1 bytes, host,connection,transfer-encoding\r\n" in answer
-
-    run(test)
-
-
-def test_only_so_many_requests_wait_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        answers = await asked(REQUEST * 5000)
-        assert answers.count(b"HTTP/1.1 200") == 4
-        assert answers.count(b"connection: close") == 1, "the client knows which are not answered"
-
+@on_uvloop
+async def test_only_so_many_requests_wait_on_one_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connections, "MAX_PIPELINED", 3)
-    run(test)
+    answers = await asked(REQUEST * 5000)
+    assert answers.count(b"HTTP/1.1 200") == 4
+    assert answers.count(b"connection: close") == 1, "the client knows which are not answered"
 
 
 @pytest.mark.parametrize("late", [b"BLAH\r\n\r\n", b"GET / HTTP/1.1\r\na"])
-def test_an_answer_is_not_cut_by_what_comes_behind_its_request(
+@on_uvloop
+async def test_an_answer_is_not_cut_by_what_comes_behind_its_request(
     late: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = asyncio.Event()
@@ -376,61 +327,53 @@ def test_an_answer_is_not_cut_by_what_comes_behind_its_request(
         await asyncio.sleep(0.3)
         await send({"type": "http.response.body", "body": b"ended"})
 
-    async def test() -> None:
-        async with serving(KeepAlive(9, error_body), app=slow) as (_, client):
-            one = client()
-            one.send()
-            await begun.wait()
-            one.send(late)
-            answer = await one.read_until_closed()
-            assert answer.endswith(b"5\r\nended\r\n0\r\n\r\n"), answer
-            assert answer.count(b"HTTP/1.1") == 1
-
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.1)
-    run(test)
+    async with serving(app=slow) as (_, client):
+        one = client()
+        one.send()
+        await begun.wait()
+        one.send(late)
+        answer = await one.read_until_closed()
+        assert answer.endswith(b"5\r\nended\r\n0\r\n\r\n"), answer
+        assert answer.count(b"HTTP/1.1") == 1
 
 
-def test_the_rest_of_a_body_that_is_answered_is_dropped_up_to_a_bound(
+@on_uvloop
+async def test_the_rest_of_a_body_that_is_answered_is_dropped_up_to_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test() -> None:
-        async with serving(KeepAlive(9, error_body)) as (_, client):
-            good, bad = client(), client()
-            good.send(POST + b"Content-Length: 100000\r\n\r\n")
-            assert (await good.read()).endswith(b"ok")
-            good.send(b"x" * 100_000)
-            assert (await good.ask()).endswith(b"ok")
-            bad.send(POST + b"Content-Length: 10000000\r\n\r\n")
-            assert (await bad.read()).endswith(b"ok")
-            with suppress(OSError):
-                for _ in range(900):
-                    await asyncio.to_thread(bad.send, b"x" * 10_000)
-                raise AssertionError("nine times the bound was taken")
-
     monkeypatch.setattr(connections, "MAX_DROPPED_BYTES", 1_000_000)
-    run(test)
+    async with serving() as (_, client):
+        good, bad = client(), client()
+        good.send(POST + b"Content-Length: 100000\r\n\r\n")
+        assert (await good.read()).endswith(b"ok")
+        good.send(b"x" * 100_000)
+        assert (await good.ask()).endswith(b"ok")
+        bad.send(POST + b"Content-Length: 10000000\r\n\r\n")
+        assert (await bad.read()).endswith(b"ok")
+        with suppress(OSError):
+            for _ in range(900):
+                await asyncio.to_thread(bad.send, b"x" * 10_000)
+            raise AssertionError("nine times the bound was taken")
 
 
 @pytest.mark.parametrize("rest", [b"\r\n", b"x"])
-def test_bytes_that_are_no_request_keep_no_connection(rest: bytes) -> None:
+@on_uvloop
+async def test_bytes_that_are_no_request_keep_no_connection(rest: bytes) -> None:
     """Blank lines, and the rest of a body that has been answered already."""
-
-    async def test() -> None:
-        async with serving(KeepAlive(9, error_body), keep_alive_s=0.3) as (_, client):
-            one = client()
-            one.send(POST + b"Content-Length: %d\r\n\r\n" % (1000 if rest == b"x" else 0))
-            assert (await one.read()).endswith(b"ok")
-            closed = asyncio.create_task(one.read_until_closed())
-            begun_s = time.monotonic()
-            while not closed.done() and time.monotonic() < begun_s + PATIENCE_S:
-                try:
-                    one.send(rest)
-                except OSError:
-                    break
-                await asyncio.wait({closed}, timeout=0.05)
-            assert time.monotonic() < begun_s + PATIENCE_S
-
-    run(test)
+    async with serving(keep_alive_s=0.3) as (_, client):
+        one = client()
+        one.send(POST + b"Content-Length: %d\r\n\r\n" % (1000 if rest == b"x" else 0))
+        assert (await one.read()).endswith(b"ok")
+        closed = asyncio.create_task(one.read_until_closed())
+        begun_s = time.monotonic()
+        while not closed.done() and time.monotonic() < begun_s + PATIENCE_S:
+            try:
+                one.send(rest)
+            except OSError:
+                break
+            await asyncio.wait({closed}, timeout=0.05)
+        assert time.monotonic() < begun_s + PATIENCE_S
 
 
 # -- other protocols ------------------------------------------------------------------------
@@ -443,82 +386,62 @@ OFFER = (
 
 
 @pytest.mark.parametrize("piece", [0, 1])
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
 @pytest.mark.parametrize(
     ("body", "num_bytes"),
     [
         (b"Content-Length: 5\r\n\r\nhello", 5),
         (b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1\r\n!\r\n0\r\n\r\n", 6),
-        (b"Content-Length: 0\r\n\r\n", 0),
         (b"\r\n", 0),
     ],
+    ids=["length", "chunks", "none"],
 )
-def test_an_offer_of_another_protocol_is_ignored(body: bytes, num_bytes: int, piece: int) -> None:
-    for offer in (OFFER, OFFER.replace(b"h2c", b"websocket")):
-        request = b"POST /a?b=c HTTP/1.1\r\n" + offer + body
-
-        async def test(request: bytes = request) -> None:
-            answers = await asked(request * 3 + REQUEST[:-2] + CLOSE + b"\r\n", piece=piece)
-            assert answers.count(b"HTTP/1.1 200") == 4, answers
-            assert answers.count(b"%d bytes, connection,host" % num_bytes) == 3
-            assert b"upgrade" not in answers
-            assert b"http2-settings" not in answers
-
-        run(test)
+@on_uvloop
+async def test_an_offer_of_another_protocol_is_ignored(
+    body: bytes, num_bytes: int, protocol: bytes, piece: int
+) -> None:
+    request = b"POST /a?b=c HTTP/1.1\r\n" + OFFER.replace(b"h2c", protocol) + body
+    answers = await asked(request * 3 + REQUEST[:-2] + CLOSE + b"\r\n", piece=piece)
+    assert answers.count(b"HTTP/1.1 200") == 4, answers
+    assert answers.count(b"%d bytes, connection,host" % num_bytes) == 3
+    assert b"upgrade" not in answers
+    assert b"http2-settings" not in answers
 
 
-def test_an_offer_comes_to_the_gate_as_a_request_without_it() -> None:
+@on_uvloop
+async def test_an_offer_comes_to_the_gate_as_a_request_without_it() -> None:
     gate = Gate()
     gate.app, gate.json_paths = telling, frozenset({"/"})
-
-    async def test() -> None:
-        async with serving(KeepAlive(10, error_body), app=gate) as (_, client):
-            one = client()
-            for _ in range(2):
-                one.send(b"POST / HTTP/1.1\r\n" + OFFER + b"Content-Length: 2\r\n\r\n{}")
-                answer = await one.read()
-                assert b"2 bytes" in answer
-                assert b"connection: close" not in answer
-
-    run(test)
+    async with serving(app=gate) as (_, client):
+        one = client()
+        for _ in range(2):
+            one.send(b"POST / HTTP/1.1\r\n" + OFFER + b"Content-Length: 2\r\n\r\n{}")
+            answer = await one.read()
+            assert b"2 bytes" in answer
+            assert b"connection: close" not in answer
 
 
-def test_an_answer_to_head_has_no_body() -> None:
+@on_uvloop
+async def test_an_answer_to_head_has_no_body() -> None:
     gate = Gate()
     gate.app = app
-
-    async def test() -> None:
-        ask = b"%b /health HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
-        answers = await asked(ask % (b"HEAD", b"") * 2 + ask % (b"GET", CLOSE), gate)
-        assert answers.count(b"HTTP/1.1 200") == answers.count(b"content-length: 2") == 3
-        assert answers.count(b"ok") == 1
-        assert answers.endswith(b"\r\n\r\nok")
-
-    run(test)
+    ask = b"%b /health HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
+    answers = await asked(ask % (b"HEAD", b"") * 2 + ask % (b"GET", CLOSE), gate)
+    assert answers.count(b"HTTP/1.1 200") == answers.count(b"content-length: 2") == 3
+    assert answers.count(b"ok") == 1
+    assert answers.endswith(b"\r\n\r\nok")
 
 
-def test_nothing_is_passed_on_to_other_hosts() -> None:
-    async def test() -> None:
-        answer = await asked(b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\nhello", never)
-        assert answer.startswith(b"HTTP/1.1 405 "), answer
-
-    run(test)
-
-
-def test_a_stream_to_a_client_of_http_1_0_has_no_chunks() -> None:
+@on_uvloop
+async def test_a_stream_to_a_client_of_http_1_0_has_no_chunks() -> None:
     async def stream(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for body in (b"data: 1\n\n", b"data: 2\n\n"):
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body"})
 
-    async def test() -> None:
-        answer = await asked(b"GET / HTTP/1.0\r\n\r\n", stream)
-        head, _, body = answer.partition(b"\r\n\r\n")
-        assert b"transfer-encoding" not in head
-        assert b"connection: close" in head
-        assert body == b"data: 1\n\ndata: 2\n\n"
-        whole = await asked(b"POST / HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello")
-        assert b"content-length: " in whole
-        assert whole.endswith(b"5 bytes, content-length\r\n\r\nok")
-
-    run(test)
+    answer = await asked(b"GET / HTTP/1.0\r\n\r\n", stream)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body == b"data: 1\n\ndata: 2\n\n"

@@ -1,30 +1,26 @@
 """The ZeroMQ mailbox between two users in one process, and with a process that is killed."""
 
 import asyncio
-import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controller.adapters.zmq.zmq_mailbox import (
     HIGH_WATER_MARK,
+    MAX_PART_BYTES,
     MAX_PER_TURN,
-    ClusterKey,
-    ZmqMailbox,
+    cut,
+    joined,
     new_secret_key,
 )
-from controller.runtime.messages.codec import decode, encode
-from controller.runtime.messages.members import StatusPull
-from controller.runtime.messages.requests import AbortRequests
-from tests.unit.mailbox_support import PATIENCE_S, Inbox
-
-Open = Callable[..., "Inbox"]
+from tests.unit.mailbox_support import Open, opening
 
 
 @pytest.fixture(params=["open", "guarded"])
@@ -34,167 +30,158 @@ def secret(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def key(secret: str) -> ClusterKey | None:
-    return ClusterKey(secret) if secret else None
+async def inboxes(secret: str) -> AsyncIterator[Open]:
+    async with opening(secret) as open_:
+        yield open_
 
 
-@pytest.fixture
-async def inboxes(key: ClusterKey | None) -> AsyncIterator[Callable[..., Inbox]]:
-    made: list[Inbox] = []
-
-    def make(**options: Any) -> Inbox:
-        made.append(Inbox(key, **options))
-        return made[-1]
-
-    yield make
-    for inbox in made:
-        await inbox.mailbox.close()
+def nobody_s_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
 
 
-async def test_messages_arrive_whole_and_in_order(inboxes: Open) -> None:
-    a, b = inboxes(), inboxes()
+# -- frames in parts ----------------------------------------------------------------------
+
+EDGES = [0, 1, MAX_PART_BYTES - 1, MAX_PART_BYTES, MAX_PART_BYTES + 1, 2 * MAX_PART_BYTES]
+SIZES = st.sampled_from([*EDGES, 5 * MAX_PART_BYTES + 7])
+
+
+@given(st.lists(SIZES, min_size=1, max_size=6))
+def test_frames_of_any_size_come_back_from_their_parts(sizes: list[int]) -> None:
+    frames = [bytes([n]) * size for n, size in enumerate(sizes)]
+    sent = cut(frames)
+    assert all(len(part) <= MAX_PART_BYTES for part in sent)
+    assert joined([memoryview(part) for part in sent]) == frames
+
+
+def test_small_frames_are_sent_as_they_are_and_frames_may_be_of_any_kind() -> None:
+    frames = [b"head", b"", bytes(MAX_PART_BYTES - 1)]
+    assert all(part is frame for part, frame in zip(cut(frames), frames, strict=True))
+    words = memoryview(bytes(range(8)) * MAX_PART_BYTES).cast("Q")
+    parts = [memoryview(part) for part in cut([bytearray(b"x"), words])]
+    assert joined(parts) == [b"x", words.tobytes()]
+
+
+def test_a_frame_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="the last frame is incomplete"):
+        joined([memoryview(b"head"), memoryview(bytes(MAX_PART_BYTES))])
+
+
+# -- messages -----------------------------------------------------------------------------
+
+
+async def test_messages_of_each_sender_arrive_whole_and_in_order(inboxes: Open) -> None:
+    a, b, c = inboxes(), inboxes(), inboxes()
     big = os.urandom(300_000)  # beyond what is copied on sending
-    for number in range(2000):
-        payload = [big, b"", memoryview(b"x%d" % number)] if number % 100 == 0 else []
-        a.mailbox.send(b.address, b"%d" % number, payload)
-    await b.until(lambda i: len(i.messages) == 2000)
-    assert b.heads == [b"%d" % n for n in range(2000)]
-    assert b.messages[1900] == (b"1900", [big, b"", b"x1900"])
-    assert b.messages[1901] == (b"1901", [])
+    sent = [
+        (b"%d" % number, [big, b"", b"x%d" % number] if number % 100 == 0 else [])
+        for number in range(1000)
+    ]
+    sent += [(b"large", [bytes([size % 251]) * size, b"tail"]) for size in (*EDGES, 8 << 20)]
+    for head, payload in sent:
+        a.mailbox.send(c.address, b"a" + head, [memoryview(part) for part in payload])
+        b.mailbox.send(c.address, b"b" + head)
+        c.mailbox.send(a.address, head)
+    await c.until(lambda _: len(c.messages) == 2 * len(sent))
+    await a.until(lambda _: len(a.messages) == len(sent))
+    assert a.heads == [head for head, _ in sent]
+    assert [each for each in c.messages if each[0][:1] == b"a"] == [
+        (b"a" + head, payload) for head, payload in sent
+    ]
+    assert [head for head in c.heads if head[:1] == b"b"] == [b"b" + head for head, _ in sent]
 
 
 async def test_addresses_may_be_of_ipv6(inboxes: Open) -> None:
     a, b = inboxes(host="::1"), inboxes(host="::1")
     assert a.address.startswith("tcp://[::1]:")
     a.mailbox.send(b.address, b"hello")
-    await b.until(lambda inbox: inbox.heads == [b"hello"])
+    await b.until_heads(b"hello")
 
 
-async def test_both_directions_and_several_senders(inboxes: Open) -> None:
-    a, b, c = inboxes(), inboxes(), inboxes()
-    for number in range(100):
-        a.mailbox.send(c.address, b"a%d" % number)
-        b.mailbox.send(c.address, b"b%d" % number)
-        c.mailbox.send(a.address, b"c%d" % number)
-    await c.until(lambda i: len(i.messages) == 200)
-    await a.until(lambda i: len(i.messages) == 100)
-    for sender in (b"a", b"b"):
-        mine = [head for head in c.heads if head[:1] == sender]
-        assert mine == [sender + b"%d" % n for n in range(100)]
+async def test_only_droppable_messages_drop_while_the_peer_lags() -> None:
+    filler, total = bytes(10_000), 2 * HIGH_WATER_MARK + 500
+    async with opening(new_secret_key()) as inboxes:
+        a, b = inboxes(), inboxes(start=False)
+        for number in range(total):
+            a.mailbox.send(b.address, b"status %d" % number, [filler], droppable=True)
+            a.mailbox.send(b.address, b"token %d" % number, [filler])
+            if number % 50 == 0:
+                await asyncio.sleep(0.001)  # slower than the wire: only the inbox is in the way
+        b.start()
+        last = b"token %d" % (total - 1)
+        await b.until(lambda _: bool(b.messages) and b.messages[-1][0] == last)
+        tokens = [head for head in b.heads if head.startswith(b"token")]
+        assert tokens == [b"token %d" % n for n in range(total)]
+        statuses = [int(head.split()[1]) for head in b.heads if head.startswith(b"status")]
+        assert HIGH_WATER_MARK <= len(statuses) < total
+        assert statuses == sorted(set(statuses))
 
 
-async def test_only_droppable_messages_drop_while_the_peer_lags(inboxes: Open) -> None:
+async def test_a_full_inbox_holds_up_nothing_else(inboxes: Open) -> None:
     a, b = inboxes(), inboxes(start=False)
-    filler = bytes(10_000)
-    total = 5 * HIGH_WATER_MARK
+    total = HIGH_WATER_MARK - 100
     for number in range(total):
-        a.mailbox.send(b.address, b"status %d" % number, [filler], droppable=True)
-        a.mailbox.send(b.address, b"token %d" % number, [filler])
-        if number % 50 == 0:
-            await asyncio.sleep(0.001)  # slower than the wire: only the inbox is in the way
+        a.mailbox.send(b.address, b"%d" % number)
+    num_turns = 0
+
+    def turn() -> None:
+        nonlocal num_turns
+        num_turns += 1
+        asyncio.get_running_loop().call_soon(turn)
+
     b.start()
-    await b.until(lambda i: i.heads.count(b"token %d" % (total - 1)) == 1)
-    tokens = [head for head in b.heads if head.startswith(b"token")]
-    assert tokens == [b"token %d" % n for n in range(total)]
-    statuses = [int(head.split()[1]) for head in b.heads if head.startswith(b"status")]
-    assert HIGH_WATER_MARK <= len(statuses) < total
-    assert statuses == sorted(set(statuses))
+    turn()
+    await b.until(lambda _: len(b.messages) == total)
+    assert num_turns >= total / MAX_PER_TURN
+
+
+# -- peers that come and go -----------------------------------------------------------------
 
 
 async def test_a_peer_that_closes_is_reported_once(inboxes: Open) -> None:
     a, b = inboxes(), inboxes()
     a.mailbox.send(b.address, b"one")
     a.mailbox.send(b.address, b"two", droppable=True)
-    await b.until(lambda i: len(i.messages) == 2)
+    await b.until(lambda _: len(b.messages) == 2)
     await b.mailbox.close()
-    await a.until(lambda i: i.lost == [b.address])
+    await a.until(lambda _: a.lost == [b.address])
     a.mailbox.send(b.address, b"three", droppable=True)  # as a Hello would
     c = inboxes()
     a.mailbox.send(c.address, b"four")
-    await c.until(lambda i: len(i.messages) == 1)
+    await c.until_heads(b"four")
     assert a.lost == [b.address]
 
 
-async def test_a_peer_that_was_never_there_is_lost_with_what_must_not_wait(
+async def test_what_must_not_wait_is_lost_with_a_peer_that_was_never_there(
     inboxes: Open,
 ) -> None:
-    a = inboxes()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-    a.mailbox.send(nobody, b"a request")
-    await a.until(lambda i: bool(i.lost))
-    assert a.lost == [nobody]
+    a, port = inboxes(), nobody_s_port()
+    a.mailbox.send(f"tcp://127.0.0.1:{port}", b"a request")
+    await a.until(lambda _: a.lost == [f"tcp://127.0.0.1:{port}"])
 
 
-async def test_droppable_messages_wait_for_a_controller_to_come(
-    inboxes: Open, key: ClusterKey | None
-) -> None:
-    a = inboxes()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+async def test_droppable_messages_wait_for_a_controller_to_come(inboxes: Open) -> None:
+    a, port = inboxes(), nobody_s_port()
     a.mailbox.send(f"tcp://127.0.0.1:{port}", b"hello", droppable=True)
-    got: list[bytes] = []
-    arrived = asyncio.Event()
-
-    def on_message(head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
-        got.append(bytes(head))
-        arrived.set()
-
-    controller = ZmqMailbox("127.0.0.1", port, key)
-    try:
-        controller.start(on_message, lambda address: None)
-        await asyncio.wait_for(arrived.wait(), PATIENCE_S)
-    finally:
-        await controller.close()
-    assert got == [b"hello"]
-    assert a.lost in ([], [f"tcp://127.0.0.1:{port}"]), "only by its end here"
+    controller = inboxes(port=port)
+    await controller.until_heads(b"hello")
+    assert a.lost == []
 
 
-async def test_what_waits_for_a_forgotten_peer_is_discarded(inboxes: Open) -> None:
-    a, b = inboxes(), inboxes()
-    a.mailbox.send(b.address, b"one")
-    await b.until(lambda i: len(i.messages) == 1)
-    a.mailbox.forget(b.address)
-    a.mailbox.forget(b.address)
-    await b.mailbox.close()
-    c = inboxes()
-    a.mailbox.send(c.address, b"x")
-    await c.until(lambda i: len(i.messages) == 1)
-    assert a.lost == [], "a forgotten peer's end is nobody's business"
-
-
-async def test_a_forgotten_peer_can_be_written_to_again(inboxes: Open) -> None:
-    a, b = inboxes(), inboxes()
-    a.mailbox.send(b.address, b"one")
-    await b.until(lambda i: len(i.messages) == 1)
-    a.mailbox.forget(b.address)
-    a.mailbox.send(b.address, b"two")
-    await b.until(lambda i: len(i.messages) == 2)
-    assert b.heads == [b"one", b"two"]
-
-
-async def test_a_malformed_message_is_logged_and_the_next_one_is_heard(
-    inboxes: Open, caplog: pytest.LogCaptureFixture
+async def test_a_forgotten_peer_s_end_is_not_told_and_it_can_be_written_to_again(
+    inboxes: Open,
 ) -> None:
-    a, b = inboxes(), inboxes(start=False)
-    heard: list[object] = []
-    done = asyncio.Event()
-
-    def on_message(head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
-        heard.append(decode(head))
-        if isinstance(heard[-1], StatusPull):
-            done.set()
-
-    b.mailbox.start(on_message, b.on_lost)
-    with caplog.at_level(logging.ERROR):
-        for bad in (b"", b"\xc1", b"not msgpack", encode(AbortRequests(("r",)))[:-1]):
-            a.mailbox.send(b.address, bad)
-        a.mailbox.send(b.address, encode(AbortRequests(("r",))), [b"odd payload"])
-        a.mailbox.send(b.address, encode(StatusPull()))
-        await asyncio.wait_for(done.wait(), PATIENCE_S)
-    assert heard == [AbortRequests(("r",)), StatusPull()]
-    told = [record.getMessage().split(":")[0] for record in caplog.records]
-    assert told == ["message refused"] * 4
+    a, b, c = inboxes(), inboxes(), inboxes()
+    for head in (b"one", b"two"):
+        a.mailbox.send(b.address, head)
+        await b.until_heads(head)
+        a.mailbox.forget(b.address)
+        a.mailbox.forget(b.address)
+    await b.mailbox.close()
+    a.mailbox.send(c.address, b"x")
+    await c.until_heads(b"x")
+    assert a.lost == []
 
 
 PEER = """
@@ -213,57 +200,22 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture
-def peer_process(secret: str) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
-    environ = {**os.environ, "SECRET": secret}
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(address: str) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen([sys.executable, "-c", PEER, address], env=environ))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.process
-async def test_a_killed_process_is_noticed_at_once_and_once(
-    inboxes: Open, peer_process: Callable[[str], subprocess.Popen[bytes]]
-) -> None:
-    a = inboxes()
-    process = peer_process(a.address)
-    await a.until(lambda i: len(i.messages) == 1)
-    there = a.heads[0].decode()
-    a.mailbox.send(there, b"one")
-    a.mailbox.send(there, b"two", droppable=True)
-    await a.until(lambda i: len(i.messages) == 3)
-    assert sorted(a.heads[1:]) == [b"echo one", b"echo two"]
-    killed_s = asyncio.get_running_loop().time()
-    process.send_signal(signal.SIGKILL)
-    await a.until(lambda i: i.lost == [there])
-    assert asyncio.get_running_loop().time() - killed_s < 2.0
-    process.wait()
-    b = inboxes()
+async def test_a_killed_process_is_noticed_at_once_and_once(inboxes: Open, secret: str) -> None:
+    a, b = inboxes(), inboxes()
+    arguments = [sys.executable, "-c", PEER, a.address]
+    with subprocess.Popen(arguments, env={**os.environ, "SECRET": secret}) as process:
+        try:
+            await a.until(lambda _: len(a.messages) == 1)
+            there = a.heads[0].decode()
+            a.mailbox.send(there, b"one")
+            a.mailbox.send(there, b"two", droppable=True)
+            await a.until(lambda _: sorted(a.heads[1:]) == [b"echo one", b"echo two"])
+            killed_s = asyncio.get_running_loop().time()
+        finally:
+            process.send_signal(signal.SIGKILL)
+        await a.until(lambda _: a.lost == [there])
+        assert asyncio.get_running_loop().time() - killed_s < 2.0
     b.mailbox.send(a.address, b"after")
-    await a.until(lambda i: i.heads[-1] == b"after")
+    await a.until_heads(b"after")
     assert a.lost == [there]
-
-
-async def test_a_full_inbox_holds_up_nothing_else(inboxes: Open) -> None:
-    a, b = inboxes(), inboxes(start=False)
-    total = HIGH_WATER_MARK - 100
-    for number in range(total):
-        a.mailbox.send(b.address, b"%d" % number)
-    num_turns = 0
-
-    def turn() -> None:
-        nonlocal num_turns
-        num_turns += 1
-        asyncio.get_running_loop().call_soon(turn)
-
-    b.start()
-    turn()
-    await b.until(lambda i: len(i.messages) == total)
-    assert num_turns >= total / MAX_PER_TURN

@@ -103,10 +103,14 @@ async def connected(
 
 
 def test_the_page_and_all_it_loads_come_from_here_and_are_not_kept(server: Served) -> None:
-    page, cookie = server.enter()
-    loads = ("", "page.css", "page.js", "xterm.css", "textual.js", "RobotoMono.ttf")
-    for name in loads:
-        status, headers, body = server.get(page + name, Cookie=cookie)
+    status, headers, _ = server.get(f"/?code={server.another_code()}")
+    assert status == 303
+    page, (cookie, *limits) = headers["location"], headers["set-cookie"].split("; ")
+    assert set(limits) == {"HttpOnly", "SameSite=Strict", f"Path={page}"}
+    # A page of another port may set cookies here, for all paths; they come behind ours.
+    both = f"{cookie}; llumctl=theirs"
+    for name in ("", "page.css", "page.js", "xterm.css", "textual.js", "RobotoMono.ttf"):
+        status, headers, body = server.get(page + name, Cookie=both)
         assert status == 200
         assert headers["cache-control"] == "no-store"
         assert headers["x-content-type-options"] == "nosniff"
@@ -116,42 +120,25 @@ def test_the_page_and_all_it_loads_come_from_here_and_are_not_kept(server: Serve
         assert "*" not in policy
         assert TOKEN not in body
         if name in ("", "page.css", "page.js", "xterm.css"):
-            assert "://" not in body.replace("http://bellard.org", "").replace(
-                "https://github.com/chjj/term.js", ""
-            )
-
-
-def test_the_cookie_is_for_this_page_alone(server: Served) -> None:
-    status, headers, _ = server.get(f"/?code={server.another_code()}")
-    assert status == 303
-    assert set(headers["set-cookie"].split("; ")[1:]) == {
-        "HttpOnly", "SameSite=Strict", f"Path={headers['location']}",
-    }  # fmt: skip
-
-
-def test_a_cookie_of_another_server_of_this_host_locks_nobody_out(server: Served) -> None:
-    """A page of another port may set cookies here, for all paths; they come behind ours."""
-    page, cookie = server.enter()
-    assert server.get(page, Cookie=f"{cookie}; llumctl=theirs")[0] == 200
+            for known in ("http://bellard.org", "https://github.com/chjj/term.js"):
+                body = body.replace(known, "")
+            assert "://" not in body
 
 
 def test_strangers_see_nothing(server: Served) -> None:
     page, cookie = server.enter()
-    other_page, other_cookie = server.enter()
+    other_page, _ = server.enter()
     code = server.another_code()
     for path, headers in (
         (page, {}),
         (page, {"Cookie": cookie.partition("=")[0] + "="}),
-        (page, {"Cookie": other_cookie}),
         (other_page, {"Cookie": cookie}),
         (f"{page}textual.js", {}),
         ("/", {"Cookie": cookie}),
-        ("/?code=", {}),
         (f"/?code={code[:-1]}", {}),
         (f"/?code={code}", {"Host": "evil.example"}),
         (f"/?code={code}", {"Origin": "http://evil.example"}),
         (page, {"Cookie": cookie, "Host": f"evil.example:{server.port}"}),
-        (page, {"Cookie": cookie, "Host": ""}),
         (page, {"Cookie": cookie, "Origin": "http://127.0.0.1:1"}),
     ):
         status, answered, body = server.get(path, **headers)
@@ -162,7 +149,8 @@ def test_strangers_see_nothing(server: Served) -> None:
     for path in ("nothing", "..%2f..%2fpyproject.toml", "page.html", "static/js/textual.js"):
         assert server.get(page + path, Cookie=cookie)[0] == 404, path
     assert server.get(f"/?code={code}")[0] == 303  # nothing of all that used it up
-    assert server.get(f"/?code={code}")[0] == 403
+    status, _, body = server.get(f"/?code={code}")
+    assert (status, "used already, is too old" in body) == (403, True)
     assert server.children == []
 
 
@@ -178,12 +166,9 @@ async def test_a_look_ahead_uses_up_no_code(server: Served) -> None:
 async def test_sockets_of_strangers_start_nothing(server: Served) -> None:
     page, cookie = server.enter()
     for headers in (
-        {"Cookie": ""},
         {"Cookie": "llumctl=x"},
         {"Origin": ""},
         {"Origin": "http://evil.example"},
-        {"Origin": f"http://localhost:{server.port}"},
-        {"Origin": "null"},
         {"Host": "evil.example", "Origin": "http://evil.example"},
     ):
         with pytest.raises(aiohttp.WSServerHandshakeError) as caught:

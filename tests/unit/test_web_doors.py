@@ -1,8 +1,13 @@
-"""Who gets in to `llumctl top --web`, and what page and process may say: pure decisions."""
+"""Who gets in to `llumctl top --web`, for how long strangers may hold its port, and what page and
+process may say: decisions, and raw sockets to a server in this process. Attacks on the whole server
+are in test_web_attacks.py."""
 
 import asyncio
+import contextlib
 import json
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -13,41 +18,34 @@ from llumctl.web.server import (
     MAX_LOGINS,
     Doors,
     Login,
+    Server,
+    cookie_name,
     environment,
+    listening,
     refusal,
 )
 
 OWN = "127.0.0.1:8700"
-
-
-@pytest.mark.parametrize(
-    ("host", "origin", "is_socket"),
-    [
-        (OWN, None, False),
-        (OWN, f"http://{OWN}", False),
-        (OWN, f"http://{OWN}", True),
-        ("localhost:9", "http://localhost:9", True),
-        ("[::1]:9", "http://[::1]:9", True),
-    ],
-)
-def test_its_own_pages_get_in(host: str, origin: str | None, is_socket: bool) -> None:
-    assert refusal([host], [origin] if origin else [], is_socket=is_socket) == ""
+LIMIT_S = 30
 
 
 @pytest.mark.parametrize(
     ("hosts", "origins", "is_socket", "word"),
     [
+        ([OWN], [], False, ""),
+        ([OWN], [f"http://{OWN}"], False, ""),
+        ([OWN], [f"http://{OWN}"], True, ""),
+        (["localhost:9"], ["http://localhost:9"], True, ""),
+        (["[::1]:9"], ["http://[::1]:9"], True, ""),
         (["evil.example"], [], False, "Host"),
         (["evil.example:8700"], ["http://evil.example:8700"], True, "Host"),
         (["127.0.0.1.evil.example"], [], False, "Host"),
-        (["localhost.evil.example"], [], False, "Host"),
         (["10.0.0.1:8700"], [], False, "Host"),
         ([""], [], False, "Host"),
         ([], [], False, "one Host"),
         ([OWN, OWN], [], False, "one Host"),
         ([OWN], [f"http://{OWN}"] * 2, True, "one Origin"),
         ([OWN], ["http://evil.example"], False, "origin"),
-        ([OWN], ["http://evil.example"], True, "origin"),
         ([OWN], ["http://127.0.0.1:8701"], True, "origin"),
         ([OWN], ["http://localhost:8700"], True, "origin"),
         ([OWN], [f"https://{OWN}"], True, "origin"),
@@ -56,8 +54,12 @@ def test_its_own_pages_get_in(host: str, origin: str | None, is_socket: bool) ->
         ([OWN], [], True, "needs an Origin"),
     ],
 )
-def test_strangers_do_not(hosts: list[str], origins: list[str], is_socket: bool, word: str) -> None:
-    assert word in refusal(hosts, origins, is_socket=is_socket)
+def test_its_own_pages_get_in_and_strangers_do_not(
+    hosts: list[str], origins: list[str], is_socket: bool, word: str
+) -> None:
+    found = refusal(hosts, origins, is_socket=is_socket)
+    assert word in found
+    assert bool(found) == bool(word)
 
 
 class Clock:
@@ -79,18 +81,17 @@ def test_a_code_is_good_once_and_for_a_while() -> None:
     doors = Doors(clock)
     assert doors.enter("") is None  # before there is any
     code = doors.new_code()
-    assert doors.enter(code[:-1]) is None
-    assert doors.enter("\udcff") is None
+    for wrong in (code[:-1], "\udcff", ""):
+        assert doors.enter(wrong) is None
     assert doors.enter(code) is not None
     assert doors.enter(code) is None
-    assert doors.enter("") is None
+    older, newer = doors.new_code(), doors.new_code()
+    assert doors.enter(older) is None
+    clock.now_s += CODE_LIFE_S
+    assert doors.enter(newer) is not None
     late = doors.new_code()
     clock.now_s += CODE_LIFE_S + 0.1
     assert doors.enter(late) is None
-    older = doors.new_code()
-    newer = doors.new_code()
-    assert doors.enter(older) is None
-    assert doors.enter(newer) is not None
 
 
 def test_a_cookie_is_good_for_its_room_only_and_not_for_ever() -> None:
@@ -98,12 +99,11 @@ def test_a_cookie_is_good_for_its_room_only_and_not_for_ever() -> None:
     doors = Doors(clock)
     first, second = entered(doors), entered(doors)
     assert len({first.room, second.room, first.secret, second.secret}) == 4
+    clock.now_s += LOGIN_LIFE_S - 0.1
     assert doors.admits(first.room, first.secret)
-    assert not doors.admits(first.room, second.secret)
-    assert not doors.admits(second.room, first.secret)
-    assert not doors.admits(first.room, "")
-    assert not doors.admits("", "")
-    clock.now_s += LOGIN_LIFE_S
+    for room, secret in ((first.room, second.secret), (first.room, ""), ("", "")):
+        assert not doors.admits(room, secret)
+    clock.now_s += 0.1
     assert not doors.admits(first.room, first.secret)
 
 
@@ -112,6 +112,105 @@ def test_the_oldest_login_is_forgotten_for_another() -> None:
     logins = [entered(doors) for _ in range(MAX_LOGINS + 1)]
     assert not doors.admits(logins[0].room, logins[0].secret)
     assert all(doors.admits(each.room, each.secret) for each in logins[1:])
+
+
+# -- raw sockets --------------------------------------------------------------------------
+
+
+class Raw:
+    """A connection; `ask` leaves it open."""
+
+    def __init__(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.port, self.reader, self.writer = port, reader, writer
+
+    async def ask(self, path: str, cookie: str = "", *more: str) -> tuple[int, str]:
+        """Status and head. `more`: lines of the head that is sent."""
+        host = f"Host: 127.0.0.1:{self.port}"
+        lines = (f"GET {path} HTTP/1.1", host, f"Cookie: {cookie}", *more, "\r\n")
+        self.writer.write("\r\n".join(lines).encode())
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
+        await self.reader.readexactly(int(head.partition("content-length: ")[2].split()[0]))
+        return int(head.split()[1]), head
+
+    async def is_closed(self) -> bool:
+        """Waits for that."""
+        with contextlib.suppress(ConnectionError):
+            return await self.reader.read() == b""
+        return True
+
+
+@asynccontextmanager
+async def raw(port: int, number: int) -> AsyncIterator[list[Raw]]:
+    found = [Raw(port, *await asyncio.open_connection("127.0.0.1", port)) for _ in range(number)]
+    try:
+        yield found
+    finally:
+        for each in found:
+            each.writer.close()
+
+
+@asynccontextmanager
+async def serving(head_s: float = server.HEAD_S) -> AsyncIterator[tuple[Doors, int]]:
+    doors = Doors(Clock())
+    app = Server(("false",), doors, print).app()
+    async with (
+        asyncio.timeout(LIMIT_S),
+        listening(app, "127.0.0.1", 0, head_s=head_s) as port,
+    ):
+        yield doors, port
+
+
+async def test_doubled_headers_open_nothing() -> None:
+    async with serving() as (doors, port):
+        path, own = f"/?code={doors.new_code()}", f"127.0.0.1:{port}"
+        for more in (
+            (f"Host: {own}",),
+            ("Host: evil.example",),
+            (f"Origin: http://{own}", f"Origin: http://{own}"),
+            (f"Origin: http://{own}", "Origin: http://evil.example"),
+        ):
+            async with raw(port, 1) as (found,):
+                status, head = await found.ask(path, "", *more)
+                assert status in (400, 403), more
+                assert "set-cookie" not in head
+        async with raw(port, 1) as (found,):
+            assert (await found.ask(path))[0] == 303
+
+
+async def test_whoever_sends_no_whole_request_in_time_is_cut() -> None:
+    """Nothing, a head byte by byte, or nothing more behind an answer."""
+    async with serving(head_s=0.3) as (_, port), raw(port, 3) as (silent, slow, answered):
+        assert (await answered.ask("/"))[0] == 403
+        ends = [asyncio.create_task(each.is_closed()) for each in (silent, slow, answered)]
+        slow.writer.write(b"GET / HTTP/1.1\r\nX: ")
+        while not all(each.done() for each in ends):
+            if not slow.writer.is_closing():
+                slow.writer.write(b"x")
+            await asyncio.sleep(0.02)
+        assert all(each.result() for each in ends)
+
+
+async def test_strangers_push_out_each_other_and_no_browser(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
+    async with serving() as (doors, port), raw(port, 1) as (browser,):
+        login = entered(doors)
+        page = f"/{login.room}/", f"{cookie_name(login.room)}={login.secret}"
+        assert (await browser.ask(*page))[0] == 200
+        async with raw(port, 20) as strangers:
+            for each in strangers[:13]:
+                assert await each.is_closed()
+            for each in strangers[13:]:
+                assert (await each.ask("/"))[0] == 403
+            assert (await browser.ask(*page))[0] == 200
+            async with raw(port, 1) as (another,):
+                assert (await another.ask(*page))[0] == 200
+            assert await strangers[13].is_closed()
+            assert (await strangers[14].ask("/"))[0] == 403
+
+
+# -- what is said -------------------------------------------------------------------------
 
 
 def test_what_a_page_may_say() -> None:
@@ -155,6 +254,9 @@ def test_textuals_own_switches_are_left_behind() -> None:
         "HOME": "/h", "COLUMNS": "1000", "ROWS": "1", "TERM": "xterm-256color",
         "TEXTUAL_COLOR_SYSTEM": "truecolor",
     }  # fmt: skip
+
+
+# -- the terminal of the server -----------------------------------------------------------
 
 
 async def test_a_terminal_that_is_gone_is_listened_to_no_more(
