@@ -22,9 +22,12 @@ from controller.api.wire.status import (
     QueueHeadStatus,
 )
 from tests.unit.cli_support import cluster
-from tools import synthetic_cluster as synthetic
+from tools.synthetic_cluster import instance
 
 LIMITS = ConsoleTable()
+KEPT_FOR = KeptForStatus(
+    request_id="r9", level="high", demand_blocks=700, lacking_blocks=9, waited_s=9.0
+)
 
 
 def head(waited_s: float = 180.0, **fields: Any) -> QueueHeadStatus:
@@ -38,29 +41,28 @@ def head(waited_s: float = 180.0, **fields: Any) -> QueueHeadStatus:
     return QueueHeadStatus(waited_s=waited_s, **(known | fields))
 
 
+def waiting(num: int = 2, *, demand: int = 500, why: str = "fragmented", **more: Any) -> Any:
+    """i-0 with a queue."""
+    queue = head(demand_blocks=demand, why=why)
+    return instance("i-0", num_waiting_reqs=num, queue_head=queue, **more)
+
+
 def texts(*found: InstanceStatus, limits: ConsoleTable = LIMITS, **fields: Any) -> list[str]:
     status = cluster(*found).model_copy(update=fields)
     return [alarm.text for alarm in alarms(status, limits)]
 
 
 def test_the_worst_is_named_with_its_cause() -> None:
-    starved = synthetic.instance(
-        "i-6",
-        num_waiting_reqs=61,
-        queue_head=head(),
-        num_free_blocks=196,
-        ttft_p99_s=166.0,
-    )
-    slow = synthetic.instance("i-2", ttft_p99_s=11.0)
-    assert texts(synthetic.instance("i-0"), slow, starved) == [
+    queue = {"num_waiting_reqs": 61, "queue_head": head(), "num_free_blocks": 196}
+    starved = instance("i-6", ttft_p99_s=166.0, **queue)
+    assert texts(instance("i-0"), instance("i-2", ttft_p99_s=11.0), starved) == [
         "i-6: 61 wait, head for 3m00s needs 280 of 186 blocks, 28% of an instance;"
         " P99 TTFT 2m46s; i-2 has room for it (440 blocks)",
         "i-2: P99 TTFT 11s",
     ]
 
 
-def test_a_quiet_cluster_has_none() -> None:
-    assert texts(synthetic.instance("i-0", num_waiting_reqs=19, queue_head=head(9.9))) == []
+# -- limits -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -71,16 +73,46 @@ def test_a_quiet_cluster_has_none() -> None:
         ({"ttft_p99_s": 3.0}, {"alarm_ttft_p99_s": 3.0}),
     ],
 )
-def test_limits(fields: dict[str, Any], limits: dict[str, Any]) -> None:
-    item = synthetic.instance("i-0", **fields)
+def test_an_alarm_begins_at_its_limit_and_0_is_none(
+    fields: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    item = instance("i-0", **fields)
     assert not texts(item)
     assert len(texts(item, limits=ConsoleTable(**limits))) == 1
-    worse = synthetic.instance("i-0", num_waiting_reqs=999, queue_head=head(), ttft_p99_s=99.0)
+    worse = instance("i-0", num_waiting_reqs=999, queue_head=head(), ttft_p99_s=99.0)
     never = ConsoleTable(alarm_head_waited_s=0, alarm_waiting_reqs=0, alarm_ttft_p99_s=0)
     assert not texts(worse, limits=never)
 
 
-def held(waited_s: float = 45.0, oldest_s: float = 0.0, **fields: Any) -> HeldStatus:
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({"instances": (instance("i-0", num_waiting_reqs=16),)}, "alarm_waiting_reqs"),
+        ({"instances": (instance("i-0", ttft_p99_s=8.0),)}, "alarm_ttft_p99_s"),
+        (
+            {"num_failed_moves_last_minute": 24, "num_migrated_last_minute": 29},
+            "alarm_failed_moves",
+        ),
+    ],
+)
+def test_an_alarm_ends_below_a_share_of_its_limit(fields: dict[str, Any], limit: str) -> None:
+    subject = "i-0" if "instances" in fields else "cluster"
+    before = [Alarm(subject, ("trouble",), (0, 0.0), (limit,))]
+    status = cluster(instance("i-9")).model_copy(update=fields)
+    assert alarms(status, LIMITS) == []
+    (lasting,) = alarms(status, LIMITS, before)
+    assert (lasting.subject, lasting.passed) == (subject, (limit,))
+    assert alarms(status, LIMITS, [Alarm("i-7", ("trouble",), (0, 0.0), (limit,))]) == []
+    well = cluster(instance("i-0", num_waiting_reqs=15, ttft_p99_s=7.9))
+    assert alarms(well, LIMITS, before) == []
+    assert alarms(status, ConsoleTable(**{limit: 0}), before) == []
+
+
+# -- the queue at the controller --------------------------------------------------------------
+
+
+def held(waited_s: float = 45.0, **fields: Any) -> HeldStatus:
+    """The head waits for i-9, which is kept for it."""
     known: dict[str, Any] = {
         "request_id": "r1",
         "frontend_id": "f-0",
@@ -93,12 +125,18 @@ def held(waited_s: float = 45.0, oldest_s: float = 0.0, **fields: Any) -> HeldSt
         "lacking_blocks": 172,
     }
     head = HeldHeadStatus(waited_s=waited_s, **(known | fields))
-    if oldest_s <= waited_s:
-        return HeldStatus(oldest_wait_s=waited_s, head=head)
-    other = {"request_id": "r2", "level": "normal", "place": 4, "why": "fragmented"}
-    nowhere = {"waited_s": oldest_s, "demand_blocks": 20, "instance_id": None}
-    oldest = head.model_copy(update=other | nowhere)
-    return HeldStatus(oldest_wait_s=oldest_s, head=head, oldest=oldest)
+    return HeldStatus(oldest_wait_s=waited_s, head=head)
+
+
+def with_an_older_one(what: HeldStatus) -> HeldStatus:
+    other = {"level": "normal", "place": 4, "why": "fragmented", "waited_s": 62.0}
+    oldest = what.head.model_copy(
+        update={**other, "demand_blocks": 20, "instance_id": None, "lacking_blocks": None}
+    )
+    return what.model_copy(update={"oldest": oldest, "oldest_wait_s": 62.0})
+
+
+NOWHERE = {"instance_id": None, "lacking_blocks": None}
 
 
 @pytest.mark.parametrize(
@@ -113,15 +151,15 @@ def held(waited_s: float = 45.0, oldest_s: float = 0.0, **fields: Any) -> HeldSt
             "head for 45s needs 20 blocks; i-9 is kept for it and has no place for it yet",
         ),
         (
-            held(why="memory", instance_id=None, demand_blocks=20),
+            held(why="memory", demand_blocks=20, **NOWHERE),
             "head for 45s needs 20 blocks; all instances together do not have enough free memory",
         ),
         (
-            held(why="no-instance", instance_id=None, demand_blocks=None, lacking_blocks=None),
+            held(why="no-instance", demand_blocks=None, **NOWHERE),
             "head for 45s; no instance takes requests",
         ),
         (
-            held(0.5, 62.0),
+            with_an_older_one(held(0.5)),
             "longest 1m02s (normal) needs 20 blocks; no instance has enough free memory;"
             " all together have; 3 before it",
         ),
@@ -130,46 +168,44 @@ def held(waited_s: float = 45.0, oldest_s: float = 0.0, **fields: Any) -> HeldSt
 def test_a_long_wait_at_the_controller_is_named_with_its_cause(
     what: HeldStatus, words: str
 ) -> None:
-    kept = synthetic.instance("i-9", num_running_reqs=20)
+    kept = instance("i-9", num_running_reqs=20)
     assert texts(kept, held=what, num_held_reqs=3) == [f"cluster: 3 held, {words}"]
 
 
-def test_few_requests_that_hold_most_of_the_kept_instance_are_named() -> None:
-    kept = synthetic.instance("i-9", num_running_reqs=4, kv_cache_usage=0.83)
+@pytest.mark.parametrize(
+    ("num", "usage", "named"), [(10, 0.75, True), (11, 0.75, False), (10, 0.74, False)]
+)
+def test_few_requests_that_hold_most_of_the_kept_instance_are_named(num, usage, named) -> None:
+    kept = instance("i-9", num_running_reqs=num, kv_cache_usage=usage)
     (text,) = texts(kept, held=held(), num_held_reqs=3)
-    assert text.endswith("; 4 requests hold 83% of i-9")
+    assert text.endswith("; 10 requests hold 75% of i-9") is named
 
 
-def test_the_queue_at_the_controller_has_the_limits_of_others() -> None:
-    item = synthetic.instance("i-9", num_running_reqs=20)
-    assert texts(item, held=held(9.9), num_held_reqs=19) == []
-    assert len(texts(item, held=held(9.9), num_held_reqs=20)) == 1
-    assert len(texts(item, held=held(10.0), num_held_reqs=1)) == 1
+@pytest.mark.parametrize(
+    ("waited_s", "num", "is_alarm"), [(9.9, 19, False), (9.9, 20, True), (10.0, 1, True)]
+)
+def test_the_queue_at_the_controller_has_the_limits_of_others(
+    waited_s: float, num: int, is_alarm: bool
+) -> None:
+    assert bool(texts(instance("i-9"), held=held(waited_s), num_held_reqs=num)) is is_alarm
 
 
-def test_an_instance_that_is_kept_for_a_held_request_is_reserved() -> None:
-    kept_for = KeptForStatus(
-        request_id="r1", level="high", demand_blocks=9, lacking_blocks=1, waited_s=3.0
-    )
-    kept = synthetic.instance("i-9", kept_for=kept_for)
-    assert (is_reserved(kept), in_need(kept)) == (True, False)
-    full = synthetic.instance(
-        "i-9", kept_for=kept_for, freeness_steps=-9.0, virtual_usage_blocks=1200
-    )
-    assert (is_reserved(full), in_need(full)) == (False, True)
+# -- members ----------------------------------------------------------------------------------
 
 
 def test_members_that_do_not_serve_come_first_and_in_words() -> None:
     def member(id_: str, state: InstanceState, detail: str = "") -> InstanceStatus:
-        return synthetic.instance(id_, state, detail=detail, age_s=12.0)
+        return instance(id_, state, detail=detail, age_s=12.0)
 
-    slow = synthetic.instance("i-0", ttft_p99_s=99.0)
-    restarting = member("i-1", InstanceState.RESTARTING)
-    stalled = member("i-2", InstanceState.STALLED)
-    failed = member("i-3", InstanceState.FAILED, "CUDA out of memory")
-    busy = member("i-4", InstanceState.ACTIVE, "computes without a request")
-    assert texts(busy, slow, restarting, stalled, failed) == [
-        "i-3: failed (CUDA out of memory)",
+    failed = member("i-3", InstanceState.FAILED, "CUDA out of \x1b[2J")
+    assert texts(
+        member("i-4", InstanceState.ACTIVE, "computes without a request"),
+        instance("i-0", ttft_p99_s=99.0),
+        member("i-1", InstanceState.RESTARTING),
+        member("i-2", InstanceState.STALLED),
+        failed,
+    ) == [
+        "i-3: failed (CUDA out of \\x1b[2J)",
         "i-2: stalled, last heard of 12s ago; 12 requests stand still there",
         "i-1: restarting, last heard of 12s ago",
         "i-0: P99 TTFT 1m39s",
@@ -179,114 +215,123 @@ def test_members_that_do_not_serve_come_first_and_in_words() -> None:
     assert not texts(failed, state=ClusterState.STOPPING)
 
 
-def test_frontends_too() -> None:
+def test_a_frontend_is_not_blamed_for_what_an_instance_says() -> None:
     down = FrontendStatus(id="f-0", state=InstanceState.RESTARTING, incarnation=2)
     slow = FrontendStatus(id="f-1", state=InstanceState.ACTIVE, incarnation=1, ttft_p99_s=20.0)
-    assert texts(synthetic.instance(), frontends=(slow, down)) == [
-        "f-0: restarting",
-        "f-1: P99 TTFT 20s over all instances",
-    ]
-
-
-def test_a_frontend_is_not_blamed_for_what_an_instance_says() -> None:
-    slow = FrontendStatus(id="f-1", state=InstanceState.ACTIVE, incarnation=1, ttft_p99_s=20.0)
-    starved = synthetic.instance("i-0", ttft_p99_s=21.0)
-    assert texts(starved, frontends=(slow,)) == ["i-0: P99 TTFT 21s"]
-
-
-def test_an_evicted_head_waits_since_its_eviction() -> None:
-    def evicted(for_s: float | None) -> list[str]:
-        waits = head(evicted=True, evicted_for_s=for_s)
-        return texts(synthetic.instance("i-0", num_waiting_reqs=1, queue_head=waits))
-
-    assert not evicted(None), "its age is no wait"
-    assert not evicted(9.0)
-    assert evicted(30.0) == ["i-0: 1 wait, head for 30s; memory is fragmented"]
+    frontends = (slow, down)
+    told = ["f-0: restarting", "f-1: P99 TTFT 20s over all instances"]
+    assert texts(instance(), frontends=frontends) == told
+    starved = instance("i-0", ttft_p99_s=21.0)
+    assert texts(starved, frontends=frontends) == ["f-0: restarting", "i-0: P99 TTFT 21s"]
 
 
 @pytest.mark.parametrize(
-    ("fields", "limit"),
+    ("evicted_for_s", "told"),
     [
-        ({"instances": (synthetic.instance("i-0", num_waiting_reqs=16),)}, "alarm_waiting_reqs"),
-        ({"instances": (synthetic.instance("i-0", ttft_p99_s=8.0),)}, "alarm_ttft_p99_s"),
-        ({"num_held_reqs": 16, "held": held(0.5)}, "alarm_waiting_reqs"),
+        (None, []),  # its age is no wait
+        (9.0, []),
+        (30.0, ["i-0: 1 wait, head for 30s; memory is fragmented"]),
+    ],
+)
+def test_an_evicted_head_waits_since_its_eviction(
+    evicted_for_s: float | None, told: list[str]
+) -> None:
+    queue = head(evicted=True, evicted_for_s=evicted_for_s)
+    assert texts(instance("i-0", num_waiting_reqs=1, queue_head=queue)) == told
+
+
+@pytest.mark.parametrize(
+    ("fields", "reserved", "needs"),
+    [
+        # M is 990 blocks: with 751 of headroom 1,198 are wanted, without it 447.
         (
-            {"num_failed_moves_last_minute": 24, "num_migrated_last_minute": 29},
-            "alarm_failed_moves",
+            {"freeness_steps": -80.0, "virtual_usage_blocks": 1198, "headroom_blocks": 751},
+            True,
+            False,
+        ),
+        (
+            {"freeness_steps": -80.0, "virtual_usage_blocks": 1198, "headroom_blocks": 100},
+            False,
+            True,
+        ),
+        ({"headroom_blocks": 751}, False, False),
+        ({"kept_for": KEPT_FOR}, True, False),
+        ({"kept_for": KEPT_FOR, "freeness_steps": -9.0, "virtual_usage_blocks": 1200}, False, True),
+    ],
+)
+def test_what_is_kept_free_is_not_in_need(
+    fields: dict[str, Any], reserved: bool, needs: bool
+) -> None:
+    item = instance("i-9", **fields)
+    assert (is_reserved(item), in_need(item)) == (reserved, needs)
+
+
+# -- why a queue waits ------------------------------------------------------------------------
+
+WAITING = "i-0: 2 wait, head for 3m00s needs 500 of 440 blocks, 50% of an instance"
+
+
+@pytest.mark.parametrize(
+    ("instances", "why"),
+    [
+        (
+            [waiting(), instance("i-1", num_free_blocks=300)],
+            "memory is fragmented, i-1 has most: 290",
+        ),
+        ([waiting(why="memory")], "memory is full everywhere"),
+        ([waiting(why="batch-full")], "its batch is full"),
+        (
+            [waiting(num_running_reqs=3, kv_cache_usage=0.8)],
+            "memory is fragmented; 3 requests hold 80% of it",
         ),
     ],
 )
-def test_an_alarm_ends_below_a_share_of_its_limit(fields: dict[str, Any], limit: str) -> None:
-    subject = "i-0" if "instances" in fields else "cluster"
-    before = [Alarm(subject, ("trouble",), (0, 0.0), (limit,))]
-    status = cluster(synthetic.instance("i-9")).model_copy(update=fields)
-    assert alarms(status, LIMITS) == []
-    (lasting,) = alarms(status, LIMITS, before)
-    assert (lasting.subject, lasting.passed) == (subject, (limit,))
-    assert alarms(status, LIMITS, [Alarm("i-7", ("trouble",), (0, 0.0), (limit,))]) == []
-    well = cluster(synthetic.instance("i-0", num_waiting_reqs=15, ttft_p99_s=7.9))
-    assert alarms(well, LIMITS, before) == []
-    never = ConsoleTable(**{limit: 0})
-    assert alarms(status, never, before) == []
+def test_why_a_queue_waits(instances: list[InstanceStatus], why: str) -> None:
+    assert texts(*instances) == [f"{WAITING}; {why}"]
 
 
-def test_a_drain_that_is_stuck() -> None:
-    drain = DrainStatus(drain_id="d", num_requests_left=2, num_moved=1, deadline_s=100.0)
-    item = synthetic.instance("i-0", InstanceState.DRAINING, drain=drain)
-    assert not texts(item, time_s=99.0)
-    assert texts(item, time_s=160.0) == ["i-0: drain 1m00s over its deadline, 2 requests left"]
-
-
-def test_held_requests_and_moves_that_fail_are_the_clusters() -> None:
-    moves = tuple(
-        EndedMoveStatus(
-            migration_id=f"m-{place}",
-            request_id="r",
-            from_instance_id="i-3",
-            to_instance_id=f"i-{min(place, 1)}",
-            outcome="kept" if place else "migrated",
-            why="the link broke" if place else "",
-            ended_s=1.0,
-            num_blocks=1,
-            num_bytes=1,
-        )
-        for place in range(4)
-    )
-    counts = {"num_failed_moves_last_minute": 43, "num_migrated_last_minute": 12}
-    nowhere = held(why="no-instance", instance_id=None, demand_blocks=None, lacking_blocks=None)
-    queue = {"num_held_reqs": 61, "held": nowhere}
-    assert texts(synthetic.instance(), ended_moves=moves, **queue, **counts) == [
-        "cluster: 61 held, head for 45s; no instance takes requests",
-        "cluster: 43 of 55 moves failed, mostly i-3>i-1 the link broke",
-    ]
-    assert not texts(synthetic.instance(), **(counts | {"num_migrated_last_minute": 43}))
-
-
-def test_kept_free_is_not_in_need() -> None:
-    """M is 990 blocks: with 751 of headroom 1,198 are wanted, without it 447."""
-    fields = {"freeness_steps": -80.0, "virtual_usage_blocks": 1198}
-    kept = synthetic.instance(headroom_blocks=751, **fields)
+@pytest.mark.parametrize(
+    "reserved",
+    [
+        {"freeness_steps": -9.0, "virtual_usage_blocks": 1040, "headroom_blocks": 900},
+        {"kept_for": KEPT_FOR},
+    ],
+    ids=["kept beside a high priority", "kept for a held request"],
+)
+def test_what_is_reserved_or_cordoned_has_no_room_for_what_waits_elsewhere(
+    reserved: dict[str, Any],
+) -> None:
+    kept = instance("i-3", num_free_blocks=608, **reserved)
+    roomy = instance("i-1", num_free_blocks=550)
+    cordoned = instance("i-2", num_free_blocks=600, closed_by=("cordoned",))
+    small = instance("i-3", num_free_blocks=408, **reserved)
     assert is_reserved(kept)
-    assert not in_need(kept)
-    full = synthetic.instance(headroom_blocks=100, **fields)
-    assert in_need(full)
-    assert not is_reserved(full)
-    free = synthetic.instance(headroom_blocks=751)
-    assert not is_reserved(free)
-    assert not in_need(free)
+    for others, why in (
+        ([kept], "i-3 has room (598 blocks), but it is reserved"),
+        ([kept, roomy], "i-1 has room for it (540 blocks)"),
+        ([cordoned, roomy], "i-1 has room for it (540 blocks)"),
+        ([small], "memory is fragmented"),
+    ):
+        assert texts(waiting(), *others) == [f"{WAITING}; {why}"]
 
 
-def test_foreign_text_cannot_drive_the_terminal() -> None:
-    failed = synthetic.instance("i-3", InstanceState.FAILED, detail="\x1b[2J")
-    assert texts(failed) == ["i-3: failed (\\x1b[2J)"]
+@pytest.mark.parametrize(("high", "told"), [(16, "; 16 of 30 running are high"), (15, "")])
+def test_requests_of_a_high_priority_are_named_where_most_are(high: int, told: str) -> None:
+    levels = (LevelStatus(name="high", rank=1, target_load_tokens=1600),)
+    running = {"num_running_reqs": 30, "num_running_by_level": {"high": high}}
+    slow = instance("i-0", ttft_p99_s=20.0, **running)
+    assert texts(slow, levels=levels) == [f"i-0: P99 TTFT 20s{told}"]
 
 
-def moved(outcome: str, why: str = "", to: str = "i-1") -> EndedMoveStatus:
+# -- moves and drains -------------------------------------------------------------------------
+
+
+def ended(outcome: str, why: str = "", source: str = "i-0") -> EndedMoveStatus:
     return EndedMoveStatus(
         migration_id=f"m-{outcome}",
         request_id="r",
-        from_instance_id="i-0",
-        to_instance_id=to,
+        from_instance_id=source,
+        to_instance_id="i-1",
         outcome=outcome,
         why=why,
         ended_s=1.0,
@@ -295,88 +340,57 @@ def moved(outcome: str, why: str = "", to: str = "i-1") -> EndedMoveStatus:
     )
 
 
-def test_why_a_drain_is_stuck() -> None:
+@pytest.mark.parametrize(
+    ("moves", "why"),
+    [
+        ([], ""),
+        ([ended("kept", "no room"), ended("migrated")], "; its moves fail: no room"),
+        ([ended("kept", "no room"), ended("migrated"), ended("migrated")], ""),
+    ],
+)
+def test_a_drain_that_is_stuck_says_why(moves: list[EndedMoveStatus], why: str) -> None:
     drain = DrainStatus(drain_id="d", num_requests_left=2, num_moved=1, deadline_s=100.0)
-    item = synthetic.instance("i-0", InstanceState.DRAINING, drain=drain)
+    item = instance("i-0", InstanceState.DRAINING, drain=drain)
+    assert not texts(item, time_s=99.0, ended_moves=moves)
     late = "i-0: drain 1m00s over its deadline, 2 requests left"
-    refused = moved("kept", "no room")
-    assert texts(item, time_s=160.0, ended_moves=(refused, moved("migrated"))) == [
-        f"{late}; its moves fail: no room"
-    ]
-    mostly_fine = (refused, moved("migrated"), moved("migrated"))
-    assert texts(item, time_s=160.0, ended_moves=mostly_fine) == [late]
+    assert texts(item, time_s=160.0, ended_moves=moves) == [late + why]
 
 
-def test_why_a_queue_waits() -> None:
-    def starved(**fields: Any) -> InstanceStatus:
-        known = {"num_waiting_reqs": 2, "queue_head": head(demand_blocks=500)}
-        return synthetic.instance("i-0", **(known | fields))
-
-    waiting = "i-0: 2 wait, head for 3m00s needs 500 of 440 blocks, 50% of an instance"
-    assert texts(starved(), synthetic.instance("i-1", num_free_blocks=300)) == [
-        f"{waiting}; memory is fragmented, i-1 has most: 290"
-    ]
-    full = starved(queue_head=head(demand_blocks=500, why="memory"))
-    assert texts(full) == [f"{waiting}; memory is full everywhere"]
-    giants = starved(num_running_reqs=3, kv_cache_usage=0.8)
-    assert texts(giants) == [f"{waiting}; memory is fragmented; 3 requests hold 80% of it"]
+def test_moves_that_fail_are_the_clusters() -> None:
+    moves = (ended("kept", "the link broke", "i-3"), ended("migrated", "", "i-3"))
+    counts = {"num_failed_moves_last_minute": 43, "num_migrated_last_minute": 12}
+    told = ["cluster: 43 of 55 moves failed, mostly i-3>i-1 the link broke"]
+    assert texts(instance(), ended_moves=moves, **counts) == told
+    assert not texts(instance(), **(counts | {"num_migrated_last_minute": 43}))
 
 
-def test_what_is_reserved_has_no_room_for_what_waits_elsewhere() -> None:
-    """Blocks that are kept beside a high priority, or for a held request, are free but cannot be
-    used."""
-    starved = synthetic.instance(
-        "i-0", num_waiting_reqs=2, queue_head=head(demand_blocks=500), num_free_blocks=100
+def slow_move(to: str, age_s: float) -> MoveStatus:
+    return MoveStatus(
+        migration_id=f"m-{to}-{age_s}",
+        request_id="r",
+        from_instance_id="i-0",
+        to_instance_id=to,
+        state="copying",
+        stage=0,
+        num_blocks_copied=9,
+        num_blocks=80,
+        age_s=age_s,
     )
-    waiting = "i-0: 2 wait, head for 3m00s needs 500 of 90 blocks, 50% of an instance"
-    by_headroom = {"freeness_steps": -9.0, "virtual_usage_blocks": 1040, "headroom_blocks": 900}
-    kept = KeptForStatus(
-        request_id="r9", level="high", waited_s=9.0, demand_blocks=700, lacking_blocks=9
-    )
-    for fields in (by_headroom, {"kept_for": kept}):
-        reserved = synthetic.instance("i-3", num_free_blocks=608, **fields)
-        assert is_reserved(reserved)
-        assert texts(starved, reserved) == [
-            f"{waiting}; i-3 has room (598 blocks), but it is reserved"
-        ]
-        roomy = synthetic.instance("i-1", num_free_blocks=550)
-        assert texts(starved, reserved, roomy) == [f"{waiting}; i-1 has room for it (540 blocks)"]
-        cordoned = synthetic.instance("i-2", num_free_blocks=600, closed_by=("cordoned",))
-        assert texts(starved, cordoned, roomy) == [f"{waiting}; i-1 has room for it (540 blocks)"]
-        small = synthetic.instance("i-3", num_free_blocks=408, **fields)
-        assert texts(starved, small) == [f"{waiting}; memory is fragmented"]
 
 
-def test_requests_of_a_high_priority_are_named_where_most_are() -> None:
-    levels = (LevelStatus(name="high", rank=1, target_load_tokens=1600),)
-
-    def slow(high: int) -> list[str]:
-        running = {"num_running_reqs": 30, "num_running_by_level": {"high": high}}
-        return texts(synthetic.instance("i-0", ttft_p99_s=20.0, **running), levels=levels)
-
-    assert slow(26) == ["i-0: P99 TTFT 20s; 26 of 30 running are high"]
-    assert slow(15) == ["i-0: P99 TTFT 20s"]
-
-
-def test_a_slow_link_is_told_by_the_moves_over_it() -> None:
-    def move(to: str, age_s: float) -> MoveStatus:
-        return MoveStatus(
-            migration_id=f"m-{to}-{age_s}",
-            request_id="r",
-            from_instance_id="i-0",
-            to_instance_id=to,
-            state="copying",
-            stage=0,
-            num_blocks_copied=9,
-            num_blocks=80,
-            age_s=age_s,
-        )
-
-    found = texts(synthetic.instance(), moves=(move("i-4", 40.0), move("i-4", 20.0)))
-    assert found == ["i-4: 2 slow moves to it: 9 of 80 blocks in 40s"]
-    apart = (move("i-4", 40.0), move("i-5", 50.0), move("i-6", 3.0))
-    assert texts(synthetic.instance(), moves=apart) == [
-        "i-0: 2 slow moves from it: 9 of 80 blocks in 50s"
-    ]
-    never = ConsoleTable(alarm_move_s=0)
-    assert not texts(synthetic.instance(), moves=apart, limits=never)
+@pytest.mark.parametrize(
+    ("moves", "told"),
+    [
+        ([("i-4", 40.0), ("i-4", 20.0)], "i-4: 2 slow moves to it: 9 of 80 blocks in 40s"),
+        (
+            [("i-4", 40.0), ("i-5", 50.0), ("i-6", 3.0)],
+            "i-0: 2 slow moves from it: 9 of 80 blocks in 50s",
+        ),
+    ],
+)
+def test_a_slow_link_is_told_by_the_moves_over_it(
+    moves: list[tuple[str, float]], told: str
+) -> None:
+    found = tuple(slow_move(*move) for move in moves)
+    assert texts(instance(), moves=found) == [told]
+    assert not texts(instance(), moves=found, limits=ConsoleTable(alarm_move_s=0))

@@ -1,6 +1,8 @@
 """Durations, times of day and foreign text, as the commands and the dashboard show them."""
 
+from collections.abc import Callable
 from datetime import UTC, timedelta, timezone
+from typing import Any
 
 import pytest
 
@@ -10,64 +12,32 @@ from controller.api.text.events import KINDS, Severity, Weight
 from controller.api.wire.requests import Event
 from controller.core.record.event_log import EventKind
 
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (0.0, "0.0s"),
-        (9.94, "9.9s"),
-        (9.96, "10s"),
-        (59.9, "59s"),
-        (61, "1m01s"),
-        (3599.9, "59m59s"),
-        (3599.97, "1h00m"),
-        (7260, "2h01m"),
-        (90000, "1d01h"),
-        (8640000, "100d00h"),
-    ],
-)
-def test_durations(seconds: float | None, text: str) -> None:
-    assert words.duration(seconds) == text
+DURATIONS = {
+    **{None: "-", 0.0: "0.0s", 9.94: "9.9s", 9.96: "10s", 59.9: "59s", 61: "1m01s"},
+    **{3599.9: "59m59s", 3599.97: "1h00m", 7260: "2h01m", 90000: "1d01h", 8640000: "100d00h"},
+}
+LATENCIES = {None: "-", 0.0004: "0ms", 0.24: "240ms", 0.9996: "1.0s", 1.94: "1.9s", 75: "1m15s"}
+SIZES = {
+    **{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1024 * 1024 - 1: "1.0 MiB"},
+    **{50_331_648: "48.0 MiB", 3 * 2**40: "3072.0 GiB"},
+}
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (0.0004, "0ms"),
-        (0.24, "240ms"),
-        (0.9996, "1.0s"),
-        (1.94, "1.9s"),
-        (75, "1m15s"),
-    ],
+    ("shown", "texts"),
+    [(words.duration, DURATIONS), (words.latency, LATENCIES), (words.sized, SIZES)],
+    ids=["durations", "latencies", "sizes"],
 )
-def test_latencies(seconds: float | None, text: str) -> None:
-    assert words.latency(seconds) == text
+def test_quantities(shown: Callable[[Any], str], texts: dict[float | None, str]) -> None:
+    assert {value: shown(value) for value in texts} == texts
 
 
 def test_times_of_day_are_of_a_zone() -> None:
     assert words.time_of_day(0.0, UTC) == "00:00:00"
     assert words.time_of_day(0.0, timezone(timedelta(hours=2))) == "02:00:00"
     assert words.time_of_day(61.25, UTC, millis=True) == "00:01:01.250"
-    assert words.time_of_day(1e20, UTC) == "--:--:--"
-    assert words.time_of_day(float("nan"), UTC) == "--:--:--"
-    assert words.time_of_day(None, UTC) == "--:--:--"
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1024 * 1024 - 1, "1.0 MiB"),
-        (50_331_648, "48.0 MiB"),
-        (3 * 2**40, "3072.0 GiB"),
-    ],
-)
-def test_sizes(num_bytes: int, text: str) -> None:
-    assert words.sized(num_bytes) == text
+    for unknown in (1e20, float("nan"), None):
+        assert words.time_of_day(unknown, UTC) == "--:--:--"
 
 
 @pytest.mark.parametrize(
@@ -82,9 +52,6 @@ def test_sizes(num_bytes: int, text: str) -> None:
 def test_what_comes_from_afar_cannot_drive_the_terminal(text: str, harmless: str) -> None:
     assert words.printable(text) == harmless
     assert words.printable(harmless) == harmless
-
-
-def test_what_is_kept_stays() -> None:
     assert words.printable("a\n\tb\x1b", keep="\n\t") == "a\n\tb\\x1b"
 
 
@@ -92,48 +59,33 @@ def event(kind: str, **fields: object) -> Event:
     return Event(kind=kind, time_s=1.0, cause_id="c", **fields)
 
 
-def test_the_known_kinds_are_those_of_the_log() -> None:
+def test_how_grave_events_are() -> None:
+    grave = {
+        "dispatched": Severity.PLAIN,
+        "frontend_recovered": Severity.GOOD,
+        "operator": Severity.NOTED,
+        "evicted": Severity.WARN,
+        "failed": Severity.BAD,
+        "instance_stalled": Severity.BAD,
+        "migrated": Severity.NOTED,
+        "migration_failed": Severity.WARN,
+        "something_new": Severity.PLAIN,
+    }
+    assert {kind: event_words.severity(event(kind)) for kind in grave} == grave
+
+
+def test_what_happens_to_requests_all_the_time_is_routine_and_trouble_is_told_apart() -> None:
     assert set(KINDS) == set(EventKind)
-
-
-@pytest.mark.parametrize(
-    ("kind", "severity"),
-    [
-        ("dispatched", Severity.PLAIN),
-        ("frontend_recovered", Severity.GOOD),
-        ("operator", Severity.NOTED),
-        ("evicted", Severity.WARN),
-        ("failed", Severity.BAD),
-        ("instance_stalled", Severity.BAD),
-        ("events_lost", Severity.BAD),
-        ("migrated", Severity.NOTED),
-        ("migration_failed", Severity.WARN),
-        ("something_new", Severity.PLAIN),
-    ],
-)
-def test_how_grave_an_event_is(kind: str, severity: Severity) -> None:
-    assert event_words.severity(event(kind)) is severity
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_happens_to_requests_all_the_time_is_routine_and_nothing_else(kind: str) -> None:
-    weight = event_words.weight(event(kind))
-    about_members = (
-        "instance_",
-        "frontend_",
-        "controller_",
-        "drain",
-        "operator",
-        "events_",
-        "autoscale",
-        "rolling",
-    )
-    if kind.startswith(about_members):
-        assert weight is not Weight.ROUTINE
-    trouble = {"rejected", "failed", "instance_died", "instance_stalled", "instance_busy"}
-    trouble |= {"instance_failed", "frontend_died", "frontend_failed", "drain_overdue"}
-    trouble |= {"autoscale_blocked", "rolling_failed", "node_lost", "ray_lost"}
-    assert (weight is Weight.TROUBLE) is (kind in trouble | {"events_lost"})
+    kinds: dict[Weight, set[str]] = {weight: set() for weight in Weight}
+    for kind in KINDS:
+        kinds[event_words.weight(event(kind))].add(kind)
+    requests = "dispatched admitted evicted migrated migration_failed request_lost request_found"
+    ends = "not_moved room_not_made finished aborted"
+    assert kinds[Weight.ROUTINE] == set(f"{requests} {ends}".split())
+    instances = "instance_died instance_stalled instance_busy instance_failed drain_overdue"
+    others = "node_lost ray_lost frontend_died frontend_failed autoscale_blocked rolling_failed"
+    trouble = f"rejected failed {instances} {others} events_lost"
+    assert kinds[Weight.TROUBLE] == set(trouble.split())
 
 
 @pytest.mark.parametrize(
@@ -160,20 +112,17 @@ def test_why_something_happened() -> None:
     assert event_words.what(event("operator")) == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("num_output_tokens", 12, "12 output tokens"),
-        ("waited_s", 0.3, "waited 300ms"),
-        ("e2e_latency_s", 72.5, "e2e latency 1m12s"),
-        ("demand_blocks", 118, "demand 118 blocks"),
-        ("num_bytes", 2048, "2.0 KiB"),
-        ("stage_0_bytes", 512, "stage 0 512 B"),
-        ("cached_ratio", 0.25, "cached 25%"),
-        ("score_of_i-0", -3.25, "score of i-0 -3.2"),
-        ("score", float("inf"), "score inf"),
-        ("tokens", 3, "tokens 3"),
-    ],
-)
-def test_figures_in_words(name: str, value: float, said: str) -> None:
-    assert event_words.figure(name, value) == said
+def test_figures_in_words() -> None:
+    said: dict[tuple[str, float], str] = {
+        ("num_output_tokens", 12): "12 output tokens",
+        ("waited_s", 0.3): "waited 300ms",
+        ("e2e_latency_s", 72.5): "e2e latency 1m12s",
+        ("demand_blocks", 118): "demand 118 blocks",
+        ("num_bytes", 2048): "2.0 KiB",
+        ("stage_0_bytes", 512): "stage 0 512 B",
+        ("cached_ratio", 0.25): "cached 25%",
+        ("score_of_i-0", -3.25): "score of i-0 -3.2",
+        ("score", float("inf")): "score inf",
+        ("tokens", 3): "tokens 3",
+    }
+    assert {figure: event_words.figure(*figure) for figure in said} == said

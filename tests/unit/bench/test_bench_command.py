@@ -30,63 +30,45 @@ def small(url: str, *more: str) -> list[str]:
 
 def test_table(capsys: Captured) -> None:
     with FakeServer().in_thread() as server:
-        assert run(small(server.url, "--verify", "tokens")) == 0
-    captured = capsys.readouterr()
-    summary, table, note = captured.out.split("\n\n")
+        assert run(small(server.url, "--verify", "tokens", "--priority", "high=0.5")) == 0
+    summary, table, note = capsys.readouterr().out.split("\n\n")
     assert f"endpoint {server.url}  model {MODEL}" in summary
     assert "requests 20 right of 20 sent  0 failed" in summary
     assert "tokens 180 " in summary
     assert "0 lost  0 doubled  0 wrong (by tokens)" in summary
-    header, *rows = table.splitlines()
-    assert header.split() == ["LATENCY", "COUNT", "MEAN", "P50", "P90", "P99", "MAX"]
-    counts = {row.split()[0]: int(row.split()[1]) for row in rows}
-    assert counts == {"ttft_s": 20, "tpot_s": 20, "itl_s": 160, "e2e_latency_s": 20}
+    header, *rows = [line.split() for line in table.splitlines()]
+    assert header == ["LATENCY", "LEVEL", "COUNT", "MEAN", "P50", "P90", "P99", "MAX"]
+    counts = {(row[0], row[1]): int(row[2]) for row in rows}
+    all_of = {name: counts[name, "all"] for name in ("ttft_s", "tpot_s", "itl_s", "e2e_latency_s")}
+    assert all_of == {"ttft_s": 20, "tpot_s": 20, "itl_s": 160, "e2e_latency_s": 20}
+    assert counts["ttft_s", "high"] + counts["ttft_s", "normal"] == 20
     assert "due" in note
 
 
-def test_levels_have_rows_of_their_own(capsys: Captured) -> None:
-    with FakeServer().in_thread() as server:
-        assert run(small(server.url, "--priority", "high=0.5")) == 0
-    rows = [line.split() for line in capsys.readouterr().out.split("\n\n")[1].splitlines()]
-    assert rows[0][1] == "LEVEL"
-    levels = {row[1]: int(row[2]) for row in rows if row[0] == "ttft_s"}
-    assert set(levels) == {"all", "high", "normal"}
-    assert levels["all"] == 20 == levels["high"] + levels["normal"]
-
-
 def test_json_records_and_plot(capsys: Captured, tmp_path: Path) -> None:
-    files = {name: tmp_path / name for name in ("r.json", "r.jsonl", "r.png")}
-    options = ["--json", str(files["r.json"]), "--records", str(files["r.jsonl"])]
+    report_file, records_file, plot = (tmp_path / name for name in ("r.json", "r.jsonl", "r.png"))
+    options = ["--json", str(report_file), "--records", str(records_file), "--plot", str(plot)]
     behave = lambda num: Behaviour(status=503 if num == 3 else 200)  # noqa: E731
     with FakeServer(behave=behave).in_thread() as server:
-        plot = ["--plot", str(files["r.png"]), "-o", "json", "--seed", "4"]
-        assert run(small(server.url, *options, *plot)) == 1
+        assert run(small(server.url, *options, "-o", "json", "--seed", "4")) == 1
     captured = capsys.readouterr()
     report = json.loads(captured.out)
-    assert json.loads(files["r.json"].read_text()) == report
+    assert json.loads(report_file.read_text()) == report
     assert report["schema_version"] == 1
-    assert report["parameters"]["seed"] == 4
-    assert report["parameters"]["lengths"] == "6,9"
-    assert report["parameters"]["verify"] == "counts"
+    parameters = {"seed": 4, "lengths": "6,9", "verify": "counts"}
+    assert parameters.items() <= report["parameters"].items()
     assert report["target"]["max_model_len"] == 8192
     assert (report["num_sent"], report["num_right"], report["num_failed"]) == (20, 19, 1)
     assert report["failures"] == {"http-503": 1}
     assert report["latencies"]["all"]["ttft_s"]["count"] == 19
     assert report["interrupted"] is False
     assert "http-503" in captured.err
-    records = [json.loads(line) for line in files["r.jsonl"].read_text().splitlines()]
+    records = [json.loads(line) for line in records_file.read_text().splitlines()]
     assert [record["index"] for record in records] == list(range(20))
     assert [record["outcome"] for record in records].count("http-503") == 1
     right = next(record for record in records if record["outcome"] == "right")
     assert 0 < right["ttft_s"] <= right["e2e_latency_s"]
-    assert files["r.png"].read_bytes().startswith(PNG)
-
-
-def test_a_plot_of_failures_alone(tmp_path: Path) -> None:
-    path = tmp_path / "r.png"
-    with FakeServer(behave=lambda _: Behaviour(status=500)).in_thread() as server:
-        assert run(small(server.url, "--plot", str(path))) == 1
-    assert path.read_bytes().startswith(PNG)
+    assert plot.read_bytes().startswith(PNG)
 
 
 def test_wrong_tokens_are_a_failure(capsys: Captured) -> None:
@@ -98,19 +80,22 @@ def test_wrong_tokens_are_a_failure(capsys: Captured) -> None:
         assert run(small(server.url, "--verify", "counts")) == 0
 
 
-def test_many_failures_are_not_all_listed(capsys: Captured) -> None:
+def test_many_failures_are_not_all_listed_and_can_be_plotted(
+    capsys: Captured, tmp_path: Path
+) -> None:
+    plot = tmp_path / "r.png"
     with FakeServer(behave=lambda _: Behaviour(status=503)).in_thread() as server:
-        assert run(small(server.url)) == 1
+        assert run(small(server.url, "--plot", str(plot))) == 1
     captured = capsys.readouterr()
     assert "failures http-503 20" in captured.out
     assert captured.err.count("http-503") == 10
     assert "and 10 more" in captured.err
+    assert plot.read_bytes().startswith(PNG)
 
 
 def test_a_cluster(capsys: Captured) -> None:
     """Emulated engines: every token is verified; levels are the cluster's."""
-    vip = LevelStatus(name="vip", rank=5)
-    levels = (vip, LevelStatus(name="plain", rank=0))
+    levels = (LevelStatus(name="vip", rank=5), LevelStatus(name="plain", rank=0))
     status = cluster(instance(num_evictions=4), instance("i-1", num_evictions=1)).model_copy(
         update={"engine": "emulated", "levels": levels}
     )
@@ -124,8 +109,7 @@ def test_a_cluster(capsys: Captured) -> None:
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert report["parameters"]["verify"] == "tokens"
-    assert report["target"]["engine"] == "emulated"
-    assert report["target"]["num_instances"] == 2
+    assert {"engine": "emulated", "num_instances": 2}.items() <= report["target"].items()
     assert report["num_evictions"] == 0
     assert captured.err.endswith("try:   llumctl bench --priority vip=0.1\n")
 
@@ -149,38 +133,28 @@ def test_an_endpoint_with_a_key(capsys: Captured, tmp_path: Path) -> None:
     assert "try:   llumctl bench --api-key-file FILE\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
-def test_a_key_that_others_can_read(mode: int, capsys: Captured, tmp_path: Path) -> None:
-    """As for endpoint.api_key_file, and before anybody is asked."""
-    key_file = tmp_path / "key"
-    key_file.write_text("sesame\n")
-    key_file.chmod(mode)
-    assert run(["bench", "--url", "http://127.0.0.1:1", "--api-key-file", str(key_file)]) == 2
-    err = capsys.readouterr().err
-    assert f"--api-key-file: {key_file} is open to other users (mode {mode:04o})" in err
-    assert err.endswith(f"try:   chmod 600 {key_file}\n")
-    assert "sesame" not in err
-
-
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "mode", "why"),
     [
-        (b"", "is empty"),
-        (b" \n", "is empty"),
-        (b"a\x07b\n", "holds no key"),
-        (b"\xff", "not"),
+        (b"sesame\n", 0o640, "is open to other users (mode 0640)"),
+        (b"sesame\n", 0o604, "is open to other users (mode 0604)"),
+        (b" \n", 0o600, "is empty"),
+        (b"a\x07b\n", 0o600, "holds no key"),
+        (b"\xff", 0o600, "not"),
     ],
 )
-def test_a_key_file_without_a_key(
-    content: bytes, why: str, capsys: Captured, tmp_path: Path
+def test_a_key_file_that_is_not_used(
+    content: bytes, mode: int, why: str, capsys: Captured, tmp_path: Path
 ) -> None:
+    """Nobody is asked before."""
     key_file = tmp_path / "key"
     key_file.write_bytes(content)
-    key_file.chmod(0o600)
+    key_file.chmod(mode)
     assert run(["bench", "--url", "http://127.0.0.1:1", "--api-key-file", str(key_file)]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: --api-key-file: ")
     assert why in err
+    assert "sesame" not in err
 
 
 def test_a_trace(capsys: Captured, tmp_path: Path) -> None:
@@ -225,10 +199,7 @@ def test_interruption_reports_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--rate", "0"], "--rate: must be a positive number of requests per second, not 0"),
         (["--rate", "nan"], "--rate: must be a positive"),
-        (["--cv", "-1"], "--cv: must be a positive number, not -1"),
-        (["--arrivals", "poisson", "--cv", "2"], "poisson arrivals have no coefficient"),
         (["--arrivals", "weibull"], "--arrivals"),
         (["--duration", "0"], "--duration: must be a positive number of seconds, not 0"),
         (["--timeout", "nan"], "--timeout: must be a positive number of seconds"),
@@ -256,21 +227,11 @@ def test_bad_input(options: list[str], why: str, capsys: Captured) -> None:
     assert "\ntry:   " in captured.err or "number of seconds" in why
 
 
-def test_a_corrupt_trace_is_named_by_line(capsys: Captured, tmp_path: Path) -> None:
-    trace = tmp_path / "t.jsonl"
-    trace.write_text('{"timestamp": 0, "input_length": 1, "output_length": 1}\n{"timest')
-    assert run(["bench", "--trace", str(trace)]) == 2
-    assert f"error: --trace: {trace}:2: not JSON" in capsys.readouterr().err
-
-
 def test_nobody_to_send_to(capsys: Captured) -> None:
     assert run(["bench"]) == 3
     assert capsys.readouterr().err == ("error: cluster default is not running\ntry:   llumctl up\n")
     assert run(["bench", "--url", "http://127.0.0.1:1"]) == 3
     assert "cannot be reached" in capsys.readouterr().err
-
-
-def test_an_unknown_model(capsys: Captured) -> None:
     with FakeServer().in_thread() as server:
         assert run(small(server.url, "--model", "other")) == 2
     assert f"it serves {MODEL}" in capsys.readouterr().err

@@ -40,41 +40,6 @@ def _freeze(server: FakeServer, canary: Canary) -> Gap:
     return canary.longest(began_s)
 
 
-def test_a_busy_process_is_none() -> None:
-    with FakeServer(freezing).in_thread() as server, Canary(server.url) as canary:
-        canary.wait_singing()
-        began_s = time.monotonic()
-        canary._loop.call_soon_threadsafe(time.sleep, FREEZE_S)
-        time.sleep(FREEZE_S)
-        canary.wait_singing()
-        found = canary.longest(began_s)
-    assert found.duration_s < FREEZE_S or found.stall_s < 0.5 * FREEZE_S
-
-
-def test_a_gap_that_has_not_ended_counts() -> None:
-    def silent(_: int) -> Behaviour:
-        return Behaviour(step_s=0.3)
-
-    with FakeServer(silent).in_thread() as server, Canary(server.url) as canary:
-        canary.wait_singing()
-        time.sleep(0.15)
-        since_s = time.monotonic() - 0.1
-        found = canary.longest(since_s)
-        assert 0.1 <= found.duration_s <= time.monotonic() - since_s
-
-
-def test_a_stream_that_fails_is_told_and_tried_again() -> None:
-    def behave(number: int) -> Behaviour:
-        return Behaviour(error_after=3) if number == 0 else Behaviour(step_s=0.005)
-
-    with FakeServer(behave).in_thread() as server, Canary(server.url) as canary:
-        canary.wait_singing()
-        while not canary.breaks:
-            time.sleep(0.01)
-        canary.wait_singing()
-        assert [why for _, why in canary.breaks] == ["RuntimeError: the instance died"]
-
-
 def test_the_machine_s_share_of_a_gap() -> None:
     gaps, late = [Span(1.0, 2.0), Span(5.0, 5.5)], [Span(1.2, 1.9), Span(5.4, 9.0)]
     assert longest_gap(gaps, late, 0.0, 10.0) == Gap(5.0, 5.5, pytest.approx(0.1))

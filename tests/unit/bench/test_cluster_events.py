@@ -1,7 +1,6 @@
 """What `make bench-cluster` reads from a cluster's events."""
 
 from array import array
-from collections.abc import Sequence
 
 import pytest
 
@@ -16,11 +15,10 @@ from llumctl.lab.bench_run import Result
 NUM_PROMPT_TOKENS = 10
 
 
-def _result(times_s: Sequence[float], num_output_tokens: int | None = None) -> Result:
+def _result(*times_s: float) -> Result:
     request = Request(0, 0.0, NUM_PROMPT_TOKENS, len(times_s))
     answer = Answer(200, array("d", times_s))
-    count = len(times_s) if num_output_tokens is None else num_output_tokens
-    return Result(request, 0.0, 0.0, answer, num_output_tokens=count)
+    return Result(request, 0.0, 0.0, answer, num_output_tokens=len(times_s))
 
 
 def _evicted(time_s: float, num_outputs: int) -> Eviction:
@@ -33,48 +31,31 @@ def _evicted(time_s: float, num_outputs: int) -> Eviction:
         ([], 0.0),
         ([_evicted(2.5, 2)], 2.5),
         ([_evicted(0.2, 0)], 0.8),  # in mid-prefill: until its first token
-        ([_evicted(2.5, 2), _evicted(5.5, 3)], 2.5 + 0.5),
-        ([_evicted(2.5, 2), _evicted(4.0, 2)], 2.5),  # again before a token came
-        (
-            [_evicted(1.999, 2)],
-            5.0 - 1.999,
-        ),  # the second token was under way when it lost its blocks
+        ([_evicted(2.5, 2), _evicted(4.0, 2), _evicted(5.5, 3)], 2.5 + 0.5),  # twice in a gap
+        ([_evicted(1.999, 2)], 5.0 - 1.999),  # the second token was under way
         ([_evicted(7.0, 5)], 0.0),  # no token came any more
     ],
 )
 def test_preemption_loss_is_from_eviction_to_the_next_new_token(
     its_evictions: list[Eviction], expected: float
 ) -> None:
-    result = _result([1.0, 2.0, 5.0, 6.0, 6.5])
+    result = _result(1.0, 2.0, 5.0, 6.0, 6.5)
     assert preemption_loss_s(result, its_evictions) == pytest.approx(expected)
 
 
-def test_tokens_that_came_together_have_one_time() -> None:
-    result = _result([1.0, 2.0, 5.0], num_output_tokens=5)  # 1, 2 and 2
-    assert preemption_loss_s(result, [_evicted(2.5, 3)]) == pytest.approx(2.5)
-
-
 def test_evictions_are_found_by_the_loads_own_names() -> None:
-    def event(kind: str, request_id: str, time_s: float, num_tokens: int) -> Event:
-        return Event(
-            kind=kind,
-            time_s=time_s,
-            cause_id="step-i-0-1-7",
-            request_id=request_id,
-            numbers={"num_tokens": num_tokens},
-        )
-
-    found = evictions(
-        [
-            event("evicted", "cmpl-abc-1-0-9f", 1000.5, 20),
-            event("evicted", "cmpl-abc-12-0-77", 1001.0, 30),
-            event("evicted", "cmpl-abd-1-0-9f", 1001.5, 40),
-            event("admitted", "cmpl-abc-1-0-9f", 1002.0, 20),
-            event("evicted", "cmpl-abc-1-0-9f", 1003.0, 50),
-        ],
-        "abc",
-        1000.0,
-    )
+    told = [
+        ("evicted", "cmpl-abc-1-0-9f", 1000.5, 20),
+        ("evicted", "cmpl-abc-12-0-77", 1001.0, 30),
+        ("evicted", "cmpl-abd-1-0-9f", 1001.5, 40),
+        ("admitted", "cmpl-abc-1-0-9f", 1002.0, 20),
+        ("evicted", "cmpl-abc-1-0-9f", 1003.0, 50),
+    ]
+    events = [
+        Event(kind=kind, time_s=time_s, cause_id="c", request_id=id_, numbers={"num_tokens": num})
+        for kind, id_, time_s, num in told
+    ]
+    found = evictions(events, "abc", 1000.0)
     assert found == {1: [Eviction(0.5, 20), Eviction(3.0, 50)], 12: [Eviction(1.0, 30)]}
 
 

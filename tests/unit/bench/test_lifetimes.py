@@ -17,11 +17,6 @@ def test_the_moving_request_outlives_its_round(limit: float | None, step_s: floa
     assert prompt <= MOVING_TOKENS
 
 
-def test_a_slow_machine_has_the_whole_length() -> None:
-    assert prompt_that_lives(7500, 4.0, 0.012) == 7500
-    assert prompt_that_lives(7500, 4.0, 0.003) == CONTEXT_TOKENS - 2000
-
-
 def test_what_cannot_live_is_said() -> None:
     with pytest.raises(ValueError, match=r"no stream lives 60\.0 s"):
         prompt_that_lives(7500, 60.0, 0.001)

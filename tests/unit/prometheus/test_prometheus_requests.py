@@ -11,9 +11,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from controller.adapters import prometheus
 from controller.adapters.prometheus import RequestMetrics
-from controller.adapters.vllm.process_setup import share_metrics
 from controller.core.record.request_record import RequestState
-from tests.unit.prometheus.prometheus_support import labels_of, record, samples, value
+from tests.unit.prometheus.prometheus_support import record, samples, value
 
 
 @pytest.fixture
@@ -60,11 +59,12 @@ def test_levels_are_apart_and_start_at_zero(
     metrics.first_token("high", 0.2)
     metrics.ended(record(level="high", state=RequestState.ABORTED))
     text = served(registry)
-    assert set(samples(text)) == before
-    assert value(text, "llumctl_request_ttft_seconds_count", level="high") == 1
-    assert value(text, "llumctl_request_ttft_seconds_count", level="normal") == 0
-    assert value(text, "llumctl_requests_ended_total", level="high", outcome="aborted") == 1
-    assert value(text, "llumctl_requests_ended_total", level="high", outcome="finished") == 0
+    assert set(samples(text)) == before, "more requests are no more series"
+    for level, number in (("high", 1), ("normal", 0)):
+        assert value(text, "llumctl_request_ttft_seconds_count", level=level) == number
+        ended = "llumctl_requests_ended_total"
+        assert value(text, ended, level=level, outcome="aborted") == number
+        assert value(text, ended, level=level, outcome="finished") == 0
 
 
 @pytest.mark.parametrize("state", [RequestState.ABORTED, RequestState.FAILED])
@@ -108,41 +108,20 @@ def test_a_live_request_has_not_ended(
     assert samples(served(registry)) == before
 
 
-def test_more_requests_are_no_more_series(
-    registry: CollectorRegistry, metrics: RequestMetrics
-) -> None:
-    before = len(samples(served(registry)))
-    for i in range(100):
-        metrics.first_token("normal", i / 10)
-        metrics.ended(record(request_id=f"req-{i}", client_request_id=f"mine-{i}"))
-    text = served(registry)
-    assert len(samples(text)) == before
-    assert "req-" not in text
-    assert "mine-" not in text
-    for name, labels in labels_of(text).items():
-        assert labels <= {"level", "outcome", "reason"}, name
-
-
-def test_a_registry_takes_them_once(registry: CollectorRegistry, metrics: RequestMetrics) -> None:
-    assert metrics
-    with pytest.raises(ValueError, match="Duplicated"):
-        RequestMetrics(("normal",), registry)
-
-
 @pytest.mark.parametrize(
-    ("buckets", "first_s", "last_s"),
+    ("buckets", "bounds"),
     [
-        (prometheus.DISPATCH_BUCKETS_S, 0.0005, 30),
-        (prometheus.TTFT_BUCKETS_S, 0.01, 150),
-        (prometheus.TPOT_BUCKETS_S, 0.001, 2),
-        (prometheus.E2E_BUCKETS_S, 0.1, 1500),
+        (prometheus.DISPATCH_BUCKETS_S, (0.0005, 30)),
+        (prometheus.TTFT_BUCKETS_S, (0.01, 150)),
+        (prometheus.TPOT_BUCKETS_S, (0.001, 2)),
+        (prometheus.E2E_BUCKETS_S, (0.1, 1500)),
     ],
 )
-def test_bucket_bounds(buckets: tuple[float, ...], first_s: float, last_s: float) -> None:
-    """As documented: where they begin and end, and that no step is larger than 5:3."""
-    assert (buckets[0], buckets[-1]) == (first_s, last_s)
-    for lower, upper in itertools.pairwise(buckets):
-        assert 1 < upper / lower <= 5 / 3 + 1e-9
+def test_buckets_begin_and_end_as_documented_in_small_steps(
+    buckets: tuple[float, ...], bounds: tuple[float, float]
+) -> None:
+    assert (buckets[0], buckets[-1]) == bounds
+    assert all(1 < upper / lower <= 5 / 3 + 1e-9 for lower, upper in itertools.pairwise(buckets))
 
 
 FRONTEND = """
@@ -170,9 +149,3 @@ def test_frontends_that_share_a_folder_count_together(tmp_path: Path) -> None:
     assert value(text, f"{ttft}_sum", level="normal") == 4.75
     assert value(text, f"{ttft}_bucket", level="normal", le="0.5") == 2
     assert folder.stat().st_mode & 0o077 == 0
-
-
-def test_sharing_too_late_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="was imported before"):
-        share_metrics(tmp_path / "metrics")
-    assert not (tmp_path / "metrics").exists()

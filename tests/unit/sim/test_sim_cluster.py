@@ -33,28 +33,7 @@ def check(cluster: SimCluster) -> None:
 @given(trace=ROWS, mode=st.sampled_from(["chunked", "prefill-first"]), moves=st.booleans())
 def test_every_request_ends_once_and_every_block_is_given_back(trace, mode, moves) -> None:
     setup = ClusterSetup(SMALL, policy(MOVE if moves else STAY), 3, mode=mode)
-    cluster, outcome = run(setup, trace)
-    assert len(outcome.rows) == len(trace.requests)
-    assert outcome.num_failed == 0
-    cluster.events.run(lambda: cluster.events.now_s > outcome.duration_s + 5.0)
-    check(cluster)
-    assert sum(column(outcome, "num_moves")) == outcome.num_moved
-    for arrival_s, ttft_s, e2e_s, pause_s in zip(
-        *(
-            column(outcome, name)
-            for name in ("arrival_s", "ttft_s", "e2e_latency_s", "longest_pause_s")
-        ),
-        strict=True,
-    ):
-        assert 0 < ttft_s <= e2e_s
-        assert pause_s <= e2e_s - ttft_s + 1e-9
-        assert arrival_s + e2e_s <= outcome.duration_s + 1e-9
-
-
-@settings(max_examples=20)
-@given(trace=ROWS)
-def test_blocks_and_places_balance_at_every_boundary(trace) -> None:
-    cluster = SimCluster(ClusterSetup(SMALL, policy(), 2))
+    cluster = SimCluster(setup)
 
     def look() -> None:
         for instance in cluster.instances.values():
@@ -62,16 +41,18 @@ def test_blocks_and_places_balance_at_every_boundary(trace) -> None:
         cluster.events.after(0.05, look)
 
     cluster.events.at(0.0, look)
-    cluster.run(trace)
-
-
-def test_the_same_trace_gives_the_same_outcome() -> None:
-    rows = [(n / 7, 1 + n * 37 % 300, 1 + n * 53 % 200) for n in range(200)]
-    outcomes = [run(ClusterSetup(SMALL, policy(), 3), requests(rows))[1] for _ in range(2)]
-    first, second = outcomes
-    assert first.num_moved > 0
-    assert first.rows.columns == second.rows.columns
-    assert first.sampled == second.sampled
+    outcome = cluster.run(trace)
+    assert len(outcome.rows) == len(trace.requests)
+    assert outcome.num_failed == 0
+    cluster.events.run(lambda: cluster.events.now_s > outcome.duration_s + 5.0)
+    check(cluster)
+    assert sum(column(outcome, "num_moves")) == outcome.num_moved
+    names = ("arrival_s", "ttft_s", "e2e_latency_s", "longest_pause_s")
+    rows = zip(*(column(outcome, name) for name in names), strict=True)
+    for arrival_s, ttft_s, e2e_s, pause_s in rows:
+        assert 0 < ttft_s <= e2e_s
+        assert pause_s <= e2e_s - ttft_s + 1e-9
+        assert arrival_s + e2e_s <= outcome.duration_s + 1e-9
 
 
 def test_one_request_takes_its_prefill_and_its_decode_steps() -> None:

@@ -14,12 +14,8 @@ from controller.sim.outcome import Outcome
 from controller.sim.setup import ClusterSetup, Fault
 from tests.unit.sim.runs import A10, SMALL, STAY, column, policy, requests
 from tests.unit.sim.runs import run as run_cluster
+from tests.unit.sim.test_sim_cluster import ROWS
 
-TRACES = st.lists(
-    st.tuples(st.integers(0, 300), st.integers(1, 500), st.integers(1, 300)),
-    min_size=1,
-    max_size=60,
-).map(lambda rows: requests((at / 100, p, o) for at, p, o in sorted(rows)))
 MODES = st.sampled_from(["chunked", "prefill-first"])
 BOTH = pytest.mark.parametrize("name", list(ORACLES))
 
@@ -47,7 +43,7 @@ def _ends_s(outcome: Outcome) -> list[float]:
 
 # One decodes and grows while the other's prompt is computed in the same step.
 @example(trace=requests([(0.0, 13, 5), (0.0, 14, 2)]), name="O2", mode="chunked", num=1)
-@given(trace=TRACES, name=st.sampled_from(list(ORACLES)), mode=MODES, num=st.integers(1, 3))
+@given(trace=ROWS, name=st.sampled_from(list(ORACLES)), mode=MODES, num=st.integers(1, 3))
 def test_every_request_ends_once_and_blocks_balance_all_the_time(trace, name, mode, num) -> None:
     cluster = ORACLES[name](ClusterSetup(SMALL, policy(), num, mode=mode))
 
@@ -160,14 +156,6 @@ def test_a_request_that_fills_an_instance_runs_alone(name: str) -> None:
     _, outcome = _run(name, rows, profile=profile)
     large_s, small_s = _ends_s(outcome)
     assert small_s < large_s if name == "O1" else small_s > large_s
-
-
-@BOTH
-def test_the_same_trace_gives_the_same_outcome(name: str) -> None:
-    rows = [(n / 7, 1 + n * 37 % 300, 1 + n * 53 % 200) for n in range(100)]
-    first, second = (_run(name, rows, 3)[1] for _ in range(2))
-    assert first.rows.columns == second.rows.columns
-    assert first.sampled == second.sampled
 
 
 @given(

@@ -56,20 +56,12 @@ def test_only_llumnix_and_what_is_built_on_it_know_ranks(name: str) -> None:
     assert same == (name not in BY_RANK)
 
 
-def test_dispatch_only_is_llumnix_without_moves() -> None:
-    switched = with_settings(sim_policy("llumnix"), {"migration.enabled": False})
-    assert replace(switched, name="dispatch-only") == sim_policy("dispatch-only")
-
-
-def test_infaas_is_llumnix_base_without_moves() -> None:
-    switched = with_settings(sim_policy("llumnix-base"), {"migration.enabled": False})
-    assert replace(switched, name="infaas++") == sim_policy("infaas++")
-
-
-def test_a_session_stays_on_one_instance() -> None:
-    trace = Trace("test", [TraceRequest(*row, session="alice") for row in ROWS[:20]])
-    cluster, _ = run(ClusterSetup(A10, sim_policy("session-hash"), 4), trace)
-    assert sorted(_num_steps(cluster))[:3] == [0, 0, 0]
+@pytest.mark.parametrize(
+    ("name", "moving"), [("dispatch-only", "llumnix"), ("infaas++", "llumnix-base")]
+)
+def test_some_policies_are_others_without_moves(name: str, moving: str) -> None:
+    switched = with_settings(sim_policy(moving), {"migration.enabled": False})
+    assert replace(switched, name=name) == sim_policy(name)
 
 
 @pytest.mark.parametrize("name", ["prefix-aware", "cache-aware", "llumnix+"])
@@ -87,14 +79,12 @@ def test_prompts_go_where_their_beginning_is_cached(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["prefix-aware", "cache-aware", "llumnix+"])
 def test_prompts_that_begin_alike_share_nothing_where_engines_keep_nothing(name: str) -> None:
-    rows = [(n / 20, 512, 10) for n in range(20)]
-    named = [TraceRequest(*row, prefix_hashes=(7,)) for row in rows]
-    setup = ClusterSetup(A10, sim_policy(name), 3)
-    alike, apart = (
-        run(setup, Trace("test", each, 512))[1]
-        for each in (named, [TraceRequest(*row) for row in rows])
-    )
-    assert column(alike, "ttft_s") == column(apart, "ttft_s")
+    def ttfts(*hashes: int) -> list[float]:
+        rows = [TraceRequest(n / 20, 512, 10, prefix_hashes=hashes) for n in range(20)]
+        setup = ClusterSetup(A10, sim_policy(name), 3)
+        return column(run(setup, Trace("test", rows, 512))[1], "ttft_s")
+
+    assert ttfts(7) == ttfts()
 
 
 def test_vllm_dp_goes_by_what_was_so_100_ms_ago() -> None:
@@ -131,21 +121,18 @@ def test_settings_by_their_live_names() -> None:
             "migration.destination_above_steps": 160,
             "migration.victim": "SR",
             "migration.max_moves": "8",
-            "migration.max_moves_per_minute": 3,
             "scheduler.policy": "least-tokens",
             "scheduler.status_interval_s": "0.05",
             "priority.high.target_load_tokens": "3200",
         },
     )
-    found = policy.rescheduling
-    assert (found.guard, found.source_below_steps, policy.victim) == (False, 160.0, "SR")
-    assert (found.max_moves_per_minute, found.max_moves, policy.dispatch) == (3, 8, "least-tokens")
-    assert policy.status_age_s == 0.05
-    assert policy.levels == (
-        DEFAULT_LEVELS[0],
-        replace(DEFAULT_LEVELS[1], target_load_tokens=3200),
-    )
-    assert sim_policy("llumnix").rescheduling.guard
+    defaults = with_fixed(ReschedulingConfig, MigrationSettings())
+    assert sim_policy("llumnix").rescheduling == defaults, "the live cluster's"
+    changed = {"source_below_steps": 160.0, "destination_above_steps": 160.0, "max_moves": 8}
+    assert policy.rescheduling == replace(defaults, guard=False, **changed)
+    assert (policy.victim, policy.dispatch, policy.status_age_s) == ("SR", "least-tokens", 0.05)
+    normal, high = DEFAULT_LEVELS
+    assert policy.levels == (normal, replace(high, target_load_tokens=3200))
 
 
 def test_each_part_of_late_binding_can_be_switched_off() -> None:
@@ -158,8 +145,6 @@ def test_each_part_of_late_binding_can_be_switched_off() -> None:
     assert changed.rescheduling == plus.rescheduling
     with pytest.raises(ValueError, match="reserved_share must be from 0 to 1"):
         with_settings(plus, {"holding.reserved_share": "2"})
-    with pytest.raises(ValueError, match="llumnix has no setting"):
-        with_settings(sim_policy("llumnix"), {"holding.overtaking": False})
 
 
 def test_late_binding_comes_and_goes_with_the_dispatch_policy_as_in_the_live_cluster() -> None:
@@ -177,11 +162,6 @@ def test_every_live_setting_of_moves_is_known_but_for_those_without_a_meaning_he
     assert here - live == {f"migration.{name}" for name in own}
 
 
-def test_the_defaults_are_the_live_clusters() -> None:
-    here = sim_policy("llumnix").rescheduling
-    assert here == with_fixed(ReschedulingConfig, MigrationSettings())
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -191,46 +171,33 @@ def test_the_defaults_are_the_live_clusters() -> None:
         ("migration.guard", 1, "must be true or false"),
         ("migration.max_moves", "2.5", "must be a whole number"),
         ("migration.max_moves", "-1", "at least 0"),
-        ("migration.interval_s", "0", "at least 0.01"),
         ("migration.not_back_s", "soon", "must be a number"),
         ("migration.source_below_steps", "nan", "must be a number"),
         ("migration.source_below_steps", 49, "must not exceed"),
         ("migration.victim", "XY", "must be one of llumnix"),
         ("scheduler.policy", "lumnix", "did you mean 'llumnix'"),
+        ("holding.overtaking", False, "llumnix has no setting"),
+        ("autoscale.up_below_steps", "961", "must not exceed"),
+        ("autoscale.cold_start", "30", "did you mean autoscale.cold_start_s"),
+        ("autoscale.max_instances", "3", "no setting"),
     ],
 )
 def test_what_a_setting_cannot_be(key: str, value: object, message: str) -> None:
+    scaling = replace(sim_policy("llumnix"), autoscale=AutoscaleConfig())
     with pytest.raises(ValueError, match=message):
-        with_settings(sim_policy("llumnix"), {key: value})
+        with_settings(scaling, {key: value})
 
 
-class TestAutoscale:
-    SCALING = replace(sim_policy("llumnix"), autoscale=AutoscaleConfig())
-
-    def test_a_range_is_set_as_a_whole(self) -> None:
-        """Each end alone would be on the wrong side of the other one's default."""
-        low, high = "autoscale.up_below_steps", "autoscale.down_above_steps"
-        found = with_settings(self.SCALING, {low: "1040", high: "1840"}).autoscale
+def test_a_range_of_auto_scaling_is_set_as_a_whole() -> None:
+    """Each end alone would be on the wrong side of the other one's default."""
+    low, high = "autoscale.up_below_steps", "autoscale.down_above_steps"
+    scaling = replace(sim_policy("llumnix"), autoscale=AutoscaleConfig())
+    for values in ({low: "1040", high: "1840"}, {high: "100", low: "-160"}):
+        found = with_settings(scaling, values).autoscale
         assert found is not None
-        assert (found.up_below_steps, found.down_above_steps) == (1040.0, 1840.0)
-        lower = with_settings(self.SCALING, {high: "100", low: "-160"}).autoscale
-        assert lower is not None
-        assert lower.up_below_steps == -160.0, "freeness is negative where more waits than fits"
-
-    @pytest.mark.parametrize(
-        ("key", "value", "complaint"),
-        [
-            ("autoscale.up_below_steps", "961", "must not exceed"),
-            ("autoscale.max_added", "1.5", "whole number"),
-            ("autoscale.max_added", "0", "max_added must be at least 1"),
-            ("autoscale.cold_start", "30", "did you mean autoscale.cold_start_s"),
-            ("autoscale.max_instances", "3", "no setting"),
-        ],
-    )
-    def test_what_is_wrong(self, key: str, value: str, complaint: str) -> None:
-        with pytest.raises(ValueError, match=complaint):
-            with_settings(self.SCALING, {key: value})
-
-    def test_a_fixed_cluster_has_no_such_setting(self) -> None:
-        with pytest.raises(ValueError, match="no setting"):
-            with_settings(sim_policy("llumnix"), {"autoscale.max_added": "2"})
+        assert (found.up_below_steps, found.down_above_steps) == (
+            float(values[low]),
+            float(values[high]),
+        )
+    with pytest.raises(ValueError, match="no setting"):
+        with_settings(sim_policy("llumnix"), {"autoscale.max_added": "2"})

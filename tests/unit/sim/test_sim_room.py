@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from controller.core.emptying.relieving import RoomGiven
 from controller.core.emptying.room_plan import MakeRoom, MoveHead
 from controller.core.settings import ReschedulingConfig
@@ -44,40 +46,31 @@ def ordered(
     return cluster, outcome
 
 
-def test_a_request_moves_only_so_often_within_a_minute() -> None:
-    order = MakeRoom("i-0", "", 0, 5, TO_OTHERS)
-    assert ordered(SMALL_ONES, order)[1].num_moved == 1
+# i-0 runs r-0 and has no room for r-3.
+BLOCKED = [(0.0, 600, 200), (0.0, 160, 200), (0.0, 160, 200), (0.5, 480, 5)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "order"),
+    [
+        (SMALL_ONES, MakeRoom("i-0", "", 0, 5, TO_OTHERS)),
+        (BLOCKED, MoveHead("i-0", "r-3", "i-1")),
+    ],
+    ids=["for another", "a head"],
+)
+def test_a_request_moves_only_so_often_within_a_minute(rows, order) -> None:
     never = replace(STAY, max_moves_per_minute=0)
-    assert ordered(SMALL_ONES, order, config=never)[1].num_moved == 0
-    unguarded = replace(never, guard=False)
-    assert ordered(SMALL_ONES, order, config=unguarded)[1].num_moved == 1
+    for config, num_moved in ((STAY, 1), (never, 0), (replace(never, guard=False), 1)):
+        assert ordered(rows, order, config=config)[1].num_moved == num_moved
 
 
-def test_nor_does_a_head() -> None:
-    """i-0 runs r-0 and has no room for r-3."""
-    rows = [(0.0, 600, 200), (0.0, 160, 200), (0.0, 160, 200), (0.5, 480, 5)]
-    order = MoveHead("i-0", "r-3", "i-1")
-    assert ordered(rows, order)[1].num_moved == 1
-    never = replace(STAY, max_moves_per_minute=0)
-    assert ordered(rows, order, config=never)[1].num_moved == 0
-
-
-def test_a_plan_does_not_count_on_the_room_of_those_behind_a_head() -> None:
+@pytest.mark.parametrize(("spare", "num_moved"), [(20, 1), (40, 2)])
+def test_a_plan_does_not_count_on_the_room_of_those_behind_a_head(spare, num_moved) -> None:
     """r-3 waits, blocked, and r-6 behind it; i-1 can take r-6 with 10 blocks, or r-0 with 12."""
-    rows = [
-        (0.0, 180, 200),
-        (0.0, 16, 200),
-        (0.0, 16, 200),
-        (0.5, 850, 5),
-        (0.6, 16, 5),
-        (0.7, 16, 5),
-        (0.8, 160, 5),
-    ]
-    held_by = {}
-    for spare in (20, 40):
-        order = MakeRoom("i-0", "r-3", 0, 12, {"i-1": spare})
-        held_by[spare] = ordered(rows, order)[1].num_moved
-    assert held_by == {20: 1, 40: 2}
+    rows = [(0.0, 180, 200), (0.0, 16, 200), (0.0, 16, 200), (0.5, 850, 5)]
+    rows += [(0.6, 16, 5), (0.7, 16, 5), (0.8, 160, 5)]
+    order = MakeRoom("i-0", "r-3", 0, 12, {"i-1": spare})
+    assert ordered(rows, order)[1].num_moved == num_moved
 
 
 PLAN = MakeRoom("i-0", "", 0, 30, {"i-1": 25, "i-2": 25})
@@ -92,15 +85,6 @@ def test_a_plan_is_given_up_whole_when_one_of_its_moves_fails() -> None:
     assert len(outcome.rows) == len(FULL)
     roomy = [FULL[0], FULL[1], (0.0, 160, 40), FULL[3]]
     assert ordered(roomy, PLAN)[1].num_moved == 2
-
-
-def test_what_was_given_up_with_its_plan_may_go_at_once() -> None:
-    again = MakeRoom("i-0", "", 0, 20, {"i-1": 40})
-
-    def order_again(cluster: SimCluster) -> None:
-        cluster.events.after(0.5, lambda: give_order(cluster, again))
-
-    assert ordered(FULL, PLAN, also=order_again)[1].num_moved == 1
 
 
 def test_a_request_that_ends_before_it_has_moved_keeps_nobody_of_its_plan_here() -> None:

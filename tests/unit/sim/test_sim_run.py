@@ -55,9 +55,3 @@ def test_a_request_that_is_too_long_is_named_or_left_out(tmp_path) -> None:
     setup = ClusterSetup(tiny, sim_policy("llumnix"), 1)
     with pytest.raises(CannotRunError, match="all requests are too long"):
         carry_out(Run(Load(str(file), drop_too_long=True), setup))
-
-
-def test_a_policy_meets_the_same_requests_as_another() -> None:
-    counted = [carry_out(described(policy=name)) for name in ("llumnix", "infaas++")]
-    assert counted[0].saturation_rate == counted[1].saturation_rate
-    assert counted[0].num_requests == counted[1].num_requests == 60

@@ -15,18 +15,13 @@ from tests.unit.sim.runs import A10, STAY, policy, requests, run
 
 
 @pytest.mark.parametrize("mode", ["chunked", "prefill-first"])
-@pytest.mark.parametrize("lengths", ["128,64", "512,16", "64,400", "3000,20"])
+@pytest.mark.parametrize("lengths", ["128,64", "64,400", "3000,20"])
 def test_it_is_near_what_an_overloaded_cluster_serves(lengths, mode) -> None:
     """Equal requests: little is evicted, so the estimate misses little."""
     trace = workload(lengths, rate=1000.0, num_requests=800, cv=0)
     estimate = saturation_rate(trace, A10, 2, mode)
     served = served_rate(ClusterSetup(A10, policy(STAY), 2, mode=mode), trace)
     assert estimate == pytest.approx(served, rel=0.2)
-
-
-def test_it_grows_with_the_instances() -> None:
-    trace = workload("M-M", rate=1.0, num_requests=500)
-    assert saturation_rate(trace, A10, 8) == pytest.approx(8 * saturation_rate(trace, A10, 1))
 
 
 def test_less_memory_serves_less() -> None:

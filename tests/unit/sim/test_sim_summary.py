@@ -75,6 +75,7 @@ def test_figures_of_four_requests() -> None:
     assert (figures.longest_overtaken_s, figures.most_overtaking) == (1.5, 2)
     assert found.by_rank == {}
     assert found.downtime_s is None
+    assert summarize(begun(), [0.0]).all.ttft_s is None, "nothing ended"
 
 
 def test_a_single_token_has_no_tpot_and_no_pause() -> None:
@@ -104,14 +105,6 @@ def test_the_warm_up_is_left_out_by_arrival() -> None:
         summary_of(ended(0, 1.0, 2), warm_up=1.0)
 
 
-def test_a_run_of_nothing_but_failures_has_no_latencies() -> None:
-    outcome = begun()
-    outcome.num_failed = 2
-    found = summarize(outcome, [0.0, 1.0])
-    assert (found.all.num_requests, found.all.ttft_s, found.num_failed) == (0, None, 2)
-    assert found.curves.ttft_s == ()
-
-
 def test_curves_of_a_run() -> None:
     setup = ClusterSetup(SMALL, policy(), 2)
     _, outcome = run(setup, requests([(n / 4, 1 + n * 37 % 300, 1 + n % 90) for n in range(90)]))
@@ -129,45 +122,30 @@ def test_curves_of_a_run() -> None:
 # -- steady state ---------------------------------------------------------------------------
 
 
-ARRIVALS_S = [n / 10 for n in range(991)]
-"""Ten in each second."""
+QUEUES = {
+    "it comes and goes": ([40 * (n % 7 == 0) for n in range(100)], 991, True),
+    "it grows until the end": (list(range(100)), 991, False),
+    "it grew and stopped": ([min(n, 45) for n in range(100)], 991, True),
+    "it grew early and stands": ([min(9 * n, 450) for n in range(100)], 991, False),
+    "it gets shorter and never ends": ([1200 - 6 * n for n in range(100)], 991, False),
+    "it stands in too few samples of a line": ([100] * 20, 191, False),
+    "it grows by less than a request per instance": ([n // 25 for n in range(100)], 991, True),
+    "it drains after the last arrival": ([*range(100), *range(100, 0, -1)], 991, False),
+    "a short run cannot tell": ([0] * 30, 300, None),
+}
 
 
-def test_queues_that_come_and_go_are_steady() -> None:
-    assert is_steady(sampled([40 * (n % 7 == 0) for n in range(100)]), ARRIVALS_S) is True
-
-
-def test_queues_that_grow_until_the_end_are_not() -> None:
-    assert is_steady(sampled(list(range(100))), ARRIVALS_S) is False
-
-
-def test_queues_that_grew_and_stopped_are_steady() -> None:
-    assert is_steady(sampled([min(n, 45) for n in range(100)]), ARRIVALS_S) is True
-
-
-def test_a_queue_that_stands_for_as_long_as_requests_come_is_not() -> None:
-    """One that grew early, and one that gets shorter: it is what came before that waits."""
-    assert is_steady(sampled([min(9 * n, 450) for n in range(100)]), ARRIVALS_S) is False
-    assert is_steady(sampled([1200 - 6 * n for n in range(100)]), ARRIVALS_S) is False
-    assert is_steady(sampled([100] * 20), ARRIVALS_S[:191]) is False, "too few samples of a line"
-
-
-def test_growth_by_less_than_one_request_per_instance_is_none() -> None:
-    assert is_steady(sampled([n // 25 for n in range(100)]), ARRIVALS_S) is True
-
-
-def test_what_comes_after_the_last_arrival_does_not_count() -> None:
-    draining = [*range(100), *range(100, 0, -1)]
-    assert is_steady(sampled(draining), ARRIVALS_S) is False
+@pytest.mark.parametrize(("waiting", "num_arrivals", "steady"), QUEUES.values(), ids=QUEUES)
+def test_a_run_is_steady_if_nothing_waits_as_long_as_requests_come(
+    waiting: list[int], num_arrivals: int, steady: bool | None
+) -> None:
+    """Ten requests arrive in each second."""
+    assert is_steady(sampled(waiting), [n / 10 for n in range(num_arrivals)]) is steady
 
 
 def test_memory_that_still_fills_is_not_steady() -> None:
     found = sampled([0] * 100, [n / 200 for n in range(100)])
-    assert is_steady(found, ARRIVALS_S) is False
-
-
-def test_a_short_run_cannot_tell() -> None:
-    assert is_steady(sampled([0] * 30), ARRIVALS_S[:300]) is None
+    assert is_steady(found, [n / 10 for n in range(991)]) is False
 
 
 def test_an_overloaded_cluster_is_not_steady_and_an_idle_one_is() -> None:

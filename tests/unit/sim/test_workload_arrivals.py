@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.sim.workload.named import (
-    SHAPES,
     Shape,
     arrivals_s,
     burst,
@@ -23,7 +22,7 @@ def rng(seed: int = 1) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(seed))
 
 
-@pytest.mark.parametrize("cv", [0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("cv", [0.5, 1.0, 4.0])
 def test_gaps_have_the_rate_and_the_variation(cv: float) -> None:
     gaps = np.diff(arrivals_s(NUM, 8.0, cv, constant(), rng()), prepend=0.0)
     assert gaps.min() >= 0
@@ -47,7 +46,6 @@ def test_another_rate_stretches_and_more_requests_begin_alike(cv: float) -> None
     [
         (0.0, 1.0, "rate must be a positive"),
         (float("nan"), 1.0, "rate must be a positive"),
-        (float("inf"), 1.0, "rate must be a positive"),
         (1.0, -1.0, "variation must be 0 or a positive"),
         (1.0, float("nan"), "variation must be 0 or a positive"),
     ],
@@ -67,15 +65,18 @@ def test_a_shape_by_hand() -> None:
 def test_a_burst_by_hand() -> None:
     """Of 10 s each at rate 1, 2 s take 8, so that 8 s are left with 2."""
     assert burst(10.0, 2.0, 4.0) == Shape(((8.0, 0.25), (2.0, 4.0)))
+    with pytest.raises(ValueError, match="leave nothing of 10 s"):
+        burst(10.0, 5.0, 2.0)
 
 
 def test_a_diurnal_shape_goes_from_low_to_high_and_back() -> None:
     shape = diurnal(96.0, 0.2)
     rates = [rate for _, rate in shape.steps]
     assert shape.period_s == pytest.approx(96.0)
-    assert rates[0] == pytest.approx(0.2, abs=0.001)
-    assert max(rates) == pytest.approx(1.8, abs=0.001)
+    assert (min(rates), max(rates)) == pytest.approx((0.2, 1.8), abs=0.001)
     assert rates == pytest.approx(rates[::-1])
+    with pytest.raises(ValueError, match="low of a diurnal"):
+        diurnal(low=0.0)
 
 
 @given(
@@ -93,25 +94,12 @@ def test_shapes_keep_order_and_the_mean(
     assert shape.times_s(periods).tolist() == pytest.approx(periods.tolist(), rel=1e-6, abs=1e-6)
 
 
-def test_a_burst_is_in_the_arrivals() -> None:
-    times_s = arrivals_s(NUM, 20.0, 1.0, SHAPES["burst"], rng())
-    in_burst = np.mean(times_s % 300.0 >= 270.0)
-    assert in_burst == pytest.approx(0.4, rel=0.05)
-
-
 @pytest.mark.parametrize(
     "steps", [(), ((1.0, 0.5),), ((0.0, 1.0),), ((1.0, 0.0), (1.0, 2.0)), ((1.0, float("nan")),)]
 )
 def test_no_shapes(steps: tuple[tuple[float, float], ...]) -> None:
     with pytest.raises(ValueError, match="of a shape must"):
         Shape(steps)
-
-
-def test_bad_shapes_say_why() -> None:
-    with pytest.raises(ValueError, match="leave nothing of 10 s"):
-        burst(10.0, 5.0, 2.0)
-    with pytest.raises(ValueError, match="low of a diurnal"):
-        diurnal(low=0.0)
 
 
 def test_a_larger_share_of_high_requests_keeps_those_of_a_smaller() -> None:

@@ -43,12 +43,6 @@ def test_the_curve_has_the_statistics_of_table_1(name: str) -> None:
     assert tokens[-1] <= MAX_TABLE_TOKENS
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_draws_follow_the_curve(name: str) -> None:
-    tokens = TABLE_1[name].at(np.random.default_rng(3).random(NUM))
-    assert statistics_of(tokens) == pytest.approx(PAPER[name], rel=0.05)
-
-
 @pytest.mark.parametrize("name", ZIPF)
 def test_zipf_is_near_table_1(name: str) -> None:
     tokens = ZIPF[name].at(np.random.default_rng(5).random(NUM))
@@ -69,15 +63,8 @@ def test_zipf_by_hand() -> None:
 
 def test_quantiles_by_hand() -> None:
     """Halfway between P80 and P95 the length is their geometric mean."""
-    curve = TABLE_1["S"]
-    assert curve.at(np.array([0.0, 0.5, 0.8, 0.875, 0.95, 0.99])).tolist() == [
-        1,
-        38,
-        113,
-        round((113 * 413) ** 0.5),
-        413,
-        1464,
-    ]
+    found = TABLE_1["S"].at(np.array([0.0, 0.5, 0.8, 0.875, 0.95, 0.99])).tolist()
+    assert found == [1, 38, 113, round((113 * 413) ** 0.5), 413, 1464]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +84,6 @@ def test_names(text: str, found: tuple[Lengths, Lengths]) -> None:
 
 def test_the_caller_says_what_a_name_without_a_prefix_means() -> None:
     assert lengths_named("M-L", "table1") == (TABLE_1["M"], TABLE_1["L"])
-    assert lengths_named("zipf:M-L", "table1") == (ZIPF["M"], ZIPF["L"])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +94,6 @@ def test_the_caller_says_what_a_name_without_a_prefix_means() -> None:
         ("zipf:S-X", "zipf:S-S"),
         ("tabel1:L-L", "table1:L-L"),
         (":M-M", "M-M"),
-        ("128", "M-M"),
         ("-1,4", "M-M"),
         ("zipf:sharegpt", "sharegpt"),
         ("0,10", "128,64"),

@@ -89,14 +89,6 @@ def test_json_is_a_list_of_runs_in_the_order_of_the_options(capsys: Captured, pr
             assert 0 < each[name]["p50"] <= each[name]["p99"] <= each[name]["max"]
 
 
-def test_the_same_options_give_the_same_bytes(capsys: Captured, profile: str) -> None:
-    outs = []
-    for _ in range(2):
-        assert run(arguments(profile, "-o", "json", "--high-fraction", "0.2")) == 0
-        outs.append(capsys.readouterr().out)
-    assert outs[0] == outs[1]
-
-
 def test_a_table_has_the_policies_side_by_side(capsys: Captured, profile: str) -> None:
     assert run(arguments(profile)) == 0
     out = capsys.readouterr().out
@@ -123,43 +115,24 @@ def test_ranks_have_rows_of_their_own(capsys: Captured, profile: str) -> None:
 
 
 def test_settings_reach_the_policies_that_have_them(capsys: Captured, profile: str) -> None:
-    changes = ["--set", "migration.enabled=off", "--set", "priority.high.target_load_tokens=300"]
+    level = "priority.high.target_load_tokens"
+    changes = ["--set", "migration.enabled=off", "--set", f"{level}=300"]
     found = runs(capsys, *arguments(profile, *changes, "--seeds", "1", "--rate", "40"))
     for each in found:
-        assert each["settings"]["migration.enabled"] == "off"
-        assert each["num_moves"] == 0
-        assert ("priority.high.target_load_tokens" in each["settings"]) == (
-            each["policy"] == "llumnix+"
-        )
+        assert (each["settings"]["migration.enabled"], each["num_moves"]) == ("off", 0)
+        assert (level in each["settings"]) == (each["policy"] == "llumnix+")
 
 
-def test_a_warm_up_is_left_out_of_the_figures(capsys: Captured, profile: str) -> None:
-    found = runs(capsys, *arguments(profile, "--warm-up", "0.5", "--seeds", "1"))
-    assert {(each["num_requests"], each["num_counted"]) for each in found} == {(60, 30)}
-
-
-def test_a_bound_is_a_policy(capsys: Captured, profile: str) -> None:
-    options = arguments(profile, "-p", "O1", "-p", "llumnix", "--set", "migration.guard=off")
-    found = runs(capsys, *options, "--seeds", "1")
+def test_each_option_reaches_the_runs(capsys: Captured, profile: str) -> None:
+    bounds = ["-p", "O1", "-p", "llumnix", "--set", "migration.guard=off", "--warm-up", "0.5"]
+    found = runs(capsys, *arguments(profile, *bounds, "--mode", "prefill-first", "--seeds", "1"))
     assert [each["settings"] for each in found] == [{}, {"migration.guard": "off"}]
-    assert all(each["ttft_s"]["mean"] > 0 for each in found)
-
-
-def test_faults_happen(capsys: Captured, profile: str) -> None:
-    load = ["-w", "40,400", "--rate", "2", "--requests", "30", "-n", "2", "--profile", profile]
-    one = ["--seeds", "1", "--jobs", "1"]
-    found = runs(capsys, "simulate", *load, *one, "--faults", "5:kill:i-0")
-    assert all(each["num_failed"] > 0 for each in found)
+    assert {(each["num_counted"], each["mode"]) for each in found} == {(30, "prefill-first")}
+    killed = ["-p", "llumnix", "--faults", "5:kill:i-0", "--seeds", "1"]
+    (each,) = runs(capsys, *arguments(profile, *killed))
+    assert each["num_failed"] > 0
     fault = {"time_s": 5.0, "kind": "kill", "instance_id": "i-0", "factor": 1.0}
-    assert found[0]["faults"] == [fault]
-
-
-def test_modes_differ(capsys: Captured, profile: str) -> None:
-    modes = [
-        runs(capsys, *arguments(profile, "--mode", mode, "--seeds", "1", "--rate", "30"))
-        for mode in ("chunked", "prefill-first")
-    ]
-    assert modes[0][0]["ttft_s"] != modes[1][0]["ttft_s"]
+    assert each["faults"] == [fault]
 
 
 def test_a_bar_on_a_terminal_and_none_in_a_pipe(
@@ -203,16 +176,6 @@ def test_seeds_that_draw_nothing_are_told(capsys: Captured, profile: str, trace:
     assert "40,20 is simulated once" in capsys.readouterr().err
 
 
-def test_a_short_load_of_many_requests_is_not_called_steady(capsys: Captured, profile: str) -> None:
-    """Neither if its queue still stands when the last one comes, nor if nobody looked at it."""
-    for rate, told in (("150", "NO"), ("600", "too short to tell")):
-        load = ["-w", "40,20", "--rate", rate, "--requests", "600", "-n", "1..2", "--seeds", "1"]
-        options = ["simulate", *load, "--profile", profile, "--jobs", "1", "-p", "llumnix"]
-        assert run([*options, "--target-ttft-p99", "99"]) == 0
-        table = capsys.readouterr().out.split("\n\n")[0]
-        assert table.count(told) == 2
-
-
 def test_the_smallest_cluster_that_meets_a_target(
     capsys: Captured, profile: str, trace: Path
 ) -> None:
@@ -221,6 +184,8 @@ def test_the_smallest_cluster_that_meets_a_target(
     p99_s = {each["num_instances"]: each["ttft_s"]["p99"] for each in found}
     assert p99_s[1] > p99_s[2] > p99_s[4]
     target = str((p99_s[1] + p99_s[2]) / 2)
+    assert run([*options, "--target-tpot-p99", "0.001"]) == 1
+    assert "4 instances do not meet the targets" in capsys.readouterr().out
     answer = runs(capsys, *options, "--target-ttft-p99", target)
     assert answer["answers"][0]["smallest"] == 2
     assert answer["targets"] == {"ttft_p99_s": float(target), "tpot_p99_s": None}
@@ -231,26 +196,19 @@ def test_the_smallest_cluster_that_meets_a_target(
     assert told.endswith("under llumnix: 2 instances are enough")
 
 
-def test_targets_that_no_size_meets(capsys: Captured, profile: str, trace: Path) -> None:
-    options = from_trace(profile, trace, "-n", "1..2", "-p", "llumnix")
-    assert run([*options, "--target-tpot-p99", "0.001"]) == 1
-    assert "2 instances do not meet the targets" in capsys.readouterr().out
-
-
 # -- pictures -------------------------------------------------------------------------------
 
 
 def test_pictures(profile: str, tmp_path: Path) -> None:
-    file = tmp_path / "run.png"
-    assert run(arguments(profile, "--seeds", "1", "--plot", str(file))) == 0
-    assert file.read_bytes().startswith(b"\x89PNG")
-    drawings = []
-    for name in ("one.svg", "two.svg"):
-        more = ["--seeds", "2", "--rate", "6", "--plot", str(tmp_path / name)]
-        assert run(arguments(profile, *more)) == 0
-        drawings.append((tmp_path / name).read_text())
-    assert "llumnix" in drawings[0] or "<svg" in drawings[0]
-    assert drawings[0] == drawings[1]
+    def drawn(name: str) -> bytes:
+        file = tmp_path / name
+        assert run(arguments(profile, "--seeds", "1", "--rate", "6", "--plot", str(file))) == 0
+        return file.read_bytes()
+
+    assert drawn("run.png").startswith(b"\x89PNG")
+    one, other = drawn("one.svg"), drawn("two.svg")
+    assert b"<svg" in one
+    assert one == other
 
 
 def test_bars_in_the_terminal(capsys: Captured, profile: str) -> None:
@@ -267,34 +225,25 @@ def test_bars_in_the_terminal(capsys: Captured, profile: str) -> None:
 def test_overload_is_told_and_refused_if_strict(capsys: Captured, profile: str) -> None:
     options = arguments(profile, "--rate", "400", "--requests", "2000", "--seeds", "1")
     assert run([*options, "-p", "llumnix"]) == 0
-    err = capsys.readouterr().err
-    assert "40,20 at 400 requests/s: 2 instances saturate at about" in err
-    assert "40,20 at 4 requests/s" not in err.split("under")[0]
+    captured = capsys.readouterr()
+    assert "40,20 at 400 requests/s: 2 instances saturate at about" in captured.err
+    assert "40,20 at 4 requests/s" not in captured.err.split("under")[0]
+    assert "NO" in captured.out
+    assert "under llumnix 1 of 1 run reached no steady state" in captured.err
     assert run([*options, "--strict"]) == 2
     assert "saturate at about" in capsys.readouterr().err
-
-
-def test_a_run_without_a_steady_state_is_told(capsys: Captured, profile: str) -> None:
-    options = arguments(profile, "--rate", "60", "--requests", "3000", "--seeds", "1")
-    assert run([*options, "-p", "llumnix"]) == 0
-    captured = capsys.readouterr()
-    assert "NO" in captured.out
-    assert "at 60 requests/s on 2: under llumnix 1 of 1 run reached no steady state" in captured.err
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
+        (["knee", "-w", "M-M"], "options must follow llumctl simulate knee"),
         (["-p", "lumnix"], "--policy: unknown policy 'lumnix': did you mean 'llumnix'"),
         (["--profile", "a10"], "--profile: there is no profile 'a10'"),
-        (["-w", "M_M"], "there is no workload 'M_M'; did you mean M-M"),
         (["--set", "migration.max_move=1"], "did you mean migration.max_moves?"),
-        (["--set", "migration.max_moves=x"], "--set: migration.max_moves must be a number"),
         (["--set", "migration.max_moves"], "not of the form KEY=VALUE"),
         (["-p", "O1", "-p", "O2", "--faults", "1:kill:i-0"], "neither a prefix cache, nor faults"),
-        (["--faults", "1:kil:i-0"], "did you mean kill"),
         (["--rate", "0"], "--rate: must be above 0"),
-        (["--rate", "nan"], "--rate: must be above 0"),
         (["--instances", "9..2"], "--instances: '9..2'"),
         (["--instances", "0"], "--instances: '0'"),
         (["--seeds", "0"], "--seeds: must be at least 1"),
@@ -302,8 +251,6 @@ def test_a_run_without_a_steady_state_is_told(capsys: Captured, profile: str) ->
         (["--requests", "0"], "--requests: must be at least 1"),
         (["--warm-up", "1"], "--warm-up: must be at least 0 and at most 0.9"),
         (["--high-fraction", "2"], "fraction"),
-        (["--cv", "-1"], "coefficient of variation"),
-        (["--speed", "2"], "speed is for trace files"),
         (["--plot", "run.pdf"], "must end in .png or .svg"),
         (["--plot", "nowhere/run.svg"], "there is no folder nowhere"),
         (["--target-ttft-p99", "0"], "--target-ttft-p99: must be a positive number"),
@@ -321,18 +268,6 @@ def test_bad_input(capsys: Captured, profile: str, more: list[str], told: str) -
     assert captured.out == ""
 
 
-def test_a_wrong_row_of_a_trace_is_named(capsys: Captured, profile: str, trace: Path) -> None:
-    with trace.open("a") as file:
-        file.write('{"arrival_s": -1, "num_prompt_tokens": 1, "num_output_tokens": 1}\n')
-    assert run(from_trace(profile, trace)) == 2
-    assert f"{trace}:122" in capsys.readouterr().err
-
-
-def test_no_workload_is_an_error(capsys: Captured) -> None:
-    assert run(["simulate"]) == 2
-    assert "--workload" in capsys.readouterr().err
-
-
 # -- the knee -------------------------------------------------------------------------------
 
 
@@ -344,23 +279,3 @@ def test_the_knee_of_a_workload(capsys: Captured, profile: str) -> None:
     assert min(around) < found["rate"] < max(around)
     assert run(["simulate", "knee", *options, "--seeds", "1", "--target-ttft-p99", "2"]) == 0
     assert f"{found['rate']:.4g} requests/s" in capsys.readouterr().out
-
-
-def test_a_knee_above_saturation_is_told(capsys: Captured, profile: str) -> None:
-    """Few requests are over before they wait for so long."""
-    options = ["-w", "40,20", "-n", "2", "--requests", "300", "--profile", profile, "--jobs", "1"]
-    options += ["--seeds", "1", "--target-ttft-p99", "4"]
-    assert run(["simulate", "knee", *options]) == 0
-    captured = capsys.readouterr()
-    assert "warning: the knee is above saturation by the estimate" in captured.err
-    assert "STEADY" in captured.out
-    found = runs(capsys, "simulate", "knee", *options)
-    assert found["rate"] > found["saturation_rate"]
-    assert [point["steady"] for point in found["points"] if point["rate"] > found["rate"]][-1:] == [
-        [False]
-    ]
-
-
-def test_options_before_the_subcommand_are_refused(capsys: Captured) -> None:
-    assert run(["simulate", "-w", "M-M", "knee", "-w", "M-M"]) == 2
-    assert "options must follow llumctl simulate knee" in capsys.readouterr().err

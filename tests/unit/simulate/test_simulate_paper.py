@@ -1,5 +1,6 @@
 """`llumctl simulate paper`: the paper's points, the experiments, the ratios, the command."""
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -9,18 +10,13 @@ from typing import Any
 
 import pytest
 
-from controller.sim.run import Run
 from llumctl.app import run
 from llumctl.lab import paper
 from llumctl.lab.option_values import FigureName
 from llumctl.lab.paper import (
-    GENERATED,
-    REAL,
     Case,
     Cell,
     Experiment,
-    GeometricMean,
-    Place,
     Row,
     compared,
     costs,
@@ -39,111 +35,38 @@ FIGURE11 = ["simulate", "paper", "figure11"]
 TINY = ["--requests", "40", "-n", "2", "--seeds", "2", "--jobs", "1"]
 
 
-# -- the paper's numbers ----------------------------------------------------------------------
+# -- the paper's numbers and experiments ------------------------------------------------------
+
+# How many points a figure has, and a digest of them and of its experiment.
+PAPER = {
+    FigureName.FIGURE11: (560, "172aa11a3def"),
+    FigureName.FIGURE12: (2, "4af680579096"),
+    FigureName.FIGURE13: (96, "d04d6b007b02"),
+    FigureName.FIGURE14: (154, "d09760b91e63"),
+    FigureName.FIGURE15: (20, "1b31a8e54bf1"),
+}
 
 
-def test_figure_11_has_seven_panels_of_each_trace() -> None:
-    found = points(FigureName.FIGURE11)
-    metrics = {place.metric for place in found}
-    assert len(metrics) == 7
-    for workload in (*GENERATED, *REAL):
-        xs = {place.x for place in found if place.workload == workload}
-        policies = {"infaas++", "llumnix"} | ({"round-robin"} if workload in REAL else set())
-        assert len(xs) == 5
-        expected = {
-            Place(workload, x, None, policy, metric)
-            for x in xs
-            for policy in policies
-            for metric in metrics
-        }
-        assert {place for place in found if place.workload == workload} == expected
-
-
-def test_figure_13_has_both_ranks_at_each_cv() -> None:
-    found = points(FigureName.FIGURE13)
-    metrics = {place.metric for place in found}
-    assert len(metrics) == 6
-    assert set(found) == {
-        Place("S-S", cv, rank, policy, metric)
-        for cv in (2.0, 4.0, 6.0, 8.0)
-        for rank in (0, 1)
-        for policy in ("llumnix-base", "llumnix")
-        for metric in metrics
-    }
-
-
-def test_figure_14_has_each_rate_and_each_cv() -> None:
-    found = points(FigureName.FIGURE14)
-    metrics = {place.metric for place in found}
-    assert len(metrics) == 7
-    places = [("poisson", 2.0 + n / 5) for n in range(6)] + [("gamma", n + 2.0) for n in range(5)]
-    assert set(found) == {
-        Place(arrivals, round(x, 1), None, policy, metric)
-        for arrivals, x in places
-        for policy in ("infaas++", "llumnix")
-        for metric in metrics
-    }
-
-
-def test_figure_14s_points_have_the_savings_that_the_paper_names() -> None:
-    found = points(FigureName.FIGURE14)
-
-    def most(arrivals: str) -> float:
-        return max(
-            value / found[replace(place, policy="llumnix")]
-            for place, value in found.items()
-            if (place.workload, place.policy) == (arrivals, "infaas++")
-            and place.metric == "mean_num_instances"
-        )
-
-    assert round(100 * (most("poisson") - 1)) == 16
-    assert round(100 * (most("gamma") - 1)) == 18
-
-
-def test_figure_15_goes_from_cheap_and_slow_to_dear_and_fast() -> None:
-    found = points(FigureName.FIGURE15)
-    for policy in ("infaas++", "llumnix"):
-        for metric in ("mean_num_instances", "ttft_s p99"):
-            values = [
-                found[Place("gamma", t, None, policy, metric)]
-                for t in (5.0, 25.0, 45.0, 65.0, 85.0)
-            ]
-            assert values == sorted(values, reverse=metric == "ttft_s p99")
-
-
-def test_no_point_is_without_a_positive_value() -> None:
-    for name in FigureName:
-        assert points(name)
-        assert all(math.isfinite(value) and value > 0 for value in points(name).values())
+@pytest.mark.parametrize("name", FigureName)
+def test_points_and_experiments_are_the_papers(name: FigureName) -> None:
+    """The points were read off the paper's figures, and the loads are its own. A change of either
+    is meant."""
+    found = points(name)
+    assert all(math.isfinite(value) and value > 0 for value in found.values())
+    text = repr((list(found.items()), figure(name)))
+    assert (len(found), hashlib.sha256(text.encode()).hexdigest()[:12]) == PAPER[name]
 
 
 @pytest.mark.parametrize(("traces", "gain"), [("generated", 3.0), ("real", 2.8)])
 def test_the_papers_points_have_the_gains_that_it_names(traces: str, gain: float) -> None:
-    found = [
-        mean
-        for mean in of_the_paper(figure(FigureName.FIGURE11))
-        if (mean.traces, mean.metric) == (traces, "ttft_s p99")
-    ]
-    assert [round(mean.simulated.mean, 1) for mean in found] == [gain]
-
-
-def of_the_paper(experiment: Experiment) -> list[GeometricMean]:
     """As if the simulator had found what the paper shows."""
-    shown = points(FigureName.FIGURE11)
+    experiment = figure(FigureName.FIGURE11)
     alike = [
-        Row(
-            row.case,
-            row.rank,
-            row.metric,
-            row.baseline,
-            {name: Cell([cell.paper or 0.0], cell.paper) for name, cell in row.cells.items()},
-        )
-        for row in compared(experiment, experiment.cases, [], shown)
+        replace(row, cells={n: Cell([c.paper or 0.0], c.paper) for n, c in row.cells.items()})
+        for row in compared(experiment, experiment.cases, [], points(FigureName.FIGURE11))
     ]
-    return geometric_means(experiment, alike)
-
-
-# -- experiments ------------------------------------------------------------------------------
+    means = {(mean.traces, mean.metric): mean for mean in geometric_means(experiment, alike)}
+    assert round(means[traces, "ttft_s p99"].simulated.mean, 1) == gain
 
 
 def test_the_middle_of_five_loads_is_the_third() -> None:
@@ -154,42 +77,18 @@ def test_the_middle_of_five_loads_is_the_third() -> None:
     }
 
 
-def test_figure_13_comes_in_bursts_with_a_tenth_of_high_priority() -> None:
-    cases = figure(FigureName.FIGURE13).cases
-    assert [(case.cv, case.rate, case.high_fraction) for case in cases] == [
-        (cv, 26.0, 0.1) for cv in (2.0, 4.0, 6.0, 8.0)
-    ]
-
-
-def test_figure_14_scales_as_the_authors_do() -> None:
-    cases = figure(FigureName.FIGURE14).cases
-    assert [(case.workload, case.rate, case.cv) for case in cases] == [
-        *(("poisson", rate, None) for rate in (2.0, 2.2, 2.4, 2.6, 2.8, 3.0)),
-        *(("gamma", 2.0, cv) for cv in (2.0, 3.0, 4.0, 5.0, 6.0)),
-    ]
-    assert {case.requests for case in cases} == {"L-L"}
-    for run_ in runs_of(FigureName.FIGURE14):
+@pytest.mark.parametrize("name", [FigureName.FIGURE14, FigureName.FIGURE15])
+def test_instances_are_added_as_the_authors_do(name: FigureName) -> None:
+    experiment = figure(name)
+    for run_ in paper.runs(paper.Asked(name, [1]), experiment, experiment.cases[:1]):
         config = run_.setup.policy.autoscale
         assert config is not None
         assert run_.setup.num_instances == 8
-        assert (config.up_below_steps, config.down_above_steps) == (160.0, 960.0)
+        blocks = 10 if name is FigureName.FIGURE14 else 5
+        steps = config.up_below_steps, config.down_above_steps
+        assert steps == (16.0 * blocks, 16.0 * (blocks + 50))
         assert (config.min_instances, config.max_instances, config.max_added) == (1, 16, 16)
-        assert (config.check_interval_s, config.first_check_after_s) == (10.0, 100.0)
         assert (config.up_persistence_s, config.down_persistence_s) == (0.0, 0.0)
-
-
-def runs_of(name: FigureName) -> list[Run]:
-    experiment = figure(name)
-    return paper.runs(paper.Asked(name, [1]), experiment, experiment.cases)
-
-
-def test_figure_15_moves_the_range() -> None:
-    cases = figure(FigureName.FIGURE15).cases
-    assert {(case.requests, case.rate, case.cv) for case in cases} == {("L-L", 2.0, 2.0)}
-    configs = [run_.setup.policy.autoscale for run_ in runs_of(FigureName.FIGURE15)]
-    ranges = [(each.up_below_steps, each.down_above_steps) for each in configs if each]
-    expected = [(16.0 * t, 16.0 * (t + 50)) for t in (5, 25, 45, 65, 85) for _ in range(2)]
-    assert ranges == expected, "of infaas++ and of llumnix"
 
 
 @pytest.mark.parametrize(
@@ -242,12 +141,9 @@ def test_bursts_at_matched_load_keep_the_figure_but_for_the_rate() -> None:
 
 
 def test_thresholds_are_the_authors_and_ours_keeps_its_defaults() -> None:
+    names = ("migration.source_below_steps", "migration.destination_above_steps")
     assert settings("llumnix", "L-L") == {"migration.guard": "off"}
-    assert settings("llumnix", "S-L") == {
-        "migration.guard": "off",
-        "migration.source_below_steps": "160",
-        "migration.destination_above_steps": "160",
-    }
+    assert settings("llumnix", "S-L") == {"migration.guard": "off", **dict.fromkeys(names, "160")}
     for policy in ("infaas++", "round-robin", "llumnix+"):
         assert settings(policy, "M-M") == {}
 
@@ -263,24 +159,6 @@ def row(workload: str, above: Sequence[float], below: Sequence[float], paper: fl
     return Row(Case(workload, 1.0, 1.0), None, "ttft_s p99", "infaas++", cells)
 
 
-def experiment() -> Experiment:
-    return Experiment("made up", "RATE", "infaas++", ["llumnix"], ["ttft_s p99"], [])
-
-
-def test_a_ratio_is_that_of_the_means_over_seeds() -> None:
-    found = row("M-M", [2.0, 6.0], [1.0, 1.0], 3.0)
-    ratio = found.ratio("llumnix")
-    assert ratio is not None
-    assert ratio.mean == pytest.approx(4.0)
-    assert found.paper_ratio("llumnix") == 3.0
-
-
-def test_nothing_is_a_ratio_over_zero() -> None:
-    assert row("M-M", [2.0, 6.0], [0.0, 0.0], None).ratio("llumnix") is None
-    assert row("M-M", [], [], None).ratio("llumnix") is None
-    assert row("M-M", [2.0], [1.0], None).paper_ratio("llumnix") is None
-
-
 def test_a_geometric_mean_leaves_out_points_without_a_ratio_in_the_papers_mean_too() -> None:
     found = [
         row("M-M", [8.0], [1.0], 9.0),
@@ -288,7 +166,8 @@ def test_a_geometric_mean_leaves_out_points_without_a_ratio_in_the_papers_mean_t
         row("S-L", [2.0], [0.0], 100.0),
         row("sharegpt", [50.0], [1.0], 50.0),
     ]
-    (mean,) = geometric_means(experiment(), found)
+    made_up = Experiment("made up", "RATE", "infaas++", ["llumnix"], ["ttft_s p99"], [])
+    (mean,) = geometric_means(made_up, found)
     assert (mean.traces, mean.num_points) == ("generated", 2)
     assert mean.simulated.mean == pytest.approx(4.0)
     assert mean.paper == pytest.approx(6.0)
@@ -305,18 +184,12 @@ def as_json(captured: Captured, *arguments: str) -> Any:
 def test_json_has_each_point_with_the_papers_and_all_runs(capsys: Captured) -> None:
     found = as_json(capsys, *FIGURE11, "--middle", "-w", "sharegpt", "-w", "L-L")
     assert (found["figure"], found["mode"]) == ("figure11", "prefill-first")
-    assert {(each["workload"], each["rate"]) for each in found["points"]} == {
-        ("sharegpt", 7.5),
-        ("L-L", 2.8),
-    }
-    (point,) = [
-        each
-        for each in found["points"]
-        if (each["workload"], each["metric"]) == ("sharegpt", "ttft_s p99")
-    ]
-    assert point["policies"]["round-robin"]["paper"] == pytest.approx(79.905)
+    by_metric = {(each["workload"], each["rate"], each["metric"]): each for each in found["points"]}
+    assert {key[:2] for key in by_metric} == {("sharegpt", 7.5), ("L-L", 2.8)}
+    policies = by_metric["sharegpt", 7.5, "ttft_s p99"]["policies"]
+    assert policies["round-robin"]["paper"] == pytest.approx(79.905)
     ttfts = [each["ttft_s"]["p99"] for each in found["runs"][:2]]
-    assert point["policies"]["infaas++"]["simulated"]["mean"] == pytest.approx(sum(ttfts) / 2)
+    assert policies["infaas++"]["simulated"]["mean"] == pytest.approx(sum(ttfts) / 2)
     assert len(found["runs"]) == 2 * (3 + 2)
 
 
@@ -332,26 +205,13 @@ def test_figure_13_shows_each_rank_beside_the_papers(capsys: Captured) -> None:
     assert sum(line.startswith("normal ") for line in lines) == 6
 
 
-def test_figure_12_compares_fragmentation(capsys: Captured) -> None:
-    (point,) = as_json(capsys, "simulate", "paper", "figure12")["points"]
-    assert (point["workload"], point["rate"], point["metric"]) == ("M-M", 7.5, "fragmentation")
-    assert point["policies"]["infaas++"]["paper"] == 0.079
-
-
 def test_figure_14_has_the_cost_in_instances(capsys: Captured) -> None:
     found = as_json(capsys, "simulate", "paper", "figure14", "--middle", "--mode", "chunked")
-    assert {(each["workload"], each["x"]) for each in found["points"]} == {
-        ("poisson", 2.4),
-        ("gamma", 4.0),
-    }
-    (point,) = [
-        each
-        for each in found["points"]
-        if (each["workload"], each["metric"]) == ("gamma", "mean_num_instances")
-    ]
-    policies = point["policies"]
-    assert (policies["infaas++"]["paper"], policies["llumnix"]["paper"]) == (12.1, 11.01)
-    assert policies["llumnix+"]["paper"] is None
+    by_metric = {(each["workload"], each["x"], each["metric"]): each for each in found["points"]}
+    assert {key[:2] for key in by_metric} == {("poisson", 2.4), ("gamma", 4.0)}
+    policies = by_metric["gamma", 4.0, "mean_num_instances"]["policies"]
+    papers = {name: each["paper"] for name, each in policies.items()}
+    assert papers == {"infaas++": 12.1, "llumnix": 11.01, "llumnix+": None}
     assert all(1 <= each["simulated"]["mean"] <= 2 for each in policies.values())
     assert {each["num_instances"] for each in found["runs"]} == {1}, "half of the most, at first"
     assert {each["autoscale"]["max_instances"] for each in found["runs"]} == {2}
@@ -376,15 +236,6 @@ def test_matched_load_takes_the_knees_that_are_given(capsys: Captured, tmp_path:
     assert {each["rate"] for each in found["points"]} == {2.0, 4.0}
     assert {each["policy"] for each in found["runs"]} == {"infaas++", "llumnix", "llumnix+"}
     assert picture.read_text().startswith("<?xml")
-
-
-def test_matched_bursts_are_shown_by_rank(capsys: Captured) -> None:
-    options = ["--matched", "--load", "1", "--knee", "S-S=4"]
-    found = as_json(capsys, "simulate", "paper", "figure13", *options)
-    assert (found["figure"], found["mode"], found["knees"]) == ("matched", "chunked", {"S-S": 4.0})
-    assert {each["rate"] for each in found["points"]} == {4.0}
-    assert {each["rank"] for each in found["points"]} == {0, 1}
-    assert {each["policy"] for each in found["runs"]} == {"llumnix-base", "llumnix", "llumnix+"}
 
 
 @pytest.mark.parametrize(
