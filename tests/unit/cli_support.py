@@ -1,4 +1,7 @@
-"""A cluster's status and its run state, for tests of the command line."""
+"""Runs commands; a cluster's status and its run state, as commands find them."""
+
+import pytest
+from _pytest.capture import CaptureResult
 
 from controller.api.state import run_state
 from controller.api.state.audit import AuditLog
@@ -11,9 +14,27 @@ from controller.api.wire.status import (
     InstanceState,
     InstanceStatus,
 )
+from llumctl.app import run
 from tools.synthetic_cluster import instance, run_state_of
 
 TOKEN = "right"
+
+
+class Cli:
+    """Runs `llumctl` in this process and returns what it printed: `out` and `err`."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str, code: int = 0) -> CaptureResult[str]:
+        assert run(list(arguments)) == code, arguments
+        return self._capsys.readouterr()
+
+    def out(self, *arguments: str) -> str:
+        """What a command printed that succeeded and had nothing else to say."""
+        printed = self(*arguments)
+        assert printed.err == ""
+        return printed.out
 
 
 def cluster(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from tests.unit.cli_support import Cli
     from tests.unit.fake_controller import FakeController
 
 FUZZ = "tests/unit/fuzz/"
@@ -79,6 +80,13 @@ def fake() -> Iterator["FakeController"]:
     with FakeController() as served:
         remember(served.url)
         yield served
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> "Cli":
+    from tests.unit.cli_support import Cli
+
+    return Cli(capsys)
 
 
 @pytest.fixture

@@ -11,10 +11,8 @@ import yaml
 from controller.api.settings.settings import Settings
 from controller.api.settings.table import kinds
 from controller.core.settings import SchedulerSettings
-from llumctl.app import run
 from llumctl.config import settings, toml_text
-
-Captured = pytest.CaptureFixture[str]
+from tests.unit.cli_support import Cli
 
 FILE = """
 [endpoint]
@@ -40,49 +38,38 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("c.toml").write_text(FILE)
 
 
-def told(capsys: Captured, *arguments: str) -> str:
-    assert run(["config", *arguments]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
-
-
-def test_the_path_and_where_it_was_looked_for(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_path_and_where_it_was_looked_for(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     default = Path(os.environ["XDG_CONFIG_HOME"]) / "llumctl" / "config.toml"
     looked = "--config: not set\nLLUMCTL_CONFIG: {}\nthe default one: {} ({})\n".format
-    assert run(["config", "path"]) == 0
-    assert capsys.readouterr() == ("", looked("not set", default, "absent"))
+    assert cli("config", "path") == ("", looked("not set", default, "absent"))
     default.parent.mkdir(parents=True)
     default.write_text("[")
-    assert told(capsys, "path") == f"{default}\n", "it need not parse"
+    assert cli.out("config", "path") == f"{default}\n", "it need not parse"
     monkeypatch.setenv("LLUMCTL_CONFIG", "c.toml")
-    assert run(["config", "path", "-v"]) == 0
-    assert capsys.readouterr() == ("c.toml\n", looked("c.toml (used)", default, "not used"))
-    assert told(capsys, "path", "--config", str(default)) == f"{default}\n"
+    assert cli("config", "path", "-v") == ("c.toml\n", looked("c.toml (used)", default, "not used"))
+    assert cli.out("config", "path", "--config", str(default)) == f"{default}\n"
 
 
-def test_show_is_a_config_file_of_the_same_settings(capsys: Captured) -> None:
+def test_show_is_a_config_file_of_the_same_settings(cli: Cli) -> None:
     for options in ((), ("--origin",)):
-        Path("shown.toml").write_text(told(capsys, *SHOW, *options))
+        Path("shown.toml").write_text(cli.out("config", *SHOW, *options))
         again = settings.load(config=Path("shown.toml"), environ={})
         assert again == settings.load(config=Path("c.toml"), environ={})
         assert again.engine["x"] == {"a": [1, 2.5, True], "b c": '"\x7f'}
 
 
-def test_show_defaults(capsys: Captured) -> None:
-    shown = told(capsys, "show")
+def test_show_defaults(cli: Cli) -> None:
+    shown = cli.out("config", "show")
     assert "# instances = null\n" in shown
     assert tomllib.loads(shown)["control"] == Settings().control.model_dump()
-    whole = json.loads(told(capsys, "show", "-o", "json"))
+    whole = json.loads(cli.out("config", "show", "-o", "json"))
     assert whole == {"schema_version": 1, "settings": Settings().model_dump(mode="json")}
 
 
-def test_origins(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_origins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in (("CLUSTER_NAME", "prod"), ("ENGINE_SEED", "3"), ("KEYS_QUIT", "Q")):
         monkeypatch.setenv(f"LLUMCTL_{key}", value)
-    assert set(told(capsys, *SHOW, "--origin").splitlines()) >= {
+    assert set(cli.out("config", *SHOW, "--origin").splitlines()) >= {
         'name = "prod"  # LLUMCTL_CLUSTER_NAME',
         "port = 9001  # c.toml:3",
         "port = 8700  # default",
@@ -93,7 +80,7 @@ def test_origins(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         'row_down = "n, down"  # c.toml:14',
         'quit = "Q"  # LLUMCTL_KEYS_QUIT',
     }
-    whole = json.loads(told(capsys, *SHOW, "--origin", "-o", "json"))
+    whole = json.loads(cli.out("config", *SHOW, "--origin", "-o", "json"))
     assert whole["origins"].items() >= {
         ("endpoint.port", "c.toml:3"),
         ("endpoint.host", "default"),
@@ -101,14 +88,14 @@ def test_origins(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         ("engine.max_model_len", "c.toml:10"),
     }
     assert whole["settings"]["keys"] == {"row_down": "n, down", "quit": "Q"}
-    assert yaml.safe_load(told(capsys, *SHOW, "--origin", "-o", "yaml")) == whole
+    assert yaml.safe_load(cli.out("config", *SHOW, "--origin", "-o", "yaml")) == whole
 
 
 SECRET = ("hf_token", "token", "API_KEY", "x-api-key", "apikey", "auth_key", "a_password", "secret")
 OPEN = ("tokenizer", "max_tokens", "keys", "api_key_file", "monkey", "max_num_tokens")
 
 
-def test_secrets_are_never_shown(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_never_shown(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = Path("keys").absolute()
     keys.write_text("s3cret\n")
     keys.chmod(0o600)
@@ -119,18 +106,16 @@ def test_secrets_are_never_shown(capsys: Captured, monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setenv("LLUMCTL_ENGINE_ADMIN_PASSWORD", "s3cret")
     for format_ in ("toml", "json", "yaml"):
-        shown = told(capsys, *SHOW, "--origin", "-o", format_)
+        shown = cli.out("config", *SHOW, "--origin", "-o", format_)
         assert "s3cret" not in shown
         assert shown.count("(hidden)") == 2 + len(SECRET)
         assert shown.count("seen") == len(OPEN)
         assert str(keys) in shown
 
 
-def test_what_toml_cannot_say_is_a_comment(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_toml_cannot_say_is_a_comment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLUMCTL_ENGINE_X", '{"a": null}')
-    shown = told(capsys, "show")
+    shown = cli.out("config", "show")
     assert '# x = {"a": null}\n' in shown
     tomllib.loads(shown)
 
@@ -152,8 +137,8 @@ def test_toml_values_survive(value: object) -> None:
     assert tomllib.loads(f"x = {toml_text.value_text(value)}")["x"] == value
 
 
-def test_schema_describes_every_table_and_key(capsys: Captured) -> None:
-    schema = json.loads(told(capsys, "schema"))
+def test_schema_describes_every_table_and_key(cli: Cli) -> None:
+    schema = json.loads(cli.out("config", "schema"))
     assert schema["$schema"].startswith("https://json-schema.org/")
     assert set(schema["properties"]) == set(Settings.model_fields)
     endpoint = schema["$defs"]["EndpointTable"]

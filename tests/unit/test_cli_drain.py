@@ -22,7 +22,7 @@ from llumctl import output
 from llumctl.app import run
 from llumctl.commands import instances
 from tests.unit.cli_process import LIMIT_S
-from tests.unit.cli_support import cluster
+from tests.unit.cli_support import Cli, cluster
 from tests.unit.fake_controller import Answer, FakeController, meanwhile
 from tools.pty_process import terminal
 from tools.synthetic_cluster import instance
@@ -348,7 +348,7 @@ def test_a_controller_that_is_away_is_waited_for_and_a_cluster_that_is_stopped_i
 )
 def test_ctrl_c_leaves_it_going(
     bed: Bed,
-    capsys: Captured,
+    cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
     command: tuple[str, ...],
     what: str,
@@ -358,9 +358,8 @@ def test_ctrl_c_leaves_it_going(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(instances.DrainWatch, "until_over", interrupt)
-    assert run([*command, "-y"]) == 130
     told = f"no longer watching: the {what} goes on (i-1)\ntry:   llumctl {tried}\n"
-    assert capsys.readouterr().err == told
+    assert cli(*command, "-y", code=130).err == told
     assert len(bed.fake.ordered) == 1
 
 
@@ -368,9 +367,8 @@ def test_ctrl_c_leaves_it_going(
 
 
 @pytest.mark.parametrize("command", [DRAIN, REMOVE, RESTART])
-def test_a_dry_run_shows_the_plan(bed: Bed, capsys: Captured, command: tuple[str, ...]) -> None:
-    assert run([*command, "--dry-run"]) == 10
-    title, *table = capsys.readouterr().out.split("\n\n")[1].splitlines()
+def test_a_dry_run_shows_the_plan(bed: Bed, cli: Cli, command: tuple[str, ...]) -> None:
+    title, *table = cli(*command, "--dry-run", code=10).out.split("\n\n")[1].splitlines()
     assert title == "i-1:"
     assert [line.split(maxsplit=5) for line in table] == [
         ["REQUEST", "CLIENT-ID", "TOKENS", "BLOCKS", "TO", "WHY-NOT"],
@@ -382,10 +380,9 @@ def test_a_dry_run_shows_the_plan(bed: Bed, capsys: Captured, command: tuple[str
     assert [body["dry_run"] for body in bed.fake.bodies()] == [True, True]
 
 
-def test_the_formats(bed: Bed, capsys: Captured) -> None:
+def test_the_formats(bed: Bed, cli: Cli) -> None:
     def told(format_: str) -> str:
-        assert run([*DRAIN, "--dry-run", "-o", format_]) == 10
-        return capsys.readouterr().out
+        return cli(*DRAIN, "--dry-run", "-o", format_, code=10).out
 
     found = json.loads(told("json"))
     assert found == json.loads(DrainList(drains=(bed.plan,)).model_dump_json())
@@ -396,24 +393,23 @@ def test_the_formats(bed: Bed, capsys: Captured) -> None:
     assert header[-5:] == ["ON-DEADLINE", "THEN", "REVISION", "BY", "REASON"]
 
 
-def test_a_table_lists_twenty_requests_and_wide_all(bed: Bed, capsys: Captured) -> None:
+def test_a_table_lists_twenty_requests_and_wide_all(bed: Bed, cli: Cli) -> None:
     bed.plan = report(plan=tuple(map(departure, range(25))), dry_run=True, changes=True)
-    assert run([*DRAIN, "--dry-run"]) == 10
-    lines = capsys.readouterr().out.split("\n\n")[1].splitlines()
+    lines = cli(*DRAIN, "--dry-run", code=10).out.split("\n\n")[1].splitlines()
     assert (len(lines), lines[-1]) == (23, "... and 5 more (-o wide)")
-    assert run([*DRAIN, "--dry-run", "-o", "wide"]) == 10
-    assert len(capsys.readouterr().out.split("\n\n")[1].splitlines()) == 27
+    assert (
+        len(cli(*DRAIN, "--dry-run", "-o", "wide", code=10).out.split("\n\n")[1].splitlines()) == 27
+    )
 
 
-def test_a_refusal_is_told_and_nothing_printed(bed: Bed, capsys: Captured) -> None:
+def test_a_refusal_is_told_and_nothing_printed(bed: Bed, cli: Cli) -> None:
     bed.refusal = refused("revision_conflict", 409, "the revision is 7, not 3")
-    assert run([*DRAIN, "-y", "--if-revision", "3"]) == 6
     told = "error: the revision is 7, not 3\ntry:   llumctl status\n"
-    assert capsys.readouterr() == ("", told)
+    assert cli(*DRAIN, "-y", "--if-revision", "3", code=6) == ("", told)
     assert bed.fake.bodies()[0]["if_revision"] == 3
 
 
-def test_several_one_after_the_other(bed: Bed, capsys: Captured) -> None:
+def test_several_one_after_the_other(bed: Bed, capsys: Captured, cli: Cli) -> None:
     """Each on the revision that the one before left; what was begun before a refusal is said."""
     bed.begun = report("drained", revision=8)
     assert run(["drain", "i-1", "i-2", "i-1", "-y", "--detach", "--if-revision", "7"]) == 0
@@ -423,8 +419,7 @@ def test_several_one_after_the_other(bed: Bed, capsys: Captured) -> None:
     bed.fake.orders["POST /v1/instances/i-2/drain"] = lambda _: refused(
         "last_instance", 409, "i-2 is the last one"
     )
-    assert run(["drain", "i-1", "i-2", "-y"]) == 5
-    assert capsys.readouterr().err.startswith(
+    assert cli("drain", "i-1", "i-2", "-y", code=5).err.startswith(
         "draining has begun: i-1 (llumctl uncordon i-1)\nerror: i-2 is the last one\n"
     )
 
@@ -441,10 +436,9 @@ def test_several_one_after_the_other(bed: Bed, capsys: Captured) -> None:
     ],
 )
 def test_without_a_terminal_it_does_not_act(
-    bed: Bed, capsys: Captured, command: tuple[str, ...], typed: str
+    bed: Bed, cli: Cli, command: tuple[str, ...], typed: str
 ) -> None:
-    assert run(list(command)) == 5
-    error, hint = capsys.readouterr().err.splitlines()
+    error, hint = cli(*command, code=5).err.splitlines()
     assert error.endswith(" asks before it acts, and there is no terminal to ask on")
     assert hint == f"try:   {typed} --dry-run      then      {typed} -y"
     assert bed.fake.ordered == []
@@ -466,7 +460,7 @@ def test_without_a_terminal_it_does_not_act(
 )
 def test_it_asks_with_what_it_would_do(
     bed: Bed,
-    capsys: Captured,
+    cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
     command: tuple[str, ...],
     plan: tuple[PlannedDeparture, ...],
@@ -477,8 +471,7 @@ def test_it_asks_with_what_it_would_do(
     monkeypatch.setattr(output, "check_terminal", lambda *_: None)
     monkeypatch.setattr(output, "ask", questions.append)
     bed.plan = report("active", plan=plan, dry_run=True, num_requests_left=len(plan))
-    assert run([*command, "--detach"]) == 0
-    assert capsys.readouterr().err.splitlines()[-2:] == [
+    assert cli(*command, "--detach").err.splitlines()[-2:] == [
         f"i-1: {told}",
         "left: 1 of 2 serving instances, 450 of their 1000 blocks free",
     ]
@@ -537,11 +530,10 @@ def test_on_a_terminal_its_progress_stays_on_one_line(bed: Bed) -> None:
 # -- uncordon -----------------------------------------------------------------------------
 
 
-def test_a_drain_is_taken_back(bed: Bed, capsys: Captured) -> None:
+def test_a_drain_is_taken_back(bed: Bed, cli: Cli) -> None:
     bed.drains = [report("drained")]
     assert run(["uncordon", "i-1", "--dry-run"]) == 10
-    assert run(["uncordon", "i-1", "-m", "done", "--if-revision", "4"]) == 0
-    captured = capsys.readouterr()
+    captured = cli("uncordon", "i-1", "-m", "done", "--if-revision", "4")
     assert captured.err == ""
     assert captured.out.splitlines() == [
         "i-1: drain would be taken back, would get new requests again",
@@ -551,18 +543,15 @@ def test_a_drain_is_taken_back(bed: Bed, capsys: Captured) -> None:
         {"reason": "", "if_revision": None, "dry_run": True},
         {"reason": "done", "if_revision": 4, "dry_run": False},
     ]
-    assert run(["uncordon", "i-1", "-o", "name"]) == 0
-    assert capsys.readouterr() == ("", "nothing to change\n")
-    assert run(["uncordon", "i-1", "--dry-run", "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["drains"] == []
+    assert cli("uncordon", "i-1", "-o", "name") == ("", "nothing to change\n")
+    assert json.loads(cli("uncordon", "i-1", "--dry-run", "-o", "json").out)["drains"] == []
 
 
-def test_of_several_it_says_what_was_done_before_one_failed(bed: Bed, capsys: Captured) -> None:
+def test_of_several_it_says_what_was_done_before_one_failed(bed: Bed, cli: Cli) -> None:
     bed.drains = [report()]
     bed.fake.orders["POST /v1/instances/i-2/undrain"] = lambda _: refused(
         "no_such_instance", 404, "there is no instance 'i-2'"
     )
-    assert run(["uncordon", "i-1", "i-2"]) == 4
-    assert capsys.readouterr().err.startswith(
+    assert cli("uncordon", "i-1", "i-2", code=4).err.startswith(
         "i-1: drain taken back, gets new requests again\nerror: there is no instance 'i-2'\n"
     )

@@ -10,9 +10,8 @@ from llumctl import output
 from llumctl.app import run
 from llumctl.commands import events_and_logs
 from tests.unit.cli_process import interrupted, llumctl, reader_left
+from tests.unit.cli_support import Cli
 from tests.unit.fake_controller import FakeController, event, meanwhile, until
-
-Captured = pytest.CaptureFixture[str]
 
 REQUEST = {"request_id": "r-1", "level": "high"}
 DISPATCHED = event(
@@ -35,15 +34,8 @@ def _events(fake: FakeController) -> None:
     fake.events = [DISPATCHED, EVICTED, DIED]
 
 
-def told(capsys: Captured, *options: str) -> list[str]:
-    assert run(["events", *options]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out.splitlines()
-
-
-def test_tables(capsys: Captured) -> None:
-    header, day, first, second, third = told(capsys)
+def test_tables(cli: Cli) -> None:
+    header, day, first, second, third = cli.out("events").splitlines()
     assert header.split() == ["TIME", "KIND", "SUBJECT", "WHAT"]
     assert day == "-- 2023-11-14 --"
     assert first.split("  ")[0] == "22:13:20"
@@ -51,24 +43,24 @@ def test_tables(capsys: Captured) -> None:
     assert first.index("r-1") == header.index("SUBJECT")
     assert second.endswith("r-1                 on i-0, memory pressure, 70 tokens")
     assert third.split()[1:] == ["instance_died", "i-0/3", "its", "connection", "closed"]
-    header, _, first, *_ = told(capsys, "-o", "wide")
+    header, _, first, *_ = cli.out("events", "-o", "wide").splitlines()
     assert header.split() == ["TIME", "KIND", "SUBJECT", "WHERE", "LEVEL", "CAUSE", "WHAT"]
     assert first.split()[:6] == [
         *("22:13:20.250", "dispatched", "r-1", "i-0/3", "high", "arrive-r-1")
     ]
 
 
-def test_machine_formats(capsys: Captured) -> None:
-    rows = [json.loads(line) for line in told(capsys, "-o", "jsonl")]
+def test_machine_formats(cli: Cli) -> None:
+    rows = [json.loads(line) for line in cli.out("events", "-o", "jsonl").splitlines()]
     assert [(row["schema_version"], row["position"], row["kind"]) for row in rows] == [
         (1, "a-1", "dispatched"),
         (1, "a-2", "evicted"),
         (1, "a-3", "instance_died"),
     ]
-    whole = json.loads("\n".join(told(capsys, "-o", "json")))
+    whole = json.loads(cli.out("events", "-o", "json"))
     assert (whole["schema_version"], whole["next_position"]) == (1, "a-3")
     assert [item["position"] for item in whole["events"]] == ["a-1", "a-2", "a-3"]
-    assert "next_position: a-3" in told(capsys, "-o", "yaml")
+    assert "next_position: a-3" in cli.out("events", "-o", "yaml").splitlines()
 
 
 @pytest.mark.parametrize(
@@ -89,19 +81,18 @@ def test_machine_formats(capsys: Captured) -> None:
         (("--since", "5m"), []),
     ],
 )
-def test_filters(capsys: Captured, options: tuple[str, ...], expected: list[str]) -> None:
-    assert run(["events", "-o", "name", *options]) == 0
-    captured = capsys.readouterr()
+def test_filters(cli: Cli, options: tuple[str, ...], expected: list[str]) -> None:
+    captured = cli("events", "-o", "name", *options)
     assert captured.out.split() == expected
     assert captured.err == ("" if expected else "no such events are kept\n")
 
 
 def test_all_pages_are_read(
-    fake: FakeController, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    fake: FakeController, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events_and_logs, "PAGE", 2)
     fake.events += [EVICTED, EVICTED]
-    assert told(capsys, "-o", "name") == [f"a-{n}" for n in range(1, 6)]
+    assert cli.out("events", "-o", "name").splitlines() == [f"a-{n}" for n in range(1, 6)]
 
 
 @pytest.mark.parametrize(
@@ -111,10 +102,9 @@ def test_all_pages_are_read(
         ("old-9", "gap: the controller restarted"),
     ],
 )
-def test_gaps_are_said(fake: FakeController, capsys: Captured, after: str, words: str) -> None:
+def test_gaps_are_said(fake: FakeController, cli: Cli, after: str, words: str) -> None:
     fake.num_forgotten = 3
-    assert run(["events", "--after", after, "-o", "name"]) == 0
-    captured = capsys.readouterr()
+    captured = cli("events", "--after", after, "-o", "name")
     assert captured.out.split() == ["a-4", "a-5", "a-6"]
     assert captured.err.startswith(words)
 
@@ -178,29 +168,6 @@ def test_a_reader_that_leaves_ends_it_without_another_event(fake: FakeController
         assert reader_left(process) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("options", "message", "hint"),
-    [
-        (
-            ("--kind", "evictd"),
-            "--kind: 'evictd' is not a kind of event; did you mean evicted?",
-            "one of dispatched, ",
-        ),
-        (("--since", "5x"), "--since: '5x' is neither a duration nor a time", "30s, 5m"),
-        (("--since", "-5m"), "--since: '-5m' is neither", "2026-01-31T12:00:00"),
-        (("--after", "7"), "--after: '7' is not the position of an event", "llumctl events -o n"),
-        (("-n", "-1"), "--limit: must be 0 or more, not -1", ""),
-        (("-f", "-o", "json"), "-o json is a single document", "llumctl events --follow -o jsonl"),
-    ],
-)
-def test_usage_errors(options: tuple[str, ...], message: str, hint: str, capsys: Captured) -> None:
-    assert run(["events", *options]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"error: {message}")
-    assert hint in captured.err
-
-
-def test_control_characters_from_afar_are_harmless(fake: FakeController, capsys: Captured) -> None:
+def test_control_characters_from_afar_are_harmless(fake: FakeController, cli: Cli) -> None:
     fake.events = [event("failed", reason="a\x1b[2Jb\nc", request_id="r\x07")]
-    assert told(capsys)[-1].endswith("r\\x07               on i-0, a\\x1b[2Jb c")
+    assert cli.out("events").splitlines()[-1].endswith("r\\x07               on i-0, a\\x1b[2Jb c")

@@ -11,7 +11,7 @@ from controller.api.state.log_tail import LogTail, harmless
 from llumctl import output
 from llumctl.app import run
 from tests.unit.cli_process import interrupted, llumctl, reader_left
-from tests.unit.cli_support import remember
+from tests.unit.cli_support import Cli, remember
 
 Captured = pytest.CaptureFixture[str]
 
@@ -28,50 +28,41 @@ def numbered(count: int) -> str:
     return "".join(f"line {n}\n" for n in range(count))
 
 
-def told(capsys: Captured, *arguments: str) -> list[str]:
-    assert run(["logs", *arguments]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out.splitlines()
-
-
 @pytest.mark.parametrize("block_bytes", [7, log_tail.BLOCK_BYTES])
 def test_the_controllers_last_lines(
-    logs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+    logs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
     monkeypatch.setattr(log_tail, "BLOCK_BYTES", block_bytes)
     lines = [*numbered(119).splitlines(), "a line without an end"]
     (logs / "controller.log").write_text("\n".join(lines))
-    assert told(capsys) == lines[-101:]
-    assert told(capsys, "-n", "0") == []
+    assert cli.out("logs").splitlines() == lines[-101:]
+    assert cli.out("logs", "-n", "0").splitlines() == []
     for count in (1, 118, 119, 120):
-        assert told(capsys, "-n", str(count)) == lines[-count - 1 :]
+        assert cli.out("logs", "-n", str(count)).splitlines() == lines[-count - 1 :]
 
 
 @pytest.mark.parametrize("written", ["", "\n\n "])
-def test_a_log_without_a_word_is_said_to_be_empty(
-    logs: Path, capsys: Captured, written: str
-) -> None:
+def test_a_log_without_a_word_is_said_to_be_empty(logs: Path, cli: Cli, written: str) -> None:
     """That of an emulated instance is."""
     (logs / "i-0.log").write_text(written)
-    assert run(["logs", "i-0"]) == 0
     said = f"the log of i-0 is empty so far: {logs / 'i-0.log'}\n"
-    assert capsys.readouterr() == ("", said)
-    assert told(capsys, "--all") == []
+    assert cli("logs", "i-0") == ("", said)
+    assert cli.out("logs", "--all").splitlines() == []
 
 
-def test_a_running_clusters_logs_are_where_its_run_state_says(logs: Path, capsys: Captured) -> None:
+def test_a_running_clusters_logs_are_where_its_run_state_says(logs: Path, cli: Cli) -> None:
     (logs / "i-0.log").write_text("left by the last one\n")
     assert remember("http://127.0.0.1:1").log_dir == "/l"
-    assert run(["logs", "i-0"]) == 4
-    assert "cluster default has left no logs" in capsys.readouterr().err
+    assert "cluster default has left no logs" in cli("logs", "i-0", code=4).err
 
 
-def test_all_of_them_behind_their_names_and_no_other(logs: Path, capsys: Captured) -> None:
+def test_all_of_them_behind_their_names_and_no_other(
+    logs: Path, capsys: Captured, cli: Cli
+) -> None:
     for name in ("i-10", "i-2", "controller"):
         (logs / f"{name}.log").write_text(f"of {name}\nmore\n")
     (logs / "plan.json").write_text("no log")
-    assert told(capsys, "--all", "-n", "1") == [
+    assert cli.out("logs", "--all", "-n", "1").splitlines() == [
         "controller | more",
         "i-2        | more",
         "i-10       | more",
@@ -85,27 +76,26 @@ def test_all_of_them_behind_their_names_and_no_other(logs: Path, capsys: Capture
 
 
 @pytest.mark.parametrize("arguments", [(), ("--all",), ("-f",)])
-def test_no_logs_at_all(logs: Path, arguments: tuple[str, ...], capsys: Captured) -> None:
+def test_no_logs_at_all(logs: Path, arguments: tuple[str, ...], cli: Cli) -> None:
     logs.rmdir()
-    assert run(["logs", *arguments]) == 4
-    assert capsys.readouterr().err == (
+    assert cli("logs", *arguments, code=4).err == (
         "error: cluster default has left no logs\ntry:   llumctl up\n"
     )
 
 
-def test_a_log_that_may_not_be_read(
-    logs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_may_not_be_read(logs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (logs / "i-0.log").mkdir()
-    assert run(["logs", "i-0"]) == 1
-    assert capsys.readouterr().err.startswith(f"error: cannot read {logs}/i-0.log: Is a directory")
+    assert cli("logs", "i-0", code=1).err.startswith(
+        f"error: cannot read {logs}/i-0.log: Is a directory"
+    )
 
     def refuse(_: Path) -> Iterator[Path]:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    assert run(["logs", "i-0"]) == 1
-    assert capsys.readouterr().err.startswith(f"error: cannot read {logs}: Permission denied")
+    assert cli("logs", "i-0", code=1).err.startswith(
+        f"error: cannot read {logs}: Permission denied"
+    )
 
 
 def add(path: Path, text: str) -> None:
@@ -169,12 +159,12 @@ def test_on_a_terminal_a_log_is_harmless(line: str, shown: str) -> None:
 
 
 def test_only_a_terminal_is_protected(
-    logs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    logs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (logs / "i-0.log").write_bytes(b"\x1b[31mred\x1b[0m \xff\n")
-    assert told(capsys, "i-0") == ["\x1b[31mred\x1b[0m \\xff"]
+    assert cli.out("logs", "i-0").splitlines() == ["\x1b[31mred\x1b[0m \\xff"]
     monkeypatch.setattr(output, "is_terminal", lambda _: True)
-    assert told(capsys, "i-0") == ["red \\xff"]
+    assert cli.out("logs", "i-0").splitlines() == ["red \\xff"]
 
 
 @pytest.mark.process

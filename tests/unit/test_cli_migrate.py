@@ -15,7 +15,7 @@ from controller.api.operations.on_requests import (
 )
 from controller.api.wire.requests import MoveStage, RequestName, RequestState
 from llumctl.app import run
-from tests.unit.cli_support import facts
+from tests.unit.cli_support import Cli, facts
 from tests.unit.fake_controller import FakeController
 
 Captured = pytest.CaptureFixture[str]
@@ -123,23 +123,21 @@ NO_DOWNTIME = "none, the request waits for memory"
 )
 def test_the_figures_of_a_move(
     reports: list[MigrationReport],
-    capsys: Captured,
+    cli: Cli,
     report: MigrationReport,
     code: int,
     shown: dict[str, str],
 ) -> None:
     reports.append(report)
-    assert run(["migrate", "cmpl-1"]) == code
-    assert facts(capsys.readouterr().out) == REQUEST | shown
+    assert facts(cli("migrate", "cmpl-1", code=code).out) == REQUEST | shown
 
 
 def test_what_is_ordered_and_the_stages(
-    fake: FakeController, reports: list[MigrationReport], capsys: Captured
+    fake: FakeController, reports: list[MigrationReport], cli: Cli
 ) -> None:
     reports.append(moved(attempts=(attempt(stages=STAGES),)))
     options = ["--to", "i-1", "--verify-kv", "-m", "make room", "--timeout", "5"]
-    assert run(["migrate", "r-1", *options]) == 0
-    captured = capsys.readouterr()
+    captured = cli("migrate", "r-1", *options)
     assert captured.err == ""
     assert [line.split() for line in captured.out.split("\n\n")[1].splitlines()] == [
         ["STAGE", "BLOCKS", "BYTES", "COPY"],
@@ -151,14 +149,12 @@ def test_what_is_ordered_and_the_stages(
     assert body.items() >= (wanted | {"dry_run": False}).items()
 
 
-def test_the_machine_formats(reports: list[MigrationReport], capsys: Captured) -> None:
+def test_the_machine_formats(reports: list[MigrationReport], cli: Cli) -> None:
     reports += [moved(), moved(), planned()]
-    assert run(["migrate", "r-1", "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli("migrate", "r-1", "-o", "json").out)
     assert found == json.loads(moved().model_dump_json())
     assert run(["migrate", "r-1", "-o", "name"]) == 0
-    assert run(["migrate", "r-1", "-o", "name", "--dry-run"]) == 10
-    assert capsys.readouterr().out == "m-1\nr-1\n"
+    assert cli("migrate", "r-1", "-o", "name", "--dry-run", code=10).out == "m-1\nr-1\n"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +170,7 @@ def test_the_machine_formats(reports: list[MigrationReport], capsys: Captured) -
 )
 def test_a_move_that_came_to_nothing(
     reports: list[MigrationReport],
-    capsys: Captured,
+    cli: Cli,
     outcome: str,
     fields: dict[str, Any],
     code: int,
@@ -182,17 +178,17 @@ def test_a_move_that_came_to_nothing(
     hint: str,
 ) -> None:
     reports.append(moved(outcome, **({"why": "no"} | fields)))
-    assert run(["migrate", "r-1"]) == code
-    told, _, tried = capsys.readouterr().err.partition("\ntry:   ")
+    told, _, tried = cli("migrate", "r-1", code=code).err.partition("\ntry:   ")
     assert told == f"error: request r-1 {error}"
     assert hint in tried
 
 
-def test_all_attempts_are_listed(reports: list[MigrationReport], capsys: Captured) -> None:
+def test_all_attempts_are_listed(reports: list[MigrationReport], cli: Cli) -> None:
     attempts = (attempt(1, "kept", why="a"), attempt(2, "resumed", why="b"))
     reports.append(moved("resumed", attempts=attempts))
-    assert run(["migrate", "r-1"]) == 1
-    assert [line.split() for line in capsys.readouterr().out.split("\n\n")[-1].splitlines()] == [
+    assert [
+        line.split() for line in cli("migrate", "r-1", code=1).out.split("\n\n")[-1].splitlines()
+    ] == [
         ["MIGRATION", "TO", "OUTCOME", "WHY"],
         ["m-1", "i-1", "kept", "a"],
         ["m-2", "i-2", "resumed", "b"],
@@ -201,24 +197,22 @@ def test_all_attempts_are_listed(reports: list[MigrationReport], capsys: Capture
 
 @pytest.mark.usefixtures("reports")
 def test_an_interrupted_wait_says_that_the_move_is_not_taken_back(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ControlClient, "send", interrupted)
-    assert run(["migrate", "r-1", "--to", "i-2"]) == 130
-    told = capsys.readouterr().err
+    told = cli("migrate", "r-1", "--to", "i-2", code=130).err
     assert "the move goes on, even if it still waits for its turn" in told
     assert "llumctl requests r-1" in told
-    assert run(["migrate", "r-1", "--dry-run"]) == 130
-    assert "the move" not in capsys.readouterr().err
+    assert "the move" not in cli("migrate", "r-1", "--dry-run", code=130).err
 
 
 # -- abort --------------------------------------------------------------------------------
 
 
-def test_an_abort(fake: FakeController, capsys: Captured) -> None:
+def test_an_abort(fake: FakeController, capsys: Captured, cli: Cli) -> None:
     """Another choice of the same call ends with it."""
     report = AbortReport(
         request_id="r-1",
@@ -241,7 +235,8 @@ def test_an_abort(fake: FakeController, capsys: Captured) -> None:
     shown |= {"state": "running -> aborted", "tokens": "33 written so far"}
     assert facts(capsys.readouterr().out) == shown
     assert fake.bodies() == [{"reason": "runs away", "dry_run": False}]
-    assert run(["abort", "cmpl-1", "--dry-run"]) == 10
-    assert facts(capsys.readouterr().out)["state"] == "running -> would be aborted"
-    assert run(["abort", "cmpl-1", "--dry-run", "-o", "name"]) == 10
-    assert capsys.readouterr().out == "r-1\nr-2\n"
+    assert (
+        facts(cli("abort", "cmpl-1", "--dry-run", code=10).out)["state"]
+        == "running -> would be aborted"
+    )
+    assert cli("abort", "cmpl-1", "--dry-run", "-o", "name", code=10).out == "r-1\nr-2\n"

@@ -11,9 +11,9 @@ from controller.api.settings.settings import Settings
 from controller.main.profile.points import LinkFigures, Measured
 from controller.main.profile.run import Profiled, Wanted
 from llumctl.app import run
+from tests.unit.cli_support import Cli
 from tests.unit.profile.profile_points import A10, SIZES, points_of
 
-Captured = pytest.CaptureFixture[str]
 LINK = LinkFigures(num_bytes=10_000_000, stage_s=0.01, one_block_s=0.001)
 
 
@@ -46,9 +46,8 @@ def test_what_it_asks_for(calls: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("calls")
-def test_what_it_prints(capsys: Captured) -> None:
-    assert run(["profile", "-o", "my profile.toml"]) == 0
-    out, err = capsys.readouterr()
+def test_what_it_prints(cli: Cli) -> None:
+    out, err = cli("profile", "-o", "my profile.toml")
     lines = out.splitlines()
     assert lines[0].split() == ["KIND", "WORK", "MEASURED", "FITTED", "ERROR"]
     assert " ".join(lines[1].split()) == "prefill 64 tokens in 1 step 18.580ms 18.580ms +0.0%"
@@ -66,11 +65,10 @@ def test_what_it_prints(capsys: Captured) -> None:
     ]
 
 
-def test_an_unsteady_or_busy_machine_is_told(calls: dict[str, Any], capsys: Captured) -> None:
+def test_an_unsteady_or_busy_machine_is_told(calls: dict[str, Any], cli: Cli) -> None:
     points = replace(points_of(), decode_excess=0.09)
     calls["measured"] = Measured(SIZES, points, None, waited_ratio=0.82)
-    assert run(["profile"]) == 0
-    out = capsys.readouterr().out
+    out = cli("profile").out
     assert "unsteady   decode steps took 9% longer in the mean" in out
     assert "busy       82% of the time the engine waited for a core that others had" in out
     assert "copy       2.40 GB/s, given" in out

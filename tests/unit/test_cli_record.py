@@ -23,7 +23,7 @@ from llumctl.app import run
 from llumctl.commands import record
 from llumctl.commands.record import TrafficFile
 from tests.unit.cli_process import ended, interrupted, llumctl
-from tests.unit.cli_support import remember, stop
+from tests.unit.cli_support import Cli, remember, stop
 from tests.unit.fake_controller import FakeController, event, meanwhile, until
 
 Captured = pytest.CaptureFixture[str]
@@ -52,15 +52,16 @@ def frames(file: Path) -> list[Frame]:
         return list(reader)
 
 
-def test_recording_for_a_while(fake: FakeController, file: Path, capsys: Captured) -> None:
+def test_recording_for_a_while(
+    fake: FakeController, file: Path, capsys: Captured, cli: Cli
+) -> None:
     assert run(["record", str(file), "--duration", "0.3s", "--refresh", "0.1"]) == 0
     found = frames(file)
     statuses = [frame for frame in found if isinstance(frame, StatusFrame)]
     assert statuses[0].status == fake.status
     told = f"recorded {len(found)} frames in {file}\nnext:  llumctl top --replay {file}\n"
     assert capsys.readouterr() == ("", told)
-    assert run(["record", str(file), "--duration", "1s"]) == 5
-    assert "never overwritten" in capsys.readouterr().err
+    assert "never overwritten" in cli("record", str(file), "--duration", "1s", code=5).err
     assert frames(file) == found
 
 
@@ -114,9 +115,11 @@ def test_without_a_frame_there_is_no_file(file: Path) -> None:
 
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("options", [(), ("--traffic",)])
-def test_a_file_that_cannot_be_made(capsys: Captured, options: tuple[str, ...]) -> None:
-    assert run(["record", "/dev/full/x", "--duration", "1s", *options]) == 1
-    assert "cannot write the recording" in capsys.readouterr().err
+def test_a_file_that_cannot_be_made(cli: Cli, options: tuple[str, ...]) -> None:
+    assert (
+        "cannot write the recording"
+        in cli("record", "/dev/full/x", "--duration", "1s", *options, code=1).err
+    )
 
 
 # -- requests, for simulations ------------------------------------------------------------

@@ -23,8 +23,7 @@ from controller.api.wire.requests import (
     Waiting,
 )
 from controller.api.wire.status import HeldPlaceStatus
-from llumctl.app import run
-from tests.unit.cli_support import facts
+from tests.unit.cli_support import Cli, facts
 from tests.unit.fake_controller import ARRIVAL_S, FakeController, event, request_fields
 
 Captured = pytest.CaptureFixture[str]
@@ -47,24 +46,17 @@ HELD = HeldPlaceStatus(
 )
 
 
-def told(capsys: Captured, *options: str) -> str:
-    assert run(["requests", *options]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
-
-
-def rows(capsys: Captured, *options: str) -> list[dict[str, str]]:
-    header, *lines = told(capsys, *options).splitlines()
+def rows(cli: Captured, *options: str) -> list[dict[str, str]]:
+    header, *lines = cli.out("requests", *options).splitlines()
     return [dict(zip(header.split(), line.split(), strict=True)) for line in lines]
 
 
 # -- the list -----------------------------------------------------------------------------
 
 
-def test_a_row_each_in_the_order_of_the_controller(fake: FakeController, capsys: Captured) -> None:
+def test_a_row_each_in_the_order_of_the_controller(fake: FakeController, cli: Cli) -> None:
     fake.requests = RequestList(requests=LISTED, num_matching=3)
-    first, waiting, _ = rows(capsys)
+    first, waiting, _ = rows(cli)
     assert first == {
         "ID": "r-1",
         "CLIENT-ID": "cmpl-r-1",
@@ -79,47 +71,44 @@ def test_a_row_each_in_the_order_of_the_controller(fake: FakeController, capsys:
         "MOVABLE": "in_prefill",
     }
     assert (waiting["INSTANCE"], waiting["TTFT"], waiting["MOVABLE"]) == ("-", "-", "yes")
-    last = rows(capsys, "-o", "wide")[-1]
+    last = rows(cli, "-o", "wide")[-1]
     assert (last["FRONTEND"], last["ARRIVED"]) == ("f-0", "22:13:20.000")
     assert (last["PARENT"], last["END"]) == ("-", "stop")
 
 
-def test_machine_formats_of_the_list(fake: FakeController, capsys: Captured) -> None:
-    assert len(told(capsys).splitlines()) == 1
-    assert told(capsys, "-o", "name") == told(capsys, "-o", "jsonl") == ""
+def test_machine_formats_of_the_list(fake: FakeController, cli: Cli) -> None:
+    assert len(cli.out("requests").splitlines()) == 1
+    assert cli.out("requests", "-o", "name") == cli.out("requests", "-o", "jsonl") == ""
     fake.requests = RequestList(requests=LISTED, num_matching=3)
     ids = ["r-1", "r-2", "r-3"]
-    assert told(capsys, "-o", "name").split() == ids
-    lines = map(json.loads, told(capsys, "-o", "jsonl").splitlines())
+    assert cli.out("requests", "-o", "name").split() == ids
+    lines = map(json.loads, cli.out("requests", "-o", "jsonl").splitlines())
     assert [(row["id"], row["schema_version"]) for row in lines] == [(id_, 1) for id_ in ids]
-    whole = json.loads(told(capsys, "-o", "json"))
+    whole = json.loads(cli.out("requests", "-o", "json"))
     assert (whole["schema_version"], whole["num_matching"]) == (1, 3)
-    assert "num_matching: 3\n" in told(capsys, "-o", "yaml")
+    assert "num_matching: 3\n" in cli.out("requests", "-o", "yaml")
 
 
-def test_filters_go_to_the_controller(fake: FakeController, capsys: Captured) -> None:
-    told(capsys, "--instance", "i-0", "--state", "running, evicted", "-n", "7")
+def test_filters_go_to_the_controller(fake: FakeController, cli: Cli) -> None:
+    cli.out("requests", "--instance", "i-0", "--state", "running, evicted", "-n", "7")
     asked = "/v1/requests?limit=7&state=running&state=evicted&movable=true&instance=i-0"
     assert fake.asked == [asked]
 
 
-def test_what_is_missing_is_said(fake: FakeController, capsys: Captured) -> None:
+def test_what_is_missing_is_said(fake: FakeController, cli: Cli) -> None:
     silent = ("f-1", "f-2")
     fake.requests = RequestList(requests=LISTED, num_matching=250, silent_frontends=silent)
-    assert run(["requests", "-o", "name"]) == 0
-    assert capsys.readouterr().err.splitlines() == [
+    assert cli("requests", "-o", "name").err.splitlines() == [
         "frontend f-1 did not answer: its requests are missing",
         "frontend f-2 did not answer: its requests are missing",
         "3 of 250 requests; more: --limit 250",
     ]
 
 
-def test_what_the_controller_holds_has_its_place_there(
-    fake: FakeController, capsys: Captured
-) -> None:
+def test_what_the_controller_holds_has_its_place_there(fake: FakeController, cli: Cli) -> None:
     waiting = request("r-7", state=WAITING, ttft_s=None, instance_id=None, held=HELD)
     fake.requests = RequestList(requests=(LISTED[0], waiting), num_matching=2)
-    runs, row = rows(capsys)
+    runs, row = rows(cli)
     assert (row["STATE"], row["INSTANCE"], row["PLACE"]) == ("waiting", "controller", "3")
     assert (row["NEEDS"], row["KEPT"], row["WHY"]) == ("688", "i-3", "kept")
     assert [runs[name] for name in ("PLACE", "NEEDS", "KEPT", "WHY")] == ["-"] * 4
@@ -191,14 +180,14 @@ def explain(fake: FakeController, *steps: Step, **explanation: Any) -> Explanati
     return found
 
 
-def explained(capsys: Captured, *options: str) -> list[str]:
+def explained(cli: Captured, *options: str) -> list[str]:
     """The blocks of what is said about cmpl-1."""
-    return told(capsys, "cmpl-1", *options).removesuffix("\n").split("\n\n")
+    return cli.out("requests", "cmpl-1", *options).removesuffix("\n").split("\n\n")
 
 
-def test_each_decision_with_what_it_chose_among(fake: FakeController, capsys: Captured) -> None:
+def test_each_decision_with_what_it_chose_among(fake: FakeController, cli: Cli) -> None:
     explain(fake, *STEPS, could_move_to="i-3")
-    shown, *steps = explained(capsys)
+    shown, *steps = explained(cli)
     known = facts(shown)
     assert (known["id"], known["state"], known["instance"]) == ("r-1", "running", "i-2")
     assert (known["tok-out"], known["parent"]) == ("33", "-")
@@ -229,9 +218,9 @@ def test_each_decision_with_what_it_chose_among(fake: FakeController, capsys: Ca
     ]
 
 
-def test_wide_names_the_causes_and_has_the_history(fake: FakeController, capsys: Captured) -> None:
+def test_wide_names_the_causes_and_has_the_history(fake: FakeController, cli: Cli) -> None:
     explain(fake, *STEPS)
-    _, *steps, history = explained(capsys, "-o", "wide")
+    _, *steps, history = explained(cli, "-o", "wide")
     heads = [step.splitlines()[0] for step in steps]
     assert heads[0].endswith("  (arrive-r-1)")
     assert heads[1] == "+10ms  admitted on i-0"
@@ -257,32 +246,29 @@ def test_wide_names_the_causes_and_has_the_history(fake: FakeController, capsys:
     ],
 )
 def test_whether_it_could_move_and_why_it_waits(
-    fake: FakeController, capsys: Captured, fields: dict[str, Any], name: str, fact: str
+    fake: FakeController, cli: Cli, fields: dict[str, Any], name: str, fact: str
 ) -> None:
     explain(fake, **dict(fields))
-    (shown,) = explained(capsys)
+    (shown,) = explained(cli)
     assert facts(shown)[name] == fact
 
 
-def test_machine_formats_of_one(fake: FakeController, capsys: Captured) -> None:
+def test_machine_formats_of_one(fake: FakeController, cli: Cli) -> None:
     explanation = explain(fake, *STEPS)
-    found = json.loads(told(capsys, "cmpl-1", "-o", "json"))
+    found = json.loads(cli.out("requests", "cmpl-1", "-o", "json"))
     assert (found["id"], found["history"][0]["kind"]) == ("r-1", "dispatched")
     assert found["explanation"] == json.loads(explanation.model_dump_json())
-    assert json.loads(told(capsys, "cmpl-1", "-o", "jsonl")) == found
-    assert told(capsys, "cmpl-1", "-o", "name") == "r-1\n"
-    assert told(capsys, "cmpl-1", "-o", "yaml").startswith("schema_version: 1\n")
+    assert json.loads(cli.out("requests", "cmpl-1", "-o", "jsonl")) == found
+    assert cli.out("requests", "cmpl-1", "-o", "name") == "r-1\n"
+    assert cli.out("requests", "cmpl-1", "-o", "yaml").startswith("schema_version: 1\n")
 
 
-def test_what_comes_from_afar_does_not_drive_the_terminal(
-    fake: FakeController, capsys: Captured
-) -> None:
+def test_what_comes_from_afar_does_not_drive_the_terminal(fake: FakeController, cli: Cli) -> None:
     explain(fake, OtherStep(time_s=ARRIVAL_S, what="\x1b[2J"), request={"client_id": "\x07"})
-    assert all(char.isprintable() or char == "\n" for char in told(capsys, "cmpl-1"))
+    assert all(char.isprintable() or char == "\n" for char in cli.out("requests", "cmpl-1"))
 
 
 @pytest.mark.usefixtures("fake")
-def test_an_unknown_request(capsys: Captured) -> None:
-    assert run(["requests", "r/9?"]) == 4
+def test_an_unknown_request(cli: Cli) -> None:
     said = "error: there is no request r/9?\ntry:   llumctl requests\n"
-    assert capsys.readouterr() == ("", said)
+    assert cli("requests", "r/9?", code=4) == ("", said)

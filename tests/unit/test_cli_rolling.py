@@ -18,7 +18,7 @@ from llumctl import output
 from llumctl.app import run
 from llumctl.commands import restart
 from llumctl.commands.status_table import render
-from tests.unit.cli_support import cluster
+from tests.unit.cli_support import Cli, cluster
 from tests.unit.fake_controller import Answer, FakeController, meanwhile
 
 Captured = pytest.CaptureFixture[str]
@@ -141,38 +141,30 @@ def test_how_else_it_may_end(bed: Bed, capsys: Captured, end: dict[str, Any], wo
     assert words in capsys.readouterr().err.splitlines()
 
 
-def test_ctrl_c_leaves_it_going(
-    bed: Bed, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_leaves_it_going(bed: Bed, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_self: restart.RollingWatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(restart.RollingWatch, "until_over", interrupted)
-    assert run([*ROLLING, "-y"]) == 130
-    assert capsys.readouterr().err.endswith(f"{restart.DETACHED}\n")
+    assert cli(*ROLLING, "-y", code=130).err.endswith(f"{restart.DETACHED}\n")
     assert len(bed.fake.ordered) == 1, "nothing but its beginning was ordered"
 
 
 @pytest.mark.usefixtures("bed")
-def test_a_dry_run_shows_each_in_turn_and_what_it_takes(capsys: Captured) -> None:
-    assert run([*ROLLING, "--dry-run"]) == 10
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+def test_a_dry_run_shows_each_in_turn_and_what_it_takes(cli: Cli) -> None:
+    assert [line.split() for line in cli(*ROLLING, "--dry-run", code=10).out.splitlines()] == [
         ["TURN", "ID", "REQUESTS", "BLOCKS", "CANNOT-MOVE", "EMPTY-IN", "START"],
         ["1", "i-0", "1", "5", "0", "0.4s", "9.0s"],
         ["2", "i-1", "4", "80", "2", "-", "9.0s"],
     ]
-    assert run([*ROLLING, "--detach", "-y", "-o", "name"]) == 0
-    assert capsys.readouterr().out.split() == ["i-0", "i-1"]
+    assert cli(*ROLLING, "--detach", "-y", "-o", "name").out.split() == ["i-0", "i-1"]
 
 
-def test_it_asks_with_what_it_would_do(
-    bed: Bed, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_asks_with_what_it_would_do(bed: Bed, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     questions: list[str] = []
     monkeypatch.setattr(output, "check_terminal", lambda *_: None)
     monkeypatch.setattr(output, "ask", questions.append)
-    assert run([*ROLLING, "--detach", "--at-once", "2"]) == 0
-    assert capsys.readouterr().err.splitlines() == [
+    assert cli(*ROLLING, "--detach", "--at-once", "2").err.splitlines() == [
         "2 instances would be restarted, 1 at a time",
         "i-0: 1 request (5 blocks), empty in about 0.4s, then a start of about 9.0s",
         "i-1: 4 requests (80 blocks), 2 cannot move now and would be waited for,"
@@ -197,7 +189,7 @@ def test_the_plan_names_the_engine_arguments(fields: dict[str, Any], words: str)
 
 
 def test_engine_arguments_are_sent_shown_and_named_in_the_next_command(
-    bed: Bed, capsys: Captured
+    bed: Bed, capsys: Captured, cli: Cli
 ) -> None:
     args = ("--engine-arg", "max-num-seqs=64", "--engine-arg", "enforce_eager=null")
     bed.now = report(engine_args={"max_num_seqs": 64}, **FAILURE)
@@ -206,32 +198,32 @@ def test_engine_arguments_are_sent_shown_and_named_in_the_next_command(
     told = capsys.readouterr().err
     assert "failed: i-0 could not start, not restarted: i-1, with max_num_seqs=64" in told
     assert "llumctl restart --rolling --engine-arg KEY=VALUE" in told
-    assert run([*ROLLING, *args]) == 5
     command = f"llumctl {' '.join((*ROLLING, *args))}"
     told = f"try:   {command} --dry-run      then      {command} -y\n"
-    assert capsys.readouterr().err.endswith(told)
+    assert cli(*ROLLING, *args, code=5).err.endswith(told)
 
 
-def test_stopping(bed: Bed, capsys: Captured) -> None:
+def test_stopping(bed: Bed, cli: Cli) -> None:
     bed.now = report(state="stopped", why="stopped: no", done=DONE[:1], under_way=())
-    assert run(["restart", "--stop", "-m", "no"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["i-1", "not-restarted", "-"]
+    assert cli("restart", "--stop", "-m", "no").out.splitlines()[-1].split() == [
+        "i-1",
+        "not-restarted",
+        "-",
+    ]
     assert bed.fake.bodies() == [{"dry_run": False, "reason": "no", "if_revision": None}]
     assert run(["restart", "--stop", "--dry-run"]) == 10
     refusal: Answer = 409, ErrorBody(code="not_rolling", message="no", hint="llumctl status")
     bed.fake.orders["POST /v1/rolling-restart/stop"] = lambda _: refusal
-    assert run(["restart", "--stop"]) == 0
-    assert "nothing to change" in capsys.readouterr().err
+    assert "nothing to change" in cli("restart", "--stop").err
 
 
-def test_one_that_is_over_is_dismissed(bed: Bed, capsys: Captured) -> None:
+def test_one_that_is_over_is_dismissed(bed: Bed, capsys: Captured, cli: Cli) -> None:
     bed.now = report(**FAILURE)
     assert run(["restart", "--dismiss"]) == 0
     assert run(["restart", "--dismiss", "--dry-run"]) == 10
     bed.now = report(changes=False, **FAILURE)
     capsys.readouterr()
-    assert run(["restart", "--dismiss"]) == 0
-    assert capsys.readouterr().err == "nothing to change\n"
+    assert cli("restart", "--dismiss").err == "nothing to change\n"
 
 
 # -- in the status ------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from controller.api.wire.requests import RequestName
 from controller.api.wire.status import DrainStatus, InstanceState
 from llumctl.app import run
 from tests.unit.cli_process import interrupted, llumctl
-from tests.unit.cli_support import cluster, facts
+from tests.unit.cli_support import Cli, cluster, facts
 from tests.unit.fake_controller import Answer, FakeController, meanwhile
 from tools.synthetic_cluster import instance
 
@@ -110,43 +110,38 @@ def test_a_number_is_ordered_and_a_change_planned_before(
     assert order["if_revision"] == revision
 
 
-def test_more_instances_need_no_question(bed: Bed, capsys: Captured) -> None:
-    assert run(["scale", "+1", "-m", "morning"]) == 0
-    captured = capsys.readouterr()
+def test_more_instances_need_no_question(bed: Bed, cli: Cli) -> None:
+    captured = cli("scale", "+1", "-m", "morning")
     assert captured.err == ""
     assert facts(captured.out) == {"instances": "2 -> 3", "added": "i-2", "revision": "6"}
     done = bed.fake.bodies()[-1]
     assert (done["reason"], done["draining"]) == ("morning", []), "and none to go"
 
 
-def test_fewer_instances_are_asked_about(bed: Bed, capsys: Captured) -> None:
-    assert run(["scale", "-1"]) == 5
-    assert capsys.readouterr() == (
+def test_fewer_instances_are_asked_about(bed: Bed, cli: Cli) -> None:
+    assert cli("scale", "-1", code=5) == (
         "",
         "error: scale-in asks before it acts, and there is no terminal to ask on\n"
         "try:   llumctl scale -1 --dry-run      then      llumctl scale -1 -y\n",
     )
     assert [body["dry_run"] for body in bed.fake.bodies()] == [True]
-    assert run(["scale", "-1", "-y", "--deadline", "2m"]) == 0
-    out = capsys.readouterr().out
+    out = cli("scale", "-1", "-y", "--deadline", "2m").out
     assert facts(out) == {"instances": "2 -> 1", "draining": "i-1", "revision": "6"}
     assert out.split("\n\n")[1].splitlines()[1].split()[:3] == ["i-1", "draining", "2"]
     assert bed.fake.bodies()[-1]["deadline_s"] == 120.0
 
 
-def test_a_dry_run_and_the_machine_formats(bed: Bed, capsys: Captured) -> None:
-    assert run(["scale", "1", "--dry-run"]) == 10
-    assert facts(capsys.readouterr().out)["instances"] == "2 -> 1"
-    assert run(["scale", "2", "--dry-run"]) == 0
-    assert capsys.readouterr().err == "nothing to change\n"
+def test_a_dry_run_and_the_machine_formats(bed: Bed, cli: Cli) -> None:
+    assert facts(cli("scale", "1", "--dry-run", code=10).out)["instances"] == "2 -> 1"
+    assert cli("scale", "2", "--dry-run").err == "nothing to change\n"
     assert [body["dry_run"] for body in bed.fake.bodies()] == [True, True]
-    assert run(["scale", "+1", "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli("scale", "+1", "-o", "json").out)
     assert (found["schema_version"], found["added"], found["target"]) == (1, ["i-2"], 3)
-    assert run(["scale", "-1", "-y", "-o", "name"]) == 0
-    assert capsys.readouterr().out == "i-1\n"
-    assert run(["scale", "-1", "-y", "-o", "jsonl"]) == 0
-    assert json.loads(capsys.readouterr().out)["draining"][0]["instance_id"] == "i-1"
+    assert cli("scale", "-1", "-y", "-o", "name").out == "i-1\n"
+    assert (
+        json.loads(cli("scale", "-1", "-y", "-o", "jsonl").out)["draining"][0]["instance_id"]
+        == "i-1"
+    )
 
 
 # -- waiting ------------------------------------------------------------------------------
@@ -173,8 +168,12 @@ def test_waiting_for_a_new_instance(
     assert facts(captured.out)["added"] == "i-2", "what was begun is told all the same"
 
 
-def test_waiting_until_one_is_gone(bed: Bed, capsys: Captured) -> None:
-    """Drained is not gone yet."""
+def test_waiting_until_one_is_gone(
+    bed: Bed, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drained is not gone yet. Without a time of its own, it waits for the deadline."""
+    monkeypatch.setattr("llumctl.commands.scale.DEFAULT_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("llumctl.commands.scale.DEADLINE_MARGIN_S", 60.0)
 
     def happen() -> None:
         bed.fake.until_asked_again("/v1/drains")
@@ -184,13 +183,13 @@ def test_waiting_until_one_is_gone(bed: Bed, capsys: Captured) -> None:
         bed.drains = ()
 
     with meanwhile(happen):
-        assert run(["scale", "-1", "-y", "--wait"]) == 0
+        assert run(["scale", "-1", "-y", "--wait", "--deadline", "0.01"]) == 0
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == "i-1: removed"
     assert captured.out.split("\n\n")[1].splitlines()[1].split()[:2] == ["i-1", "removed"]
 
 
-def test_waiting_for_what_an_order_before_began(bed: Bed, capsys: Captured) -> None:
+def test_waiting_for_what_an_order_before_began(bed: Bed, capsys: Captured, cli: Cli) -> None:
     """Its answer was lost, and it was sent again: nothing is left to change, but to wait for."""
     removed = DrainStatus(drain_id="d", num_requests_left=2, num_moved=0, removes=True)
     going = instance("i-1", InstanceState.DRAINING, drain=removed)
@@ -207,8 +206,7 @@ def test_waiting_for_what_an_order_before_began(bed: Bed, capsys: Captured) -> N
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == "i-1: removed"
     assert facts(captured.out)["added"] == "i-2"
-    assert run(["scale", "2", "-y", "--wait"]) == 0
-    assert "nothing to change" in capsys.readouterr().err
+    assert "nothing to change" in cli("scale", "2", "-y", "--wait").err
 
 
 NOT_OVER = "drain i-1 is not over after 50ms: 2 requests left; it goes on"
@@ -224,30 +222,13 @@ NOT_OVER = "drain i-1 is not over after 50ms: 2 requests left; it goes on"
     ],
 )
 def test_a_wait_that_takes_too_long(
-    bed: Bed, capsys: Captured, options: list[str], deadline_in_s: float | None, told: str
+    bed: Bed, cli: Cli, options: list[str], deadline_in_s: float | None, told: str
 ) -> None:
     if deadline_in_s is not None:
         bed.going = leaving(deadline_s=time.time() + deadline_in_s)
-    assert run(["scale", *options, "-y", "--wait"]) == 124
-    captured = capsys.readouterr()
+    captured = cli("scale", *options, "-y", "--wait", code=124)
     assert told in captured.err
     assert facts(captured.out)["revision"] == "6", "what was begun is told all the same"
-
-
-def test_without_a_time_of_its_own_it_waits_for_the_deadline(
-    bed: Bed, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("llumctl.commands.scale.DEFAULT_TIMEOUT_S", 0.0)
-    monkeypatch.setattr("llumctl.commands.scale.DEADLINE_MARGIN_S", 60.0)
-
-    def happen() -> None:
-        bed.fake.until_asked("/v1/drains", times=3)
-        bed.has("i-0")
-        bed.drains = ()
-
-    with meanwhile(happen):
-        assert run(["scale", "-1", "-y", "--wait", "--deadline", "0.01"]) == 0
-    assert capsys.readouterr().err.splitlines()[-1] == "i-1: removed"
 
 
 @pytest.mark.process
@@ -265,9 +246,8 @@ def test_ctrl_c_leaves_it_going(bed: Bed) -> None:
 # -- priority -----------------------------------------------------------------------------
 
 
-def test_a_priority_is_changed(bed: Bed, capsys: Captured) -> None:
-    assert run(["priority", "r-1", "high", "-m", "the boss waits"]) == 0
-    captured = capsys.readouterr()
+def test_a_priority_is_changed(bed: Bed, cli: Cli) -> None:
+    captured = cli("priority", "r-1", "high", "-m", "the boss waits")
     assert captured.err == ""
     assert facts(captured.out) == {
         "request": "r-1",
@@ -276,17 +256,13 @@ def test_a_priority_is_changed(bed: Bed, capsys: Captured) -> None:
         "level": "normal -> high",
     }
     assert bed.fake.bodies() == [{"level": "high", "reason": "the boss waits", "dry_run": False}]
-    assert run(["priority", "r-1", "normal"]) == 0
-    assert capsys.readouterr().err == "nothing to change\n"
+    assert cli("priority", "r-1", "normal").err == "nothing to change\n"
 
 
-def test_a_priority_in_a_dry_run_and_in_the_machine_formats(bed: Bed, capsys: Captured) -> None:
-    assert run(["priority", "r-1", "high", "--dry-run", "-o", "json"]) == 10
-    found = json.loads(capsys.readouterr().out)
+def test_a_priority_in_a_dry_run_and_in_the_machine_formats(bed: Bed, cli: Cli) -> None:
+    found = json.loads(cli("priority", "r-1", "high", "--dry-run", "-o", "json", code=10).out)
     assert (found["previous"], found["level"], found["dry_run"]) == ("normal", "high", True)
-    assert run(["priority", "r-1", "normal", "--dry-run", "-o", "name"]) == 0
-    assert capsys.readouterr().out == "r-1\n"
-    assert run(["priority", "r-1", "high", "--dry-run"]) == 10
-    shown = facts(capsys.readouterr().out)
+    assert cli("priority", "r-1", "normal", "--dry-run", "-o", "name").out == "r-1\n"
+    shown = facts(cli("priority", "r-1", "high", "--dry-run", code=10).out)
     assert (shown["headroom"], shown["freeness"]) == ("0 -> 60 blocks", "960 -> - steps")
     assert [body["dry_run"] for body in bed.fake.bodies()] == [True, True, True]

@@ -234,11 +234,6 @@ def test_a_variable_that_names_no_setting_is_refused(variable: str, meant: str) 
     assert error.hint.startswith(f"unset {variable}")
 
 
-def test_bad_flag_is_named() -> None:
-    error = refusal("[cluster]\ninstances = 2\n", flags={("cluster", "instances"): ("-n", 0)})
-    assert error.message == "-n: cluster.instances must be at least 1, not 0"
-
-
 def test_set_is_over_environment_and_file() -> None:
     text = """
 migration.max_moves = 1
@@ -433,7 +428,7 @@ def test_a_dotted_key_of_too_many_parts(text: str, line: int | None) -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("piece", ['\\"', "a.", "\"'"])
+@pytest.mark.parametrize("piece", ['\\"', "a."])
 def test_any_text_is_looked_at_in_time_that_grows_as_it_does(piece: str) -> None:
     """With many escaped quotes 100 kB took half a minute, and a file may be ten times as large."""
     text = 'x = "' + piece * (config_file.MAX_BYTES // len(piece)) + "." * 40

@@ -22,7 +22,7 @@ from controller.api.wire.status import (
 from controller.api.wire.stream import StatusFrame
 from llumctl.app import run
 from llumctl.commands.status_table import render
-from tests.unit.cli_support import cluster, remember
+from tests.unit.cli_support import Cli, cluster, remember
 from tests.unit.fake_controller import FakeController
 from tools import synthetic_cluster as synthetic
 from tools.synthetic_cluster import instance
@@ -246,38 +246,33 @@ def test_alarms_stand_below_the_cluster() -> None:
 # -- formats and exit codes ---------------------------------------------------------------
 
 
-def shown(fake: FakeController, status: ClusterStatus, capsys: Captured, *options: str) -> str:
-    fake.status = status
-    assert run(["status", *options]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
-
-
-def test_formats(fake: FakeController, capsys: Captured) -> None:
-    status = cluster(instance("i-0"), instance("i-1"))
-    assert shown(fake, status, capsys) == render(status, wide=False) + "\n"
-    assert shown(fake, status, capsys, "-o", "wide") == render(status, wide=True) + "\n"
-    assert shown(fake, status, capsys, "-o", "name") == "i-0\ni-1\n"
-    whole = json.loads(shown(fake, status, capsys, "-o", "json"))
+def test_formats(fake: FakeController, cli: Cli) -> None:
+    fake.status = status = cluster(instance("i-0"), instance("i-1"))
+    assert cli.out("status") == render(status, wide=False) + "\n"
+    assert cli.out("status", "-o", "wide") == render(status, wide=True) + "\n"
+    assert cli.out("status", "-o", "name") == "i-0\ni-1\n"
+    whole = json.loads(cli.out("status", "-o", "json"))
     assert (whole["schema_version"], len(whole["instances"])) == (1, 2)
-    rows = [json.loads(line) for line in shown(fake, status, capsys, "-o", "jsonl").splitlines()]
+    rows = [json.loads(line) for line in cli.out("status", "-o", "jsonl").splitlines()]
     assert [(row["id"], row["schema_version"]) for row in rows] == [("i-0", 1), ("i-1", 1)]
-    assert "cluster: default" in shown(fake, status, capsys, "-o", "yaml")
+    assert "cluster: default" in cli.out("status", "-o", "yaml")
 
 
 def test_alarms_have_limits_in_the_config_file(
-    fake: FakeController, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeController,
+    cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = tmp_path / "llumctl.toml"
     monkeypatch.setenv("LLUMCTL_CONFIG", str(config))
     config.write_text("[console]\nalarm_head_waited_s = 3\n")
-    status = cluster(instance(queue_head=HEAD, num_waiting_reqs=1, num_free_blocks=60))
-    assert "\n! i-0: 1 wait, head for 3.2s needs 118 of 50 " in shown(fake, status, capsys)
+    head = {"queue_head": HEAD, "num_waiting_reqs": 1, "num_free_blocks": 60}
+    fake.status = cluster(instance(**head))
+    assert "\n! i-0: 1 wait, head for 3.2s needs 118 of 50 " in cli.out("status")
     config.write_text("[console]\nalarm_head_waited_s = -1\n")
-    shown(fake, status, capsys, "-o", "json")
-    assert run(["status"]) == 2
-    captured = capsys.readouterr()
+    cli.out("status", "-o", "json")
+    captured = cli("status", code=2)
     assert captured.out == ""
     assert f"{config}:2: console.alarm_head_waited_s" in captured.err
 
@@ -295,57 +290,50 @@ def test_alarms_have_limits_in_the_config_file(
     ids=["well", "alarm", "stalled", "draining", "degraded", "empty"],
 )
 def test_check(
-    fake: FakeController, status: ClusterStatus, code: int, complaint: str, capsys: Captured
+    fake: FakeController, status: ClusterStatus, code: int, complaint: str, cli: Cli
 ) -> None:
     fake.status = status
-    assert run(["status", "--check"]) == code
-    captured = capsys.readouterr()
+    captured = cli("status", "--check", code=code)
     assert captured.out
     assert captured.err == (f"{complaint}\n" if complaint else "")
     assert run(["status"]) == 0, "only a check fails"
 
 
 def test_which_cluster_it_is_about(
-    fake: FakeController, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    fake: FakeController, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_state.remove("default")
     remember(fake.url, name="prod")
-    assert run(["status", "--cluster", "default"]) == 3
-    assert "llumctl status --cluster prod" in capsys.readouterr().err
+    assert "llumctl status --cluster prod" in cli("status", "--cluster", "default", code=3).err
     assert run(["status", "--cluster", "prod"]) == 0
     monkeypatch.setenv("LLUMCTL_CLUSTER_NAME", "prod")
     assert run(["status"]) == 0
     assert run(["status", "--cluster", "other"]) == 3
 
 
-def test_a_controller_that_is_not_there(capsys: Captured) -> None:
+def test_a_controller_that_is_not_there(capsys: Captured, cli: Cli) -> None:
     """A cluster that another command is starting is not to be stopped."""
     wait = "try:   llumctl status --wait=ready"
     with socket.socket() as bound:  # bound and not listening: nobody else can answer there
         bound.bind(("127.0.0.1", 0))
         with run_state.lock("default"):
-            assert run(["status"]) == 3
-            assert capsys.readouterr().err == f"error: cluster default is being started\n{wait}\n"
+            assert cli("status", code=3).err == f"error: cluster default is being started\n{wait}\n"
             remember(f"http://127.0.0.1:{bound.getsockname()[1]}")
-            assert run(["status"]) == 3
             told = f"{wait}      as another command starts or stops it now"
-            assert told in capsys.readouterr().err
+            assert told in cli("status", code=3).err
         assert run(["status"]) == 3
     err = capsys.readouterr().err
     assert "cannot be reached" in err
     assert err.endswith("try:   llumctl down      then      llumctl up\n")
 
 
-def test_a_controller_that_does_not_answer(fake: FakeController, capsys: Captured) -> None:
+def test_a_controller_that_does_not_answer(fake: FakeController, cli: Cli) -> None:
     fake.is_silent = True
-    assert run(["status", "--timeout", "0.1"]) == 3
-    assert "did not answer within 0.1 s" in capsys.readouterr().err
+    assert "did not answer within 0.1 s" in cli("status", "--timeout", "0.1", code=3).err
 
 
-def test_a_bad_token_and_a_corrupt_run_state(fake: FakeController, capsys: Captured) -> None:
+def test_a_bad_token_and_a_corrupt_run_state(fake: FakeController, cli: Cli) -> None:
     remember(fake.url, token="wrong")
-    assert run(["status"]) == 5
-    assert capsys.readouterr().err == "error: bad token\ntry:   look\n"
+    assert cli("status", code=5).err == "error: bad token\ntry:   look\n"
     (run_state.state_dir("default") / "run.json").write_text("{")
-    assert run(["status"]) == 1
-    assert "is corrupt" in capsys.readouterr().err
+    assert "is corrupt" in cli("status", code=1).err

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from llumctl import output
-from llumctl.app import run
+from tests.unit.cli_support import Cli
 
-Captured = pytest.CaptureFixture[str]
 FRAME_ENDS = "\x1b[?1049l"
 """With it the screen from before is there again, on which errors are told."""
 NONE = ("--replay", "none")
@@ -21,20 +20,16 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_without_a_terminal_top_names_what_works_there(capsys: Captured) -> None:
-    assert run(["top"]) == 5
-    err = capsys.readouterr().err
+def test_without_a_terminal_top_names_what_works_there(cli: Cli) -> None:
+    err = cli("top", code=5).err
     assert err.startswith("error: top needs a terminal, and std")
     assert err.endswith("try:   llumctl status --watch      or      llumctl record FILE\n")
 
 
 @pytest.mark.usefixtures("terminal")
-def test_a_terminal_that_cannot_move_its_cursor(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_that_cannot_move_its_cursor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    assert run(["top"]) == 5
-    assert "move its cursor" in capsys.readouterr().err
+    assert "move its cursor" in cli("top", code=5).err
 
 
 @pytest.mark.parametrize(
@@ -56,9 +51,8 @@ def test_a_terminal_that_cannot_move_its_cursor(
     ],
 )
 @pytest.mark.usefixtures("terminal")
-def test_usage_errors(arguments: list[str], words: str, capsys: Captured) -> None:
-    assert run(["top", *arguments]) == 2
-    assert words in capsys.readouterr().err
+def test_usage_errors(arguments: list[str], words: str, cli: Cli) -> None:
+    assert words in cli("top", *arguments, code=2).err
 
 
 @pytest.mark.parametrize(
@@ -75,48 +69,41 @@ def test_usage_errors(arguments: list[str], words: str, capsys: Captured) -> Non
 )
 @pytest.mark.usefixtures("terminal")
 def test_keys_that_cannot_be(
-    text: str, message: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    text: str, message: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLUMCTL_CONFIG", "c.toml")
     Path("c.toml").write_text(text)
-    assert run(["top", *NONE]) == 2
-    err = capsys.readouterr().err.rpartition(FRAME_ENDS)[2]
+    err = cli("top", *NONE, code=2).err.rpartition(FRAME_ENDS)[2]
     assert err.startswith(f"error: {message}")
     assert err.endswith("c.toml\n")
 
 
 @pytest.mark.usefixtures("terminal")
-def test_a_key_of_the_environment_that_cannot_be(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_of_the_environment_that_cannot_be(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLUMCTL_KEYS_SORT", "oo")
-    assert run(["top", *NONE]) == 2
-    err = capsys.readouterr().err.rpartition(FRAME_ENDS)[2]
+    err = cli("top", *NONE, code=2).err.rpartition(FRAME_ENDS)[2]
     assert err.startswith("error: LLUMCTL_KEYS_SORT: 'oo' is no key")
     assert err.endswith("try:   unset LLUMCTL_KEYS_SORT\n")
 
 
 @pytest.mark.usefixtures("terminal")
 def test_it_starts_beside_settings_that_up_would_refuse(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLUMCTL_CONFIG", "c.toml")
     monkeypatch.setenv("LLUMCTL_ENDPOINT_PORT", "x")
     Path("c.toml").write_text("[endpoint]\nprot = 1\n[keys]\nsort = 'o'\n")
-    assert run(["top", *NONE]) == 2
-    assert "none: there is no such recording" in capsys.readouterr().err
+    assert "none: there is no such recording" in cli("top", *NONE, code=2).err
 
 
 @pytest.mark.usefixtures("terminal", "fake")
-def test_it_overwrites_no_recording(capsys: Captured) -> None:
+def test_it_overwrites_no_recording(cli: Cli) -> None:
     Path("mine").write_text("mine")
-    assert run(["top", "--record", "mine"]) == 5
-    assert "never overwritten" in capsys.readouterr().err
+    assert "never overwritten" in cli("top", "--record", "mine", code=5).err
     assert Path("mine").read_text() == "mine"
 
 
 @pytest.mark.usefixtures("terminal")
-def test_without_a_controller_nothing_is_recorded(capsys: Captured) -> None:
-    assert run(["top", "--record", "new"]) == 3
-    assert "cluster default is not running" in capsys.readouterr().err
+def test_without_a_controller_nothing_is_recorded(cli: Cli) -> None:
+    assert "cluster default is not running" in cli("top", "--record", "new", code=3).err
     assert not Path("new").exists()

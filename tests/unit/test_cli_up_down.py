@@ -14,7 +14,7 @@ from controller.api.settings.settings import EndpointTable, Settings
 from controller.api.wire.status import ClusterState, InstanceState
 from llumctl.app import run
 from llumctl.commands import up
-from tests.unit.cli_support import cluster
+from tests.unit.cli_support import Cli, cluster
 from tools.synthetic_cluster import instance
 
 Captured = pytest.CaptureFixture[str]
@@ -79,16 +79,13 @@ def test_up_passes_settings_and_options(
     assert options == {"detach": False, "wait": False, "timeout_s": None, "config_file": ""}
 
 
-def test_up_tells_each_change_once_then_the_endpoint(
-    calls: dict[str, Any], capsys: Captured
-) -> None:
+def test_up_tells_each_change_once_then_the_endpoint(calls: dict[str, Any], cli: Cli) -> None:
     failed = cluster(instance("i-0", InstanceState.STALLED))
     leaving = instance("i-0", InstanceState.RESTARTING, detail="its process is gone")
     stopped = cluster(leaving, state=ClusterState.STOPPING)
     calls["script"] = ["starting Ray", STARTING, STARTING, cluster(), cluster(), failed]
     calls["script"] += [cluster(state=ClusterState.STOPPING), stopped]
-    assert run(["up"]) == 0
-    captured = capsys.readouterr()
+    captured = cli("up")
     assert captured.err.splitlines() == [
         "starting Ray",
         "i-0: starting (importing vLLM)",
@@ -102,21 +99,17 @@ def test_up_tells_each_change_once_then_the_endpoint(
     assert curl.startswith("curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type")
 
 
-def test_detached_up_prints_the_endpoint_of_what_it_got(
-    calls: dict[str, Any], capsys: Captured
-) -> None:
+def test_detached_up_prints_the_endpoint_of_what_it_got(calls: dict[str, Any], cli: Cli) -> None:
     calls["result"] = STARTING
-    assert run(["up", "-d"]) == 0
-    captured = capsys.readouterr()
+    captured = cli("up", "-d")
     assert captured.out.startswith("http://127.0.0.1:8000/v1\n")
     assert "still starting" in captured.err
 
 
-def test_up_timed_out(calls: dict[str, Any], capsys: Captured) -> None:
+def test_up_timed_out(calls: dict[str, Any], cli: Cli) -> None:
     calls["script"] = [STARTING]
     calls["result"] = TimedOutError("not ready after 5 s", "llumctl doctor")
-    assert run(["up"]) == 124
-    captured = capsys.readouterr()
+    captured = cli("up", code=124)
     assert captured.out == ""
     assert captured.err.endswith("error: not ready after 5 s\ntry:   llumctl doctor\n")
 

@@ -8,7 +8,6 @@ import pytest
 
 from controller.api.state import run_state
 from controller.api.wire.status import ClusterState, InstanceState
-from llumctl.app import run
 from tests.unit.cli_process import LIMIT_S, interrupted, llumctl, reader_left
 from tests.unit.cli_support import cluster
 from tests.unit.fake_controller import FakeController, until
@@ -91,24 +90,3 @@ def test_on_a_terminal_it_paints_in_place_and_tells_how_stale_it_is(fake: FakeCo
         assert "stale" not in frames(screen)[-1]
         screen.press("\x03")
         assert screen.process.wait(LIMIT_S) == 130
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message", "hint"),
-    [
-        (("--every", "5"), "--every: only with --watch", "llumctl status --watch --every 5"),
-        (("-w", "--every", "0"), "--every: must be a positive number of seconds, not 0", ""),
-        (("-w", "--every", "nan"), "--every: must be a positive number of seconds, not nan", ""),
-        (("-w", "-o", "json"), "-o json: cannot be watched", "llumctl status --watch -o jsonl"),
-        (("-w", "-o", "name"), "-o name: cannot be watched", ""),
-        (("-w", "--check"), "--check: its result is the exit code", "llumctl status --wait=ready"),
-    ],
-)
-def test_usage_errors(
-    arguments: tuple[str, ...], message: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["status", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"error: {message}")
-    assert hint in captured.err
