@@ -12,6 +12,7 @@ from controller.core.admission import asking
 from controller.core.admission.api_keys import Refusal
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
+from tests.unit.core.core_builders import run_seeds
 
 IDS = ("i-0", "i-1")
 
@@ -49,21 +50,21 @@ class History:
         self.heard = asking.ControllerHeard("one", 2, room_to_grow, True, hold_s)
         self.live: dict[str, DispatchRequested] = {}
         self.wakes: dict[str, float] = {}
-        self.resumable: set[str] = set()
+        self.resumable: dict[str, None] = {}
         self.bypass_s: float | None = None
         self.ends: dict[str, list[str]] = {}
         self.num_dispatches = 0
-        self.given: set[int] = set()
-        """Numbers of the dispatches that the machine got, and has neither used nor given back."""
-        self.gone: set[int] = set()
-        """Those of them that went to an instance which a later directory did not list."""
+        self.given: dict[int, Dispatch] = {}
+        """By number, the dispatches that the machine got, and has neither used nor given back."""
+        self.answers: dict[str, int] = {}
+        """The number of the dispatch that answered a request."""
         self.seen: set[type] = set()
 
     def refusal_alone(self, asked: DispatchRequested, num_frontends: int) -> Refusal | None:
         assert num_frontends <= 2
         return Refusal(RejectCode.LIVE_LIMIT, 3) if asked.num_prompt_tokens == 13 else None
 
-    def run(self, num_events: int) -> None:
+    def run(self, num_events: int) -> "History":
         for _ in range(num_events):
             self.now_s += self.rng.choice([0.0, 0.0, 0.02, 0.3, 1.1])
             self.take(self.rng.choice(list(self.possible())))
@@ -71,8 +72,9 @@ class History:
             self.take(asking.Aborted(request_id))
         assert all(len(ends) == 1 for ends in self.ends.values()), self.ends
         assert list(self.machine) == []
-        unused = {dispatch.seq for dispatch in self.machine._unused}
-        assert self.given == self.gone | unused, "a dispatch was not given back"
+        self.take(self.heard)
+        assert self.given == {}, "a dispatch was not given back"
+        return self
 
     def possible(self) -> Iterator[asking.Event]:
         rng = self.rng
@@ -110,9 +112,12 @@ class History:
                 self.live[request.request_id] = request
                 self.ends[request.request_id] = []
             case asking.Answered(Dispatch() as dispatch) | asking.Unused(dispatch):
-                self.given.add(dispatch.seq)
+                self.given[dispatch.seq] = dispatch
+                if self.machine.state(dispatch.request_id) is not asking.AskState.ANSWERED:
+                    self.answers[dispatch.request_id] = dispatch.seq
             case asking.Resumed(request_id):
-                self.resumable.discard(request_id)
+                self.resumable.pop(request_id, None)
+                self.answers.pop(request_id, None)
             case asking.Woken(request_id, time_s) if self.wakes.get(request_id) == time_s:
                 del self.wakes[request_id]
             case asking.BypassDue():
@@ -121,16 +126,15 @@ class History:
                 self.known.incarnations = {
                     i: self.rng.choice([1, 1, 2]) for i in IDS if self.rng.random() < 0.9
                 }
-                self.gone |= {dispatch.seq for dispatch in self.machine._unused}
             case _:
                 pass
         told = self.machine.handle(event, self.now_s)
         self.seen |= {type(each) for each in told}
         given_back = [each.dispatch.seq for each in told if isinstance(each, asking.TellUnused)]
-        assert self.given.issuperset(given_back), "given back twice"
-        assert len(given_back) == len(set(given_back))
-        self.given.difference_update(given_back)
-        self.gone.difference_update(given_back)
+        for seq in given_back:
+            del self.given[seq]  # unless it is given back twice
+        if isinstance(event, asking.ControllerHeard):
+            self.forget_gone()
         for instruction in told:
             self.follow(instruction, event)
         if isinstance(event, asking.Aborted) and event.request_id in self.live:
@@ -152,16 +156,24 @@ class History:
                 assert time_s == self.now_s + asking.BYPASS_EVERY_S
                 self.bypass_s = time_s
             case asking.Resume(request_id):
-                self.resumable.add(request_id)
+                self.resumable[request_id] = None
             case asking.Use(dispatch):
                 assert self.known.ref(dispatch.instance_id, dispatch.incarnation) is not None
-                self.given.discard(dispatch.seq)  # unless the frontend decided alone
+                self.given.pop(dispatch.seq, None)  # None if the frontend decided alone
                 self.end(dispatch.request_id, "used")
             case asking.Refuse():
                 assert isinstance(event, asking.Resumed)
                 self.end(event.request_id, "refused")
             case asking.TellUnused() | asking.TellKeysAgain():
                 pass
+
+    def forget_gone(self) -> None:
+        """Of the dispatches that answer nobody, only those to instances that are gone are left."""
+        answered = asking.AskState.ANSWERED
+        in_use = {self.answers.get(r) for r in self.live if self.machine.state(r) is answered}
+        for seq in self.given.keys() - in_use:
+            dispatch = self.given.pop(seq)
+            assert self.known.ref(dispatch.instance_id, dispatch.incarnation) is None
 
     def end(self, request_id: str, how: str) -> None:
         del self.live[request_id]
@@ -178,17 +190,9 @@ class History:
 
 
 def test_histories_in_any_order() -> None:
-    seen: set[type] = set()
-    ends: set[str] = set()
-    for seed in range(150):
-        history = History(seed)
-        try:
-            history.run(80)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {error!r}") from error
-        seen |= history.seen
-        ends |= {how for hows in history.ends.values() for how in hows}
-    assert len(seen) == 9, "each instruction was given"
+    histories = run_seeds(150, lambda seed: History(seed).run(80))
+    assert len({kind for each in histories for kind in each.seen}) == 9, "each instruction"
+    ends = {how for each in histories for hows in each.ends.values() for how in hows}
     assert ends == {"used", "refused", "aborted"}
 
 

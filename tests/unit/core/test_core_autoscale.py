@@ -168,11 +168,7 @@ def waits(number: int) -> ClusterLoad:
         row("one may go", replace(FREE, last_failed_start_s=999.0), HIGH, 0, "b"),
     ],
 )
-def test_a_check(
-    load: ClusterLoad,
-    config: AutoscaleConfig,
-    expected: tuple[ScaleReason, int, str | None, str | None],
-) -> None:
+def test_a_check(load, config, expected) -> None:
     found = check(load, config)
     assert (found.reason, found.num_added, found.removed_id, found.kept_id) == expected
 

@@ -68,9 +68,7 @@ QUEUE = replace(TEN, num_waiting=30)
         (SLOW, TEN, 0, Estimate()),
     ],
 )
-def test_an_estimate(
-    recent: RecentLatencies, crowd: Crowd, number: int, expected: Estimate
-) -> None:
+def test_an_estimate(recent, crowd, number, expected) -> None:
     assert estimate(recent, crowd, number) == expected
 
 
@@ -173,9 +171,7 @@ NO_TARGETS: Any = {"target_ttft_s": None, "target_tpot_s": None}
         ),
     ],
 )
-def test_a_check(
-    found: ClusterLoad, config: AutoscaleConfig, reason: ScaleReason, change: int, words: str
-) -> None:
+def test_a_check(found, config, reason, change, words) -> None:
     decision = check(found, config)
     assert (decision.reason, decision.change) == (reason, change)
     assert why(decision, config).endswith(words)

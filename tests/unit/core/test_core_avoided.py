@@ -23,34 +23,18 @@ def test_a_source_whose_link_is_broken_closes_nobody_for_the_others() -> None:
     assert not any(cooling.remaining_s(f"i-{number}", 101.0) for number in range(1, 9))
 
 
-def test_one_that_failed_with_two_sources_cools_for_all() -> None:
+def test_one_that_failed_with_two_sources_or_died_cools_for_all() -> None:
     cooling = Cooling(30.0)
     cooling.failed("i-0", "i-1", 100.0)
     cooling.failed("i-2", "i-1", 120.0)
-    assert cooling.remaining_s("i-1", 125.0) == 25.0
-    assert cooling.remaining_s("i-1", 125.0, "i-3") == 25.0
+    assert cooling.remaining_s("i-1", 125.0) == cooling.remaining_s("i-1", 125.0, "i-3") == 25.0
     assert cooling.remaining_s("i-1", 150.0) == 0.0
-
-
-def test_two_failures_that_lie_far_apart_are_two_single_ones() -> None:
-    cooling = Cooling(30.0)
-    cooling.failed("i-0", "i-1", 100.0)
-    cooling.failed("i-2", "i-1", 130.0)
-    assert cooling.remaining_s("i-1", 130.0) == 0.0
-
-
-def test_one_that_died_cools_for_all() -> None:
-    cooling = Cooling(30.0)
-    cooling.died("i-1", 100.0)
-    assert cooling.remaining_s("i-1", 110.0) == 20.0
-    assert cooling.remaining_s("i-2", 110.0) == 0.0
-
-
-def test_another_failure_begins_anew() -> None:
-    cooling = Cooling(30.0)
-    cooling.failed("i-0", "i-1", 100.0)
-    cooling.failed("i-0", "i-1", 120.0)
-    assert cooling.remaining_s("i-1", 140.0, "i-0") == 10.0
+    cooling.failed("i-0", "i-1", 150.0)
+    assert cooling.remaining_s("i-1", 150.0) == 0.0, "two that lie far apart are single ones"
+    cooling.failed("i-0", "i-1", 160.0)
+    assert cooling.remaining_s("i-1", 180.0, "i-0") == 10.0, "another one begins anew"
+    cooling.died("i-1", 190.0)
+    assert (cooling.remaining_s("i-1", 200.0), cooling.remaining_s("i-2", 200.0)) == (20.0, 0.0)
 
 
 def test_avoided_until_a_moment_with_why() -> None:

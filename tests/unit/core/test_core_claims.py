@@ -36,9 +36,7 @@ deeds = st.lists(st.tuples(st.sampled_from(WEAKEST_FIRST), st.booleans(), st.int
 
 
 @given(deeds)
-def test_in_any_order_the_strongest_of_those_that_stand_is_in_force(
-    deeds: list[tuple[Claim, bool, int]],
-) -> None:
+def test_in_any_order_the_strongest_of_those_that_stand_is_in_force(deeds) -> None:
     """Compared with a plain table of the claims."""
     claims: Claims | None = None
     stands: dict[type[Claim], Claim] = {}
@@ -61,16 +59,6 @@ def test_in_any_order_the_strongest_of_those_that_stand_is_in_force(
         assert claims.drain_id == drain_id, "as long as anybody claims the instance"
         assert claims.goes == bool({Remove, Evacuate} & set(stands))
         assert claims.restarts == (Restart in stands and not claims.goes)
-
-
-@given(st.permutations(WEAKEST_FIRST), st.permutations(KINDS))
-def test_all_come_and_go(made: list[Claim], taken_back: list[type[Claim]]) -> None:
-    claims: Claims | None = of(*made)
-    for kind in taken_back:
-        assert claims is not None
-        assert claims.made_by(kind) is not None
-        claims = claims.without(kind)
-    assert claims is None
 
 
 def test_a_drain_s_deadline_is_not_the_removal_s() -> None:

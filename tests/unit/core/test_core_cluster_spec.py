@@ -105,11 +105,6 @@ def test_arguments_are_the_clusters_when_all_were_restarted() -> None:
     assert left_out.without_instance("i-1").engines == {}
 
 
-def test_a_generation_is_used_once() -> None:
-    spec = FIRST.with_rolling(GOING, engines={"i-0": OTHER})
-    assert (FIRST.next_generation, spec.next_generation) == (1, 3)
-
-
 def test_impossible_arguments_are_found() -> None:
     for engines in ({"i-7": NEW}, {"i-0": AS_STARTED}):
         with pytest.raises(ValueError, match="arguments"):
@@ -122,3 +117,13 @@ def test_a_rolling_restart_is_dismissed() -> None:
     assert spec.rolling is not None
     assert (spec.rolling.dismissed, spec.revision) == (True, 2)
     spec.check()
+
+
+def test_arguments_are_changed_taken_back_and_counted() -> None:
+    first = AS_STARTED.changed({"a": 1, "b": 2}, 1)
+    assert first == EngineChange(1, {"a": 1, "b": 2})
+    assert first.changed({"a": 1}, 2) is first
+    assert first.changed({"a": None, "c": [3]}, 2) == EngineChange(2, {"b": 2, "c": [3]})
+    assert first.changed({"a": None, "b": None}, 2) is AS_STARTED
+    spec = FIRST.with_rolling(GOING, engines={"i-0": OTHER})
+    assert (FIRST.next_generation, spec.next_generation) == (1, 3), "a number is used once"

@@ -118,9 +118,7 @@ QUEUED = leaving("r", 60, queued=True)
         (QUEUED, [snapshot_of([queued("q", 30)], instance_id="b"), other("c", 40)], "b", ""),
     ],
 )
-def test_where_one_request_goes_or_what_is_lacking(
-    request_: Candidate, others: list[InstanceSnapshot], to: str | None, code: str
-) -> None:
+def test_where_one_request_goes_or_what_is_lacking(request_, others, to, code) -> None:
     assert plan([request_], *others) == [("r", to, code)]
 
 
@@ -171,9 +169,7 @@ def destinations(draw: st.DrawFn) -> list[InstanceSnapshot]:
 
 
 @given(requests=departing(), others=destinations(), max_moves=st.integers(1, 4))
-def test_a_plan_never_takes_more_than_there_is(
-    requests: list[Candidate], others: list[InstanceSnapshot], max_moves: int
-) -> None:
+def test_a_plan_never_takes_more_than_there_is(requests, others, max_moves) -> None:
     planned = planned_departures(requests, others, THREE_LEVELS, max_moves)
     assert sorted(each.request.request_id for each in planned) == sorted(
         each.request_id for each in requests
@@ -193,9 +189,7 @@ def test_a_plan_never_takes_more_than_there_is(
 
 
 @given(requests=departing(), others=destinations())
-def test_who_stays_would_not_have_fitted_alone(
-    requests: list[Candidate], others: list[InstanceSnapshot]
-) -> None:
+def test_who_stays_would_not_have_fitted_alone(requests, others) -> None:
     """No request is left behind if there is room for it when all others are placed."""
     planned = planned_departures(requests, others, THREE_LEVELS)
     left = {s.instance_id: s.arrivable_blocks for s in others if not s.draining}

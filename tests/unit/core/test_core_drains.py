@@ -17,16 +17,6 @@ from controller.core.emptying.claims import (
     SlowDrain,
     claimed,
 )
-from controller.core.emptying.drains import (
-    HEARD_WITHIN_S,
-    REPLACE_AGAIN_S,
-    RETRY_S,
-    Drains,
-    DrainState,
-    InstanceProcess,
-    Remainder,
-    Seen,
-)
 from controller.core.record.event_log import EventKind
 
 KINDS = (SlowDrain, Drain, Restart, Remove, Evacuate)
@@ -48,11 +38,11 @@ class Instance:
     told_draining: bool = False
     leaves_in_s: float | None = None
 
-    def seen(self) -> Seen:
-        process = InstanceProcess(self.nonce, self.alive, self.serving, self.failed)
+    def seen(self) -> emptying.Seen:
+        process = emptying.InstanceProcess(self.nonce, self.alive, self.serving, self.failed)
         if not self.serving:
-            return Seen(process)
-        return Seen(process, Remainder(self.num_requests), self.told_draining)
+            return emptying.Seen(process)
+        return emptying.Seen(process, emptying.Remainder(self.num_requests), self.told_draining)
 
 
 @dataclass
@@ -62,7 +52,7 @@ class World:
     dice: random.Random
     now_s: float = 1000.0
     drains: dict[str, Claims] = field(default_factory=dict)
-    machine: Drains = field(default_factory=Drains)
+    machine: emptying.Drains = field(default_factory=emptying.Drains)
     instances: dict[str, Instance] = field(default_factory=dict)
     evacuated: frozenset[str] = frozenset()
     questions: list[Callable[[], None]] = field(default_factory=list)
@@ -80,9 +70,9 @@ class World:
             self.instances[f"i-{number}"] = Instance(f"n-{number}", num_requests=2)
         self.handle(emptying.Resumed(self.drains))
 
-    def seen(self, instance_id: str) -> Seen:
+    def seen(self, instance_id: str) -> emptying.Seen:
         found = self.instances.get(instance_id)
-        return Seen() if found is None else found.seen()
+        return emptying.Seen() if found is None else found.seen()
 
     def handle(self, event: emptying.Event) -> None:
         for instruction in self.machine.handle(event, self.now_s):
@@ -108,7 +98,7 @@ class World:
             if found is not None and found.serving:
                 assert found.told_draining
                 assert (found.leaves_in_s is not None) == (notice is not None)
-            if notice is not None and self.now_s > self.failed_s + RETRY_S:
+            if notice is not None and self.now_s > self.failed_s + emptying.RETRY_S:
                 assert not notice.is_overdue(self.now_s), "it had to go"
 
     def save(self, drains: dict[str, Claims], why: str = "") -> None:
@@ -256,7 +246,7 @@ class World:
 
     def restarts_controller(self) -> None:
         """It knows the spec alone."""
-        self.machine, self.evacuated = Drains(), frozenset()
+        self.machine, self.evacuated = emptying.Drains(), frozenset()
         self.questions.clear()
         self.said.clear()
         self.handle(emptying.Resumed(self.drains))
@@ -301,7 +291,7 @@ def test_claims_in_any_order_are_met_whatever_happens_beside() -> None:
                 assert not claims.restarts, "another process is to serve"
                 seen = world.seen(instance_id)
                 state = world.machine.view(instance_id, seen, world.now_s).state
-                assert state is DrainState.DRAINED
+                assert state is emptying.DrainState.DRAINED
                 assert world.instances[instance_id].told_draining
             for instance_id in world.instances.keys() - world.drains.keys():
                 assert not world.instances[instance_id].told_draining, "it serves again"
@@ -318,7 +308,7 @@ def empty_world() -> World:
     return world
 
 
-def state(world: World, instance_id: str = "i-0") -> DrainState:
+def state(world: World, instance_id: str = "i-0") -> emptying.DrainState:
     return world.machine.view(instance_id, world.seen(instance_id), world.now_s).state
 
 
@@ -331,17 +321,17 @@ def test_a_question_that_fails_is_asked_again_and_an_old_answer_is_none() -> Non
     assert len(world.questions) == 1, "one at a time"
     world.questions.clear()
     world.handle(emptying.Unanswered("i-0", "op-1"))
-    world.tick(RETRY_S - 0.2)
+    world.tick(emptying.RETRY_S - 0.2)
     assert not world.questions
     world.tick(0.3)
     old = world.questions.pop()
     world.take_back("i-0", Drain)
     world.claim("i-0", Drain("op-2", world.now_s))
     old()
-    assert state(world) is DrainState.DRAINING
+    assert state(world) is emptying.DrainState.DRAINING
     world.tick()
     world.questions.pop()()
-    assert state(world) is DrainState.DRAINED
+    assert state(world) is emptying.DrainState.DRAINED
 
 
 def test_a_restart_that_begins_anew_is_of_the_new_process_and_at_once() -> None:
@@ -351,7 +341,7 @@ def test_a_restart_that_begins_anew_is_of_the_new_process_and_at_once() -> None:
     world.claim("i-0", Drain("op-1", world.now_s))
     world.claim("i-0", Restart("op-2", world.now_s, nonce="n-0", at_once=True))
     world.tick()
-    assert state(world) is DrainState.RESTARTING
+    assert state(world) is emptying.DrainState.RESTARTING
     world.comes_back("i-0")
     new = world.instances["i-0"].nonce
     again = world.drains["i-0"].without(Restart)
@@ -359,7 +349,7 @@ def test_a_restart_that_begins_anew_is_of_the_new_process_and_at_once() -> None:
     world.save({"i-0": again.with_claim(Restart("op-3", world.now_s, nonce=new, at_once=True))})
     world.tick()
     assert not world.instances["i-0"].alive, "not only after REPLACE_AGAIN_S"
-    assert REPLACE_AGAIN_S > 1.0
+    assert emptying.REPLACE_AGAIN_S > 1.0
     world.settle()
     assert world.drains["i-0"].strongest == Drain("op-1", 1000.0)
 
@@ -372,7 +362,7 @@ def test_a_deadline_that_passes_while_the_next_process_starts_is_none() -> None:
     world.tick()
     world.questions.clear()
     world.tick(10.0)
-    assert state(world) is DrainState.RESTARTING
+    assert state(world) is emptying.DrainState.RESTARTING
     assert world.drains["i-0"].restart is not None
 
 
@@ -399,12 +389,14 @@ def test_a_claim_that_comes_while_stayers_are_looked_for_has_its_own_deadline() 
 
 
 def test_an_instance_that_was_not_heard_yet_is_not_taken_for_empty() -> None:
-    drains = Drains()
+    drains = emptying.Drains()
     claims = {"i-0": Claims.first(Remove("op-1", 0.0))}
     drains.handle(emptying.Resumed(claims), 100.0)
-    unheard = Seen(InstanceProcess("", alive=True, serving=False, failed=False, incarnation=0))
+    unheard = emptying.Seen(
+        emptying.InstanceProcess("", alive=True, serving=False, failed=False, incarnation=0)
+    )
     early = drains.handle(emptying.Ticked("i-0", unheard, True, 101.0), 101.0)
     assert early == []
-    late_s = 100.0 + HEARD_WITHIN_S
+    late_s = 100.0 + emptying.HEARD_WITHIN_S
     late = drains.handle(emptying.Ticked("i-0", unheard, False, late_s), late_s)
     assert late == [emptying.AskFrontends("i-0", "op-1")]

@@ -47,9 +47,7 @@ def read(log: EventLog, position: str | None, limit: int = 1000) -> tuple[str, i
         (log_of(2, 3), "e-99", 10, ("e-1 e-2", None, "e-2")),
     ],
 )
-def test_a_page(
-    log: EventLog, position: str | None, limit: int, page: tuple[str, int | None, str]
-) -> None:
+def test_a_page(log, position, limit, page) -> None:
     assert read(log, position, limit) == page
 
 

@@ -5,16 +5,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core import scheduler_events as events
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.admission.waiting_requests import FairTurns
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import (
-    Dispatch,
-    DispatchRequested,
-    InstanceStarted,
-    KeysTold,
-    KeyUsed,
-)
 from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import running, status
 
@@ -52,9 +46,7 @@ ARRIVALS = st.lists(st.tuples(st.sampled_from("abc"), COSTS, st.booleans()), max
 
 
 @given(ARRIVALS)
-def test_nobody_comes_before_the_first_and_keys_that_wait_are_served_alike(
-    arrivals: list[tuple[str, int, bool]],
-) -> None:
+def test_nobody_comes_before_the_first_and_keys_that_wait_are_served_alike(arrivals) -> None:
     """Between two keys that wait all the time the difference is at most a request of each
     (start-time fair queueing's bound)."""
     turns, waiting = FairTurns(), list[tuple[float, int, str, int]]()
@@ -87,13 +79,13 @@ def _scheduler(*, fair_keys: bool = True, **settings: float) -> GlobalScheduler:
     holding = HoldingConfig(room_to_grow_tokens=0, fair_keys=fair_keys, **settings)  # type: ignore[arg-type]
     config = SchedulerConfig(policy="llumnix+", holding=holding, stall_timeout_s=1e9)
     scheduler = GlobalScheduler(config)
-    scheduler.handle(InstanceStarted("a", 1), 0.0)
+    scheduler.handle(events.InstanceStarted("a", 1), 0.0)
     scheduler.handle(status("a", requests=[running("x", 100)]), 0.0)
     return scheduler
 
 
 def _ask(to: GlobalScheduler, number: int, key: str, rank: int = 0, tokens: int = 160) -> None:
-    asked = DispatchRequested(f"r{number}", "f", tokens, rank, float(number), api_key=key)
+    asked = events.DispatchRequested(f"r{number}", "f", tokens, rank, float(number), api_key=key)
     assert to.handle(asked, 0.0) == []
     to.check()
 
@@ -104,7 +96,7 @@ def _order(to: GlobalScheduler) -> list[str]:
     while to.num_waiting:
         room = [running("x", 90)]
         for told in to.handle(status("a", requests=room, seen=seen), float(seen)):
-            assert isinstance(told, Dispatch)
+            assert isinstance(told, events.Dispatch)
             found.append(told.request_id)
             seen = told.seq
         to.check()
@@ -133,7 +125,7 @@ def test_a_higher_rank_goes_first_whoever_was_served_least() -> None:
 def test_outputs_count_by_what_requests_of_the_key_put_out_before() -> None:
     to = _scheduler()
     _ask(to, 0, "talks")
-    to.handle(KeysTold("f", (KeyUsed("talks", 1, 0, 2, 640, 0, 0),)), 0.0)
+    to.handle(events.KeysTold("f", (events.KeyUsed("talks", 1, 0, 2, 640, 0, 0),)), 0.0)
     for number in (1, 2):
         _ask(to, number, "talks")
     for number in range(3, 8):
@@ -144,48 +136,10 @@ def test_outputs_count_by_what_requests_of_the_key_put_out_before() -> None:
 def test_many_long_streams_charge_the_next_request_with_one_of_them() -> None:
     """Not with the tokens of all, for the few that have ended."""
     to = _scheduler()
-    to.handle(KeysTold("f", (KeyUsed("talks", 501, 0, 1, 300, 500, 150_000),)), 0.0)
+    to.handle(events.KeysTold("f", (events.KeyUsed("talks", 501, 0, 1, 300, 500, 150_000),)), 0.0)
     assert to.keys.mean_output("talks") == 300.0
     for number in (1, 2):
         _ask(to, number, "talks")  # 160 + 300 each
     for number in range(3, 7):
         _ask(to, number, "brief")
     assert _order(to) == ["r1", "r3", "r4", "r5", "r2", "r6"]
-
-
-def test_without_keys_they_go_by_arrival() -> None:
-    to = _scheduler()
-    for number in (3, 1, 2):
-        _ask(to, number, "")
-    assert to.placement is not None
-    found = [(held.request_id, held.turn) for held in to.placement.queue]
-    assert found == [("r1", 0.0), ("r2", 0.0), ("r3", 0.0)]
-
-
-@given(st.data())
-def test_the_bound_on_overtaking_holds_with_keys(data: st.DataObject) -> None:
-    """The first waiting request of the highest rank stays the first until it goes or a higher rank
-    comes, and an instance is reserved for it. So it waits for the requests that run there, however
-    much its key was served."""
-    to = _scheduler(reserved_share=data.draw(st.sampled_from([0.0, 1.0])))
-    seen, first = 0, None
-    for number in range(data.draw(st.integers(1, 25))):
-        key, rank = data.draw(st.sampled_from("abc")), data.draw(st.sampled_from([0, 0, 1]))
-        asked = DispatchRequested(
-            f"r{number}", "f", 16 * data.draw(st.integers(1, 90)), rank, float(number), api_key=key
-        )
-        told = to.handle(asked, float(number))
-        free = data.draw(st.integers(0, 60))
-        seen = max([seen, *(each.seq for each in told if isinstance(each, Dispatch))])
-        room = status("a", requests=[running("x", 100 - free)], seen=seen)
-        told = [*told, *to.handle(room, float(number))]
-        seen = max([seen, *(each.seq for each in told if isinstance(each, Dispatch))])
-        gone = {each.request_id for each in told}
-        assert to.placement is not None
-        now_first = to.placement.queue.first()
-        if first is not None and first.request_id not in gone and rank <= first.rank:
-            assert now_first == first
-        if now_first is not None:
-            assert now_first.key in to.placement.reserved.values(), "nothing is kept for the first"
-        first = now_first
-        to.check()

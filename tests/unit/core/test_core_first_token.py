@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,28 +34,6 @@ def best(
     return None if found is None else found.instance_id
 
 
-FREENESS = {"a": 30.0, "b": 20.0, "c": 10.0}
-
-
-def test_less_prefill_ahead_goes_before_freeness_and_freeness_among_equals() -> None:
-    """320 tokens ahead on a, none on b and 160 on c, which is within the slack of b."""
-    rooms = [room("a", 20), room("b", 0), room("c", 10)]
-    assert best(rooms, FREENESS) == "b"
-    assert best(rooms, {"a": 30.0, "b": 20.0, "c": 25.0}) == "c"
-    assert best(rooms, FREENESS, config=BLIND) == "a"
-    assert best([room("a", 0), room("b", 0)], {"a": 1.0, "b": 1.0}) == "a"
-
-
-@pytest.mark.parametrize("policy", ["llumnix", "llumnix+", "vllm-dp", "prefix-aware"])
-def test_ties_go_by_id_whichever_policy_and_late_binding_too(policy: str) -> None:
-    holding = HoldingConfig() if policy == "llumnix+" else None
-    found = GlobalScheduler(SchedulerConfig(policy=policy, holding=holding))
-    for number in range(12):
-        found.handle(InstanceStarted(f"i-{number}", 1), 0.0)
-        found.handle(report(f"i-{number}", ()), 0.0)
-    assert [sent_to(found, f"r{n}") for n in range(4)] == ["i-0", "i-1", "i-10", "i-11"]
-
-
 def test_cached_tokens_make_up_for_as_many_that_wait() -> None:
     """On a 320 tokens wait and 481 are cached: 161 less than on b, which has none of both."""
     rooms = [room("a", 20), room("b", 0)]
@@ -67,21 +44,6 @@ def test_cached_tokens_make_up_for_as_many_that_wait() -> None:
     alone = HoldingConfig(by_prefill=False, prefill_slack_tokens=160)
     assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 161}, alone) == "a"
     assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 160}, alone) == "b"
-
-
-def test_a_request_goes_only_where_it_fits() -> None:
-    rooms = [room("a", 0, free=19), room("b", 90, free=20)]
-    assert best(rooms, FREENESS, {"a": 1000}) == "b"
-    assert best(rooms, FREENESS, demand=21) is None
-
-
-def test_where_memory_is_short_freeness_alone_decides() -> None:
-    """With 20 blocks more in use, a has 49 of 100 left; b has 50, 320 tokens ahead, and c has 50
-    and none."""
-    a, b, c = room("a", 20, free=69), room("b", 20, free=70), room("c", 0, free=70)
-    assert best([a, b, c], FREENESS) == "a"
-    assert best([b, c], FREENESS) == "c"
-    assert best([b, room("c", 0, free=69)], FREENESS) == "b"
 
 
 ROOMS = st.lists(

@@ -5,28 +5,17 @@ The instances are lists of requests, counted anew in each round; a move takes a 
 else happens."""
 
 import random
-from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from controller.core.emptying import relieving
 from controller.core.emptying.forecast import DrainForecast
 from controller.core.emptying.openness import FRUITLESS_S, Avoided, fruitless_until_s
 from controller.core.emptying.relief import Candidate
-from controller.core.emptying.relieving import (
-    BeginMove,
-    Instruction,
-    Look,
-    Looked,
-    MoveBegan,
-    MoveEnded,
-    ReliefGiven,
-    ReliefWithdrawn,
-    RelievingSource,
-    TellFruitless,
-)
 from controller.core.emptying.rounds import InstanceLoad, ReliefOrder, pair
-from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, QueueHead
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.settings import ReschedulingConfig
 from tests.unit.core.core_builders import BLOCK_SIZE, THREE_LEVELS
+from tests.unit.rescheduling.relief_builders import instance
 
 SOURCE = "i-0"
 
@@ -39,28 +28,11 @@ class Instance:
     requests: list[Candidate]
 
     def snapshot(self) -> InstanceSnapshot:
-        running = [each for each in self.requests if not each.queued]
-        waiting = sorted(
-            (each for each in self.requests if each.queued), key=lambda each: each.queue_order
-        )
-        demands = [each.demand_blocks(BLOCK_SIZE) for each in waiting]
-        head = None
-        if waiting:
-            first = waiting[0]
-            head = QueueHead(first.request_id, first.rank, demands[0], first.arrival_time_s)
-        return InstanceSnapshot(
-            self.instance_id,
-            1,
-            BLOCK_SIZE,
-            self.total_blocks,
-            self.total_blocks - sum(each.num_blocks for each in running),
+        return instance(
+            *self.requests,
+            instance_id=self.instance_id,
+            total_blocks=self.total_blocks,
             max_num_running=self.max_num_running,
-            num_running=len(running),
-            num_running_by_rank=Counter(each.rank for each in running),
-            num_queued=len(waiting),
-            num_queued_by_rank=Counter(each.rank for each in waiting),
-            queued_demand_blocks=sum(demands),
-            queue_head=head,
             draining=self.instance_id == SOURCE,
         )
 
@@ -79,13 +51,13 @@ class Drain:
     max_bytes_per_s: float | None = None
     step_time_s: float | None = None
     now_s: float = 0.0
-    under_way: dict[str, BeginMove] = field(default_factory=dict)
+    under_way: dict[str, relieving.BeginMove] = field(default_factory=dict)
     fruitless: Avoided[tuple[str, str]] = field(default_factory=Avoided)
     gone_to: dict[str, str] = field(default_factory=dict)
     must_look: bool = False
 
     def __post_init__(self) -> None:
-        self.machine = RelievingSource(self, "epoch")
+        self.machine = relieving.RelievingSource(self, "epoch")
 
     @property
     def num_moves(self) -> int:
@@ -101,18 +73,18 @@ class Drain:
         """Since the beginning of the round in which it began."""
         return self.now_s
 
-    def do(self, instructions: list[Instruction]) -> None:
+    def do(self, instructions: list[relieving.Instruction]) -> None:
         self.machine.check()
         for each in instructions:
             match each:
-                case Look():
+                case relieving.Look():
                     self.must_look = True
-                case TellFruitless(destination=to):
+                case relieving.TellFruitless(destination=to):
                     until_s = fruitless_until_s(self.now_s, self.config.interval_s)
                     self.fruitless.avoid((SOURCE, to.instance_id), until_s)
-                case BeginMove(migration_id=migration_id):
+                case relieving.BeginMove(migration_id=migration_id):
                     self.under_way[migration_id] = each
-                    self.do(self.machine.handle(MoveBegan(migration_id), self.now_s))
+                    self.do(self.machine.handle(relieving.MoveBegan(migration_id), self.now_s))
 
     def round(self) -> int:
         """The number of moves that began."""
@@ -123,7 +95,7 @@ class Drain:
             here.remove(next(each for each in here if each.request_id == request.request_id))
             there.append(replace(request, outgoing=False))
             self.gone_to[request.request_id] = to
-            self.do(self.machine.handle(MoveEnded(migration_id, moved=True), self.now_s))
+            self.do(self.machine.handle(relieving.MoveEnded(migration_id, moved=True), self.now_s))
         self.now_s += self.config.interval_s
         snapshots = {key: each.snapshot() for key, each in self.instances.items()}
         loads = [
@@ -132,7 +104,7 @@ class Drain:
         ]
         pairs = pair(loads, self.config, set(self.fruitless.at(self.now_s)))
         if not pairs:
-            self.do(self.machine.handle(ReliefWithdrawn(), self.now_s))
+            self.do(self.machine.handle(relieving.ReliefWithdrawn(), self.now_s))
             return 0
         to = pairs[0].destination_id
         order = ReliefOrder(
@@ -145,10 +117,10 @@ class Drain:
             THREE_LEVELS,
             self.config,
         )
-        self.do(self.machine.handle(ReliefGiven("round", order, self.now_s), self.now_s))
+        self.do(self.machine.handle(relieving.ReliefGiven("round", order, self.now_s), self.now_s))
         if self.must_look:
             self.must_look = False
-            looked = Looked(snapshots[SOURCE], list(self.instances[SOURCE].requests))
+            looked = relieving.Looked(snapshots[SOURCE], list(self.instances[SOURCE].requests))
             self.do(self.machine.handle(looked, self.now_s))
         return len(self.under_way)
 

@@ -59,13 +59,7 @@ X, PREFILLING = running("x", 50), RequestSnapshot("r", 0, 480, 10, running=True,
     ],
     ids=["idle", "steps left to the batch", "head or queue", "a prefill to its end", "on its way"],
 )
-def test_freeness(
-    requests: list[RequestSnapshot],
-    watermark: int,
-    unreported: Unreported,
-    for_moves: float,
-    for_dispatch: float,
-) -> None:
+def test_freeness(requests, watermark, unreported, for_moves, for_dispatch) -> None:
     snapshot = snapshot_of(requests, watermark_blocks=watermark)
     assert freeness(snapshot, DEFAULT_LEVELS) == for_moves
     assert dispatch_freeness(snapshot, NORMAL, DEFAULT_LEVELS, unreported) == for_dispatch
@@ -89,9 +83,7 @@ def test_freeness(
         ([1], Level("unknown", 7), 900),
     ],
 )
-def test_headroom_that_a_newcomer_meets_or_brings(
-    ranks_running: list[int], level: Level, expected: int
-) -> None:
+def test_headroom_that_a_newcomer_meets_or_brings(ranks_running, level, expected) -> None:
     """A queued request does not make its level present."""
     requests = [running(f"r{i}", 1, rank) for i, rank in enumerate(ranks_running)]
     snapshot = snapshot_of([*requests, queued("q", 1, rank=1)], total_blocks=1000)
@@ -99,9 +91,7 @@ def test_headroom_that_a_newcomer_meets_or_brings(
 
 
 @given(snapshots(), LEVEL, UNREPORTED)
-def test_finite_except_when_draining(
-    snapshot: InstanceSnapshot, level: Level, unreported: Unreported
-) -> None:
+def test_finite_except_when_draining(snapshot, level, unreported) -> None:
     assert math.isfinite(freeness(snapshot, THREE_LEVELS))
     assert math.isfinite(dispatch_freeness(snapshot, level, THREE_LEVELS, unreported))
     draining = replace(snapshot, draining=True)

@@ -79,58 +79,29 @@ def test_who_is_gone_is_not_overtaken_any_more() -> None:
     placement.check()
 
 
+FIRST = held(1, 60)
+A10, A20, A40, B5, B40 = room("a", 10), room("a", 20), room("a", 40), room("b", 5), room("b", 40)
+A20_FULL, B9_FULL = room("a", 20, places=0), room("b", 9, places=0)
+TWO_HIGH = [held(1, 60, rank=1), held(2, 60, rank=1)]
+
+
 @pytest.mark.parametrize(
-    ("entries", "rooms", "number", "settings", "reason"),
+    ("entries", "rooms", "overtaking", "reason"),
     [
-        ([held(1, 101)], [room("a", 100)], 1, {}, WaitingReason.TOO_LARGE),
-        (
-            [held(1, 80), held(2, 70)],
-            [room("a", 40), room("b", 65)],
-            2,
-            {},
-            WaitingReason.FRAGMENTED,
-        ),
-        ([held(1, 60), held(2, 99)], [room("a", 10), room("b", 5)], 2, {}, WaitingReason.MEMORY),
-        (
-            [held(1, 60), held(2, 50)],
-            [room("a", 10), room("b", 55)],
-            2,
-            {},
-            WaitingReason.RESERVED,
-        ),
-        (
-            [held(1, 60), held(2, 10)],
-            [room("a", 20), room("b", 40)],
-            2,
-            {"overtaking": False},
-            WaitingReason.BEHIND,
-        ),
-        (
-            [held(1, 60, rank=1), held(2, 60, rank=1), held(3, 10)],
-            [room("a", 20), room("b", 40), room("c", 15)],
-            3,
-            {},
-            WaitingReason.BEHIND,
-        ),
-        (
-            [held(1, 60), held(2, 10)],
-            [room("a", 20, places=0), room("b", 40)],
-            2,
-            {},
-            WaitingReason.RESERVED,
-        ),
-        (
-            [held(1, 10), held(2, 5)],
-            [room("a", 20, places=0), room("b", 9, places=0)],
-            2,
-            {},
-            WaitingReason.BATCH_FULL,
-        ),
+        ([held(1, 101)], [room("a", 100)], True, WaitingReason.TOO_LARGE),
+        ([held(1, 80), held(2, 70)], [A40, room("b", 65)], True, WaitingReason.FRAGMENTED),
+        ([FIRST, held(2, 99)], [A10, B5], True, WaitingReason.MEMORY),
+        ([FIRST, held(2, 50)], [A10, room("b", 55)], True, WaitingReason.RESERVED),
+        ([FIRST, held(2, 10)], [A20_FULL, B40], True, WaitingReason.RESERVED),
+        ([FIRST, held(2, 10)], [A20, B40], False, WaitingReason.BEHIND),
+        ([*TWO_HIGH, held(3, 10)], [A20, B40, room("c", 15)], True, WaitingReason.BEHIND),
+        ([held(1, 10), held(2, 5)], [A20_FULL, B9_FULL], True, WaitingReason.BATCH_FULL),
     ],
 )
-def test_why_one_waits(entries, rooms, number, settings, reason) -> None:
+def test_why_the_last_one_waits(entries, rooms, overtaking, reason) -> None:
     rooms = [replace(each) for each in rooms]  # placing changes them
-    assert seen(entries, *rooms, number=number, **settings).reason == reason
+    found = seen(entries, *rooms, number=len(entries), overtaking=overtaking)
+    assert found.reason == reason
 
 
 def test_without_overtaking_nothing_may_go_ahead() -> None:

@@ -3,17 +3,7 @@ controller they are heard."""
 
 import random
 
-from controller.core.fleet.incarnations import (
-    Died,
-    Event,
-    Gone,
-    Greet,
-    Hello,
-    Incarnations,
-    LastIncarnation,
-    Reported,
-    TakenForDead,
-)
+from controller.core.fleet import incarnations
 from tests.unit.core.core_builders import run_seeds
 
 
@@ -23,32 +13,32 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.machine = Incarnations()
+        self.machine = incarnations.Incarnations()
         self.named = {"n-0": 0}
         """By nonce, the incarnation that a process takes itself for."""
         self.given: dict[int, str] = {}
         """The process that each incarnation was given to; one that lives may be greeted again."""
         self.dead: set[int] = set()
-        self.kept = LastIncarnation(0, alive=False)
+        self.kept = incarnations.LastIncarnation(0, alive=False)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: incarnations.Event) -> None:
         was_alive, before = self.machine.alive, self.machine.incarnation
         for told in self.machine.handle(event):
             match told:
-                case Died(incarnation):
+                case incarnations.Died(incarnation):
                     assert was_alive
                     assert incarnation == before
                     self.dead.add(incarnation)
-                case Greet(incarnation, drops):
-                    assert isinstance(event, Hello)
+                case incarnations.Greet(incarnation, drops):
+                    assert isinstance(event, incarnations.Hello)
                     self.greet(event, incarnation, drops=drops)
-        if isinstance(event, Gone | TakenForDead) and was_alive:
+        if isinstance(event, incarnations.Gone | incarnations.TakenForDead) and was_alive:
             self.dead.add(before)
         self.machine.check()
         if self.machine.nonce:
-            self.kept = LastIncarnation(self.machine.incarnation, self.machine.alive)
+            self.kept = incarnations.LastIncarnation(self.machine.incarnation, self.machine.alive)
 
-    def greet(self, hello: Hello, incarnation: int, *, drops: bool) -> None:
+    def greet(self, hello: incarnations.Hello, incarnation: int, *, drops: bool) -> None:
         assert incarnation not in self.dead, "a dead incarnation is given again"
         assert self.given.setdefault(incarnation, hello.nonce) == hello.nonce, "given to two"
         assert drops or hello.named in (0, incarnation), "it goes on as another"
@@ -57,7 +47,7 @@ class World:
 
     def hello(self) -> None:
         nonce = self.rng.choice(sorted(self.named))
-        self.take(Hello(nonce, self.named[nonce], self.rng.random() < 0.1))
+        self.take(incarnations.Hello(nonce, self.named[nonce], self.rng.random() < 0.1))
 
     def run(self) -> None:
         for _ in range(60):
@@ -65,17 +55,17 @@ class World:
             if drawn < 0.5:
                 self.hello()
             elif drawn < 0.65:
-                self.take(Gone())
+                self.take(incarnations.Gone())
             elif drawn < 0.75:
-                self.take(TakenForDead())
+                self.take(incarnations.TakenForDead())
                 assert self.machine.fenced or not self.machine.alive
             elif drawn < 0.85:
-                self.take(Reported())
+                self.take(incarnations.Reported())
                 assert not self.machine.fenced
             elif drawn < 0.95:
                 self.named[f"n-{len(self.named)}"] = 0
             else:
-                self.machine = Incarnations(self.kept)
+                self.machine = incarnations.Incarnations(self.kept)
 
 
 def test_each_incarnation_is_one_process() -> None:

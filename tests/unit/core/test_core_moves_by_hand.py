@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controller.core.emptying import by_hand
 from controller.core.emptying.openness import Cooling
@@ -47,43 +45,6 @@ def test_it_has_an_end() -> None:
     assert all(queue.join(move(number, "i-0", "i-1")) for number in range(by_hand.MAX_WAITING))
     assert not queue.join(move(99, "i-0", "i-1"))
     assert len(queue.waiting) == by_hand.MAX_WAITING
-
-
-ends = st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")).filter(lambda e: e[0] != e[1])
-steps = st.lists(st.one_of(ends, st.integers(0, 30)), max_size=60)
-
-
-@given(steps, st.integers(1, 3))
-def test_never_too_many_and_nobody_is_left_behind(
-    found: list[tuple[str, str] | int], max_moves: int
-) -> None:
-    """Moves come, and end in any order: an integer ends one of those under way."""
-    queue, under_way, waiting = by_hand.MoveQueue(), dict[str, by_hand.QueuedMove](), list[str]()
-
-    def look() -> None:
-        for each in queue.begin(lambda _: 0, max_moves):
-            under_way[each.migration_id] = each
-            waiting.remove(each.migration_id)
-        counts = Counter(end for each in under_way.values() for end in each.instance_ids)
-        assert all(count <= max_moves for count in counts.values())
-        assert [each.migration_id for each in queue.waiting] == waiting
-        assert under_way or not waiting
-
-    for number, step in enumerate(found):
-        if isinstance(step, tuple):
-            if queue.join(move(number, *step)):
-                waiting.append(f"m-{number}")
-        elif under_way:
-            ended = sorted(under_way)[step % len(under_way)]
-            del under_way[ended]
-            queue.leave(ended)
-        look()
-    while under_way:
-        for ended in list(under_way):
-            del under_way[ended]
-            queue.leave(ended)
-        look()
-    assert not waiting
 
 
 # -- the machine ---------------------------------------------------------------------------
@@ -209,9 +170,7 @@ class World:
 
 
 @pytest.mark.parametrize(("named", "codes"), [("b", ["closed"]), (None, ["closed", ""])])
-def test_a_destination_that_is_cordoned_while_a_move_waits(
-    named: str | None, codes: list[str]
-) -> None:
+def test_a_destination_that_is_cordoned_while_a_move_waits(named, codes) -> None:
     world = World(0)
     world.machine.max_moves = 1
     first, second = (by_hand.MoveByHand(f"r-{number}", "a", 4, "by hand") for number in range(2))

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from controller.core import scheduler_events as events
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.emptying.by_hand import MovesByHand
 from controller.core.emptying.openness import Cooling, Openness
@@ -18,14 +19,6 @@ from controller.core.emptying.rounds import (
 from controller.core.load.closed import OPEN, ROWS, Closed, Row
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import (
-    ClosedBy,
-    Dispatch,
-    InstanceDied,
-    InstanceStalled,
-    InstanceStarted,
-    Ticked,
-)
 from controller.core.settings import HoldingConfig, ReschedulingConfig
 from tests.unit.core.core_builders import CORDONED, DRAINS, request, running, status
 
@@ -80,9 +73,9 @@ def test_a_row_stops_just_what_its_columns_say(monkeypatch: pytest.MonkeyPatch, 
     cluster = Cluster(random.Random(1))
     scheduler = cluster.scheduler
     for each in IDS:
-        scheduler.handle(InstanceStarted(each, 1), 0.0)
+        scheduler.handle(events.InstanceStarted(each, 1), 0.0)
         scheduler.handle(status(each), 0.0)
-    scheduler.handle(ClosedBy("b", CORDONED), 0.0)
+    scheduler.handle(events.ClosedBy("b", CORDONED), 0.0)
     get = {s.instance_id for s in scheduler.schedulable_snapshots()}
     receive = {s.instance_id for s in cluster.openness.destinations(0.0, "a")}
     send = {s.instance_id for s in cluster.openness.sources()}
@@ -104,21 +97,23 @@ def test_whoever_asks_hears_the_same(seed: int) -> None:
         match dice.randrange(15):
             case 14:
                 over = dice.random() < 0.3
-                sent = scheduler.handle(InstanceStalled(one, incarnation, over), now_s)
+                sent = scheduler.handle(events.InstanceStalled(one, incarnation, over), now_s)
             case 0:
-                scheduler.handle(InstanceStarted(one, incarnation + dice.randrange(2)), now_s)
+                scheduler.handle(
+                    events.InstanceStarted(one, incarnation + dice.randrange(2)), now_s
+                )
             case 1:
-                scheduler.handle(InstanceDied(one, incarnation), now_s)
+                scheduler.handle(events.InstanceDied(one, incarnation), now_s)
             case 2:
                 by = dice.choice((OPEN, OPEN, DRAINS, CORDONED, CORDONED, DRAINS | CORDONED))
-                sent = scheduler.handle(ClosedBy(one, by), now_s)
+                sent = scheduler.handle(events.ClosedBy(one, by), now_s)
             case 3:
                 cluster.cooling.failed(one, other, now_s)
             case 4 | 5 | 6:
                 asked = request(f"r{number}", tokens=dice.randint(1, 1500), arrival=now_s)
                 sent = scheduler.handle(asked, now_s)
             case 7:
-                sent = scheduler.handle(Ticked(), now_s)
+                sent = scheduler.handle(events.Ticked(), now_s)
             case _:
                 held = [running("x", dice.choice((0, 20, 60, 95, 100)))]
                 seq = 0 if record is None else record.last_dispatch_seq
@@ -127,7 +122,7 @@ def test_whoever_asks_hears_the_same(seed: int) -> None:
         scheduler.check()
         against = {each: openness.closed_by(each, now_s) for each in IDS}
         for dispatch in sent:
-            if isinstance(dispatch, Dispatch):
+            if isinstance(dispatch, events.Dispatch):
                 assert not any(r.stops_requests for r in against[dispatch.instance_id])
 
         get_requests = {s.instance_id for s in scheduler.schedulable_snapshots()}
@@ -148,22 +143,3 @@ def test_whoever_asks_hears_the_same(seed: int) -> None:
                 assert not any(r.stops_arrivals for r in against[destination_id])
                 assert not any(r.stops_sending for r in against[order.source_id])
         cluster.rounds.check()
-
-
-def test_a_cordoned_instance_keeps_what_it_has_and_is_a_source_like_any_other() -> None:
-    cluster = Cluster(random.Random(0))
-    for name, held in (("a", 99), ("b", 10), ("c", 0)):
-        cluster.scheduler.handle(InstanceStarted(name, 1), 0.0)
-        told = status(name, requests=[running("x", held), running("y", 0)])
-        cluster.scheduler.handle(told, 0.0)
-    for name in ("a", "c"):
-        cluster.scheduler.handle(ClosedBy(name, CORDONED), 0.0)
-    (relief,) = (o for o in cluster.rounds.handle(RoundDue(), 0.1) if isinstance(o, OrderRelief))
-    assert relief.source_id == "a"
-    assert relief.order.destination.instance_id == "b", "c is freer, and cordoned"
-    (dispatch,) = cluster.scheduler.handle(request("r"), 0.2)
-    assert isinstance(dispatch, Dispatch)
-    assert dispatch.instance_id == "b"
-    cluster.scheduler.handle(ClosedBy("c"), 0.3)
-    assert cluster.openness.closed_by("c", 0.3) == ()
-    assert [cluster.scheduler.handle(request("s"), 0.3)[0].instance_id] == ["c"]

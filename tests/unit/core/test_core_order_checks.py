@@ -56,9 +56,7 @@ def test_a_cordon_that_stands_may_be_ordered_again() -> None:
         (SPEC.with_claims({"i-0": Remove("d", 0.0)}), True, True, True, OrderRefusal.LEAVING),
     ],
 )
-def test_restarts(
-    spec: ClusterSpec, started: bool, serving: bool, force: bool, refusal: OrderRefusal | None
-) -> None:
+def test_restarts(spec, started, serving, force, refusal) -> None:
     facts = {"started": started, "serving": serving, "force": force}
     assert restart_refusal(spec, "i-0", {"i-0"}, **facts) is refusal
 

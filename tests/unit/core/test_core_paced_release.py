@@ -60,11 +60,6 @@ def test_own_requests_that_end_make_room_and_those_that_grow_take_it() -> None:
     assert release.due(waiting(1), {"a": 50}, "a", 0.4) == []
 
 
-def test_each_frontend_takes_its_share() -> None:
-    release = release_of([snapshot("a", 30)], {}, 3)
-    assert release.due(waiting(6, 6), {}, "a", 0.0) == [("r0", "a")]
-
-
 def test_the_first_goes_after_a_while_even_where_nothing_seems_to_fit() -> None:
     release = release_of([snapshot("a", 3), snapshot("b", 2)], {})
     late_s = 1.1 * AT_LEAST_EVERY_S

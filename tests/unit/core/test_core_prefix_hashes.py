@@ -14,9 +14,7 @@ def hashes(tokens: list[int], size: int = 4, key: bytes = KEY) -> list[bytes]:
 
 
 @given(TOKENS, TOKENS, st.integers(1, 9))
-def test_two_prompts_share_the_hashes_of_the_full_blocks_that_they_share(
-    one: list[int], other: list[int], size: int
-) -> None:
+def test_two_prompts_share_the_hashes_of_the_full_blocks_that_they_share(one, other, size) -> None:
     of_one, of_other = hashes(one, size), hashes(other, size)
     assert len(of_one) == len(one) // size
     assert {len(each) for each in of_one} <= {HASH_BYTES}
@@ -24,19 +22,9 @@ def test_two_prompts_share_the_hashes_of_the_full_blocks_that_they_share(
         assert (left == right) == (one[: block * size] == other[: block * size])
 
 
-def test_the_same_block_behind_others_has_another_hash() -> None:
-    first, second, third = hashes([1, 2, 3, 4] * 3)
-    assert len({first, second, third}) == 3
-
-
 def test_another_key_makes_all_hashes_others() -> None:
     prompt = list(range(400))
     assert not set(hashes(prompt)) & set(hashes(prompt, key=b"l" * 32))
-    assert session_hash(KEY, "ann") != session_hash(b"l" * 32, "ann")
-
-
-def test_sessions() -> None:
-    assert session_hash(KEY, "ann") == session_hash(KEY, "ann")
-    assert session_hash(KEY, "ann") != session_hash(KEY, "bob")
-    assert "ann" not in session_hash(KEY, "ann")
+    sessions = {session_hash(KEY, "ann"), session_hash(KEY, "bob"), session_hash(b"l" * 32, "ann")}
+    assert len(sessions) == 3
     assert session_hash(KEY, "") == ""

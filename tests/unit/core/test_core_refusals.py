@@ -47,9 +47,7 @@ def table(*request_ids: str, leaving: str = "", max_moves: int = 4) -> MoveTable
         (replace(MULTIMODAL, in_prefill=True), False, True, MoveRefusal.MULTIMODAL),
     ],
 )
-def test_what_keeps_a_request(
-    facts: MoveFacts | None, moving: bool, has_place: bool, refusal: MoveRefusal | None
-) -> None:
+def test_what_keeps_a_request(facts, moving, has_place, refusal) -> None:
     assert refusal_of(facts, moving=moving, has_place=has_place) is refusal
 
 

@@ -125,20 +125,6 @@ def test_each_event_in_each_state(state: replays.CopyState) -> None:
         assert (bed.state, kinds(told)) == TABLE.get((state, event), (state, late)), event
 
 
-def test_it_is_sent_with_all_that_was_delivered(bed: Bed) -> None:
-    bed.take(replays.Delivered("r", (7, 8)))
-    record, ask = bed.take(LOSS)
-    assert isinstance(record, replays.RecordLoss)
-    assert (record.loss.num_tokens, record.loss.num_replays) == (12, 1)
-    assert isinstance(ask, replays.Ask)
-    assert (ask.request.num_prompt_tokens, ask.request.replayed) == (12, True)
-    (send,) = bed.take(replays.Delivered("r", (9,)), dispatched())
-    assert isinstance(send, replays.Send)
-    assert (list(send.outputs), send.frames) == ([7, 8, 9], (b"x",))
-    assert (send.replay.attempt, send.replay.num_tokens) == (1, 13)
-    assert (send.replay.source_id, send.replay.cause_id) == ("i-0", "lost-i-0-1")
-
-
 def test_after_each_refusal_it_waits_twice_as_long_and_that_is_no_replay(bed: Bed) -> None:
     waits = []
     for attempt in range(replays.MAX_REFUSALS):
@@ -181,19 +167,6 @@ def test_a_host_that_dies_takes_no_request_with_it(bed: Bed) -> None:
     (fail,) = bed.take(LOSS)
     assert isinstance(fail, replays.Fail), "nobody ever says that it has it"
     assert fail.refusal is replays.ReplayRefusal.TOO_OFTEN
-
-
-@pytest.mark.parametrize("begun", [replays.Taken("r", 2), replays.Delivered("r", (1,))])
-def test_an_instance_that_had_it_counts(bed: Bed, begun: replays.Event) -> None:
-    bed.machine.config = ReplayConfig(max_replays=1)
-    bed.take(LOSS, dispatched(), LOSS, dispatched(), replays.Taken("r", 1), begun)
-    assert kinds(bed.take(LOSS)) == [replays.Fail]
-
-
-def test_what_an_earlier_attempt_says_counts_for_nothing(bed: Bed) -> None:
-    bed.machine.config = ReplayConfig(max_replays=1)
-    bed.take(LOSS, dispatched(), LOSS, replays.Taken("r", 1), dispatched(), replays.Taken("r", 1))
-    assert kinds(bed.take(LOSS)) == [replays.RecordLoss, replays.Ask]
 
 
 def test_patience_begins_when_an_instance_is_asked_for(bed: Bed) -> None:

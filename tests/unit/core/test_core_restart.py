@@ -1,7 +1,5 @@
 """The next step of a restart, for each state of the process and the instance."""
 
-import itertools
-
 import pytest
 
 from controller.core.emptying.claims import Restart
@@ -9,40 +7,27 @@ from controller.core.emptying.drains import InstanceProcess, RestartStep, restar
 
 EMPTIED = Restart("d", 1.0, nonce="old")
 AT_ONCE = Restart("d", 1.0, nonce="old", at_once=True)
+WAIT, REPLACE = RestartStep.WAIT, RestartStep.REPLACE
 
 
 @pytest.mark.parametrize(
-    ("claim", "is_empty", "step"),
+    ("nonce", "alive", "serving", "failed", "step", "step_at_once"),
     [
-        (EMPTIED, False, RestartStep.WAIT),
-        (EMPTIED, True, RestartStep.REPLACE),
-        (AT_ONCE, False, RestartStep.REPLACE),
-        (AT_ONCE, True, RestartStep.REPLACE),
+        ("old", True, True, False, WAIT, REPLACE),
+        # A process that hangs or could not start is alive and does not serve.
+        ("old", True, False, True, WAIT, REPLACE),
+        ("old", False, False, False, WAIT, WAIT),
+        # An instance that died while it was emptied has its new process by that.
+        ("new", True, False, False, WAIT, WAIT),
+        ("new", True, True, False, RestartStep.DONE, RestartStep.DONE),
+        ("new", True, False, True, RestartStep.FAILED, RestartStep.FAILED),
     ],
 )
-@pytest.mark.parametrize("serving", [False, True])
-def test_the_old_process_ends_once_it_may(
-    claim: Restart, is_empty: bool, step: RestartStep, serving: bool
+def test_the_old_process_ends_once_it_may_and_the_next_one_never(
+    nonce, alive, serving, failed, step, step_at_once
 ) -> None:
-    """Also a process that hangs or could not start: it is alive and does not serve."""
-    process = InstanceProcess("old", alive=True, serving=serving, failed=not serving)
-    assert restart_step(claim, process, is_empty=is_empty) is step
-
-
-def test_a_process_that_is_gone_is_not_ended_again() -> None:
-    gone = InstanceProcess("old", alive=False, serving=False, failed=False)
-    for claim, is_empty in itertools.product((EMPTIED, AT_ONCE), (False, True)):
-        assert restart_step(claim, gone, is_empty=is_empty) is RestartStep.WAIT
-
-
-@pytest.mark.parametrize("claim", [EMPTIED, AT_ONCE])
-@pytest.mark.parametrize("is_empty", [False, True])
-def test_the_next_process_is_waited_for_and_never_ended(claim: Restart, is_empty: bool) -> None:
-    """An instance that died while it was emptied has its new process by that."""
-    for serving, failed, step in (
-        (False, False, RestartStep.WAIT),
-        (True, False, RestartStep.DONE),
-        (False, True, RestartStep.FAILED),
-    ):
-        process = InstanceProcess("new", alive=True, serving=serving, failed=failed)
-        assert restart_step(claim, process, is_empty=is_empty) is step
+    process = InstanceProcess(nonce, alive=alive, serving=serving, failed=failed)
+    assert restart_step(EMPTIED, process, is_empty=False) is step
+    assert restart_step(EMPTIED, process, is_empty=True) is step_at_once
+    for is_empty in (False, True):
+        assert restart_step(AT_ONCE, process, is_empty=is_empty) is step_at_once

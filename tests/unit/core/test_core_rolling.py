@@ -1,11 +1,9 @@
 """The steps of a rolling restart: which instance is next, when it is over, and what a failure
 does."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controller.core.fleet.cluster_spec import (
     AS_MANY_AS_FIT,
@@ -166,110 +164,6 @@ def test_as_many_go_at_once_as_the_others_have_room_for() -> None:
 # -- any history --------------------------------------------------------------------------
 
 
-@dataclass
-class World:
-    """Instances that do sooner or later what they are told, or fail."""
-
-    order: RollingOrder
-    now: dict[str, InstanceNow]
-    time_s: float = 100.0
-    began: list[str] = field(default_factory=list)
-
-    def step(self) -> RollingStep:
-        before = self.order
-        step = rolling_step(before, list(self.now.values()), self.time_s)
-        for each in step.begins:
-            assert each in before.left
-            assert not self.now[each].removes
-            self.now[each] = replace(self.now[each], ordered=True, takes_requests=False)
-            self.began.append(each)
-        for each in step.taken_back:
-            assert self.now[each].ordered
-            self.now[each] = replace(self.now[each], ordered=False, takes_requests=True)
-        self.order = step.order
-        self.order.check()
-        assert before.goes or step.order is before
-        return step
-
-    def happens(self, what: str, instance_id: str) -> None:
-        now = self.now.get(instance_id)
-        if now is None:
-            return
-        if what == "removed":
-            del self.now[instance_id]
-        elif what == "goes":
-            self.now[instance_id] = replace(now, removes=True, takes_requests=False)
-        elif what == "taken back" and now.ordered and now.away_s is None:
-            self.now[instance_id] = replace(now, ordered=False, takes_requests=True)
-        elif what == "ends" and now.ordered and now.away_s is None:
-            self.now[instance_id] = replace(now, serving=False, away_s=0.0)
-        elif what == "serves" and now.away_s is not None:
-            again = f"{now.nonce}'"
-            self.now[instance_id] = serving(instance_id, again)
-        elif what == "fails" and now.away_s is not None:
-            self.now[instance_id] = InstanceNow(instance_id, "failed", failed=True)
-        elif what == "waits" and now.away_s is not None:
-            self.now[instance_id] = replace(now, away_s=now.away_s + 400.0)
-
-
-IDS = [f"i-{n}" for n in range(4)]
-GOOD = ("ends", "serves")
-EVENTS = (*GOOD, "removed", "goes", "taken back", "fails", "waits")
-
-
-def worlds() -> st.SearchStrategy[World]:
-    at_once = st.integers(0, 3)
-    loads = st.lists(st.integers(0, 90), min_size=4, max_size=4)
-
-    def world(limit: int, num_tokens: list[int]) -> World:
-        now = {
-            each: serving(each, num_tokens=tokens, num_requests=1, free_tokens=100 - tokens)
-            for each, tokens in zip(IDS, num_tokens, strict=True)
-        }
-        return World(RollingOrder("op", 100.0, tuple(IDS), at_once=limit), now)
-
-    return st.builds(world, at_once, loads)
-
-
-@given(worlds(), st.lists(st.tuples(st.sampled_from(EVENTS), st.sampled_from(IDS)), max_size=40))
-def test_whatever_happens_each_is_restarted_once_at_most_and_it_ends(
-    world: World, events: list[tuple[str, str]]
-) -> None:
-    for what, instance_id in events:
-        step = world.step()
-        away = {turn.instance_id for turn in world.order.under_way}
-        serve = [each for each in world.now.values() if each.takes_requests]
-        if step.begins and world.order.at_once != 1:
-            assert serve, "somebody stays for the requests"
-        assert world.order.goes or not away
-        world.happens(what, instance_id)
-        world.time_s += 1.0
-    assert len(set(world.began)) == len(world.began)
-    for _ in range(30):  # whatever is left goes well
-        if not world.order.goes:
-            break
-        world.step()
-        for each in IDS:
-            for what in GOOD:
-                world.happens(what, each)
-        world.time_s += 1.0
-    stuck = world.order.goes
-    assert not stuck or world.step().waits == NO_OTHER_SERVES
-    assert set(world.order.done) <= set(world.began)
-
-
-@given(worlds())
-def test_undisturbed_it_restarts_all(world: World) -> None:
-    for _ in range(20):
-        world.step()
-        for each in IDS:
-            for what in GOOD:
-                world.happens(what, each)
-        world.time_s += 1.0
-    assert world.order.state == "done"
-    assert set(world.order.done) == set(world.began) == set(IDS)
-
-
 NEW = EngineChange(1, {"max_num_seqs": 64})
 CHANGING = replace(
     ORDER,
@@ -303,9 +197,7 @@ def test_its_turn_gives_an_instance_the_new_arguments() -> None:
         (anew(max_model_len=100), "takes requests of up to 100 tokens instead of 8192"),
     ],
 )
-def test_one_that_does_not_serve_with_them_gets_its_old_ones_back(
-    found: InstanceNow, why: str
-) -> None:
+def test_one_that_does_not_serve_with_them_gets_its_old_ones_back(found, why) -> None:
     step = rolling_step(CHANGING, [found, *OTHERS], 110.0)
     assert (step.order.state, step.order.failed_id, step.order.left) == (
         "failed",
@@ -346,14 +238,6 @@ def test_one_that_comes_meanwhile_gets_them_too() -> None:
     now = [being_emptied("i-0", engine=NEW), *OTHERS, serving("i-3"), serving("i-4", engine=NEW)]
     step = rolling_step(CHANGING, now, 105.0)
     assert step.order.left == ("i-1", "i-2", "i-3")
-
-
-def test_arguments_are_changed_taken_back_and_counted() -> None:
-    first = AS_STARTED.changed({"a": 1, "b": 2}, 1)
-    assert first == EngineChange(1, {"a": 1, "b": 2})
-    assert first.changed({"a": 1}, 2) is first
-    assert first.changed({"a": None, "c": [3]}, 2) == EngineChange(2, {"b": 2, "c": [3]})
-    assert first.changed({"a": None, "b": None}, 2) is AS_STARTED
 
 
 def test_the_first_with_other_arguments_goes_alone() -> None:

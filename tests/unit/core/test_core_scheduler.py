@@ -38,9 +38,9 @@ def _scheduler(*instance_ids: str) -> GlobalScheduler:
     return scheduler
 
 
-def _feed(scheduler: GlobalScheduler, now_s: float, *events: Event) -> list[Instruction]:
+def _feed(scheduler: GlobalScheduler, now_s: float, *told: Event) -> list[Instruction]:
     instructions: list[Instruction] = []
-    for event in events:
+    for event in told:
         instructions += scheduler.handle(event, now_s)
         scheduler.check()
     return instructions
@@ -90,7 +90,7 @@ def test_a_dispatch_that_never_arrives_is_not_charged_for_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "refusal"),
+    ("history", "refusal"),
     [
         ([STARTED, status("a", incarnation=2)], "no_status"),
         ([STARTED, ClosedBy("a", DRAINS), SERVES], "draining"),
@@ -106,9 +106,9 @@ def test_a_dispatch_that_never_arrives_is_not_charged_for_ever() -> None:
         ([InstanceStarted("a", 2), status("a", incarnation=2), InstanceDied("a", 1)], None),
     ],
 )
-def test_who_is_schedulable(events: list[Event], refusal: str | None) -> None:
+def test_who_is_schedulable(history: list[Event], refusal: str | None) -> None:
     scheduler = GlobalScheduler(CONFIG)
-    _feed(scheduler, 0.0, *events)
+    _feed(scheduler, 0.0, *history)
     record = scheduler.instances["a"]
     assert next(iter(record.closed_by), None) == refusal
     assert record.reports is not any(each.stops_sending for each in record.closed_by)

@@ -1,4 +1,4 @@
-"""The global scheduler against a model that keeps a table of everything, under random events."""
+"""The global scheduler against a model that keeps a table of everything, in random histories."""
 
 from dataclasses import dataclass, field, replace
 
@@ -6,25 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from controller.core import scheduler_events as events
 from controller.core.admission.instance_pool import LOST_AFTER_S, MAX_CANDIDATES
 from controller.core.admission.policies import POLICIES, SchedulerConfig
 from controller.core.load.closed import Closed
 from controller.core.load.snapshot import Level, Unreported, blocks_for
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import (
-    ClosedBy,
-    Dispatch,
-    DispatchCancelled,
-    DispatchRequested,
-    Event,
-    FrontendDied,
-    InstanceDied,
-    InstanceRemoved,
-    InstanceStalled,
-    InstanceStarted,
-    Instruction,
-    Ticked,
-)
 from tests.unit.core.core_builders import CORDONED, DRAINS, queued, request, running, status
 
 MAX_HELD, HOLD_S = 3, 20.0
@@ -58,7 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.instances: dict[str, ModelInstance] = {}
-        self.held: dict[tuple[str, str], tuple[DispatchRequested, float]] = {}
+        self.held: dict[tuple[str, str], tuple[events.DispatchRequested, float]] = {}
         self.draining: set[str] = set()
         self.cordoned: set[str] = set()
         self.num_requests = 0
@@ -90,16 +77,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     def schedulable(self) -> set[str]:
         return {each for each in self.instances if not self.closed_by(each)}
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: events.Event) -> None:
         self.check_answers(self.scheduler.handle(event, self.now_s), event)
 
-    def check_answers(self, instructions: list[Instruction], event: Event | None = None) -> None:
+    def check_answers(
+        self, instructions: list[events.Instruction], event: events.Event | None = None
+    ) -> None:
         """Each instruction against the model."""
         ready = self.schedulable()
         waiting = dict(self.held)
         for x in instructions:
             asked, since_s = self.held.pop((x.frontend_id, x.request_id))  # answered once
-            if isinstance(x, Dispatch):
+            if isinstance(x, events.Dispatch):
                 assert x.instance_id in ready
                 target = self.instances[x.instance_id]
                 assert x.incarnation == target.incarnation
@@ -113,7 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 demand = blocks_for(asked.num_prompt_tokens, 16)
                 target.issued.append((x.seq, self.now_s, x.frontend_id, demand))
             elif x.code == "overloaded":
-                assert isinstance(event, DispatchRequested)
+                assert isinstance(event, events.DispatchRequested)
                 assert not event.replayed, "it is held in any case"
                 assert not asked.replayed, "another one would have been refused"
                 assert len(waiting) > self.config.max_held_reqs
@@ -121,7 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 stay = [each for each, _ in self.held.values() if not each.replayed]
                 assert all(each.order < asked.order for each in stay)
             else:
-                assert isinstance(event, Ticked)
+                assert isinstance(event, events.Ticked)
                 assert self.now_s >= since_s + self.config.hold_timeout_s
         order = [waiting[x.frontend_id, x.request_id][0] for x in instructions]
         assert order == sorted(
@@ -151,7 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 0.5, 7.0, HOLD_S]))
     def tick(self, seconds: float) -> None:
         self.now_s += seconds
-        self.feed(Ticked())
+        self.feed(events.Ticked())
         hold_s = self.config.hold_timeout_s
         assert all(self.now_s < since_s + hold_s for _, since_s in self.held.values())
 
@@ -205,14 +194,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         frontend_id, request_id = data.draw(st.sampled_from(sorted(self.held)))
         del self.held[frontend_id, request_id]
-        self.feed(DispatchCancelled(request_id, frontend_id))
+        self.feed(events.DispatchCancelled(request_id, frontend_id))
 
     @rule(frontend_id=FRONTENDS)
     def frontend_dies(self, frontend_id: str) -> None:
         self.held = {key: value for key, value in self.held.items() if key[0] != frontend_id}
         for known in self.instances.values():
             known.issued = [each for each in known.issued if each[2] != frontend_id]
-        self.feed(FrontendDied(frontend_id))
+        self.feed(events.FrontendDied(frontend_id))
 
     @rule(instance_id=IDS, incarnation=INCARNATIONS)
     def instance_starts(self, instance_id: str, incarnation: int) -> None:
@@ -221,7 +210,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.instances[instance_id] = ModelInstance(
                 incarnation, draining=instance_id in self.draining
             )
-        self.feed(InstanceStarted(instance_id, incarnation))
+        self.feed(events.InstanceStarted(instance_id, incarnation))
 
     @rule(instance_id=IDS)
     def comes_to_serve(self, instance_id: str) -> None:
@@ -241,14 +230,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         known = self.instances.get(instance_id)
         if known is not None and incarnation >= known.incarnation:
             known.alive = False
-        self.feed(InstanceDied(instance_id, incarnation))
+        self.feed(events.InstanceDied(instance_id, incarnation))
 
     @rule(instance_id=IDS)
     def instance_is_removed(self, instance_id: str) -> None:
         self.instances.pop(instance_id, None)
         self.draining.discard(instance_id)
         self.cordoned.discard(instance_id)
-        self.feed(InstanceRemoved(instance_id))
+        self.feed(events.InstanceRemoved(instance_id))
 
     @rule(instance_id=IDS)
     def drain_begins(self, instance_id: str) -> None:
@@ -268,7 +257,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         known = self.instances.get(instance_id)
         if known is not None and incarnation == known.incarnation:
             known.stalled = not over
-        self.feed(InstanceStalled(instance_id, incarnation, over))
+        self.feed(events.InstanceStalled(instance_id, incarnation, over))
 
     @rule(instance_id=IDS)
     def cordon_changes(self, instance_id: str) -> None:
@@ -278,7 +267,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _spec_changes(self, instance_id: str) -> None:
         drains = DRAINS if instance_id in self.draining else frozenset()
         cordoned = CORDONED if instance_id in self.cordoned else frozenset()
-        self.feed(ClosedBy(instance_id, drains | cordoned))
+        self.feed(events.ClosedBy(instance_id, drains | cordoned))
 
     @precondition(lambda self: self.instances)
     @rule(

@@ -7,23 +7,11 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core import scheduler_events as events
 from controller.core.admission.instance_pool import MAX_CANDIDATES, MAX_RANKS
 from controller.core.admission.policies import POLICIES, History, Policy, SchedulerConfig
 from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import (
-    ClosedBy,
-    Dispatch,
-    DispatchCancelled,
-    DispatchRequested,
-    Event,
-    InstanceDied,
-    InstanceRemoved,
-    InstanceStalled,
-    InstanceStarted,
-    Instruction,
-    Ticked,
-)
 from tests.unit.core.core_builders import (
     CORDONED,
     DRAINS,
@@ -40,7 +28,7 @@ RANKS = range(-MAX_RANKS, MAX_RANKS)
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[float, Event]:
+def steps(draw: st.DrawFn) -> tuple[float, events.Event]:
     """Seconds that pass, and what happens then; mostly statuses and requests."""
     name = draw(st.sampled_from(IDS))
     held, waits = draw(st.integers(0, 60)), draw(st.integers(0, 2))
@@ -64,15 +52,15 @@ def steps(draw: st.DrawFn) -> tuple[float, Event]:
         draining=draw(st.integers(0, 9)) == 0,
     )
     seldom = [
-        InstanceStarted(name, draw(st.integers(1, 3))),
-        InstanceDied(name, 1),
-        InstanceRemoved(name),
-        InstanceStalled(name, draw(st.integers(1, 2)), over=draw(st.booleans())),
-        ClosedBy(name, DRAINS),
-        ClosedBy(name, CORDONED),
-        ClosedBy(name),
-        DispatchCancelled(asked.request_id, "f"),
-        Ticked(),
+        events.InstanceStarted(name, draw(st.integers(1, 3))),
+        events.InstanceDied(name, 1),
+        events.InstanceRemoved(name),
+        events.InstanceStalled(name, draw(st.integers(1, 2)), over=draw(st.booleans())),
+        events.ClosedBy(name, DRAINS),
+        events.ClosedBy(name, CORDONED),
+        events.ClosedBy(name),
+        events.DispatchCancelled(asked.request_id, "f"),
+        events.Ticked(),
     ]
     event = draw(st.sampled_from([report, report, report, asked, asked, asked, *seldom]))
     return draw(st.sampled_from([0.0, 0.0, 0.0, 0.5])), event
@@ -86,9 +74,9 @@ class AskingEverybody:
         self.scheduler = scheduler
         self.policy = policy
         self.history = History()
-        self.asked: dict[str, DispatchRequested] = {}
+        self.asked: dict[str, events.DispatchRequested] = {}
 
-    def expected(self, asked: DispatchRequested) -> tuple[object, ...] | None:
+    def expected(self, asked: events.DispatchRequested) -> tuple[object, ...] | None:
         """The instance, the candidates that are named, and how many were considered; None if
         nobody may take the request."""
         records = [each for each in self.scheduler.instances.values() if each.schedulable]
@@ -106,17 +94,17 @@ class AskingEverybody:
         named = tuple((instance_id, round(score, 1)) for instance_id, score in best)
         return choice.instance_id, named[:MAX_CANDIDATES], len(records)
 
-    def handle(self, event: Event, now_s: float) -> Sequence[Instruction]:
+    def handle(self, event: events.Event, now_s: float) -> Sequence[events.Instruction]:
         name = getattr(event, "instance_id", "")
         before = self.scheduler.instances.get(name)
-        if isinstance(event, DispatchRequested):
+        if isinstance(event, events.DispatchRequested):
             self.asked[event.request_id] = event
         told = self.scheduler.handle(event, now_s)
         record = self.scheduler.instances.get(name)
         if record is not before or (record is not None and not record.alive):
             self.history.prefixes.forget(name)
         for each in told:
-            if isinstance(each, Dispatch):
+            if isinstance(each, events.Dispatch):
                 self.history.last = each.instance_id
                 chosen = self.scheduler.instances[each.instance_id].snapshot
                 if self.policy.by_prefix and chosen is not None:
@@ -125,22 +113,22 @@ class AskingEverybody:
 
 
 @given(st.sampled_from(list(POLICIES)), st.lists(steps(), min_size=20, max_size=80))
-def test_every_decision_is_that_of_asking_everybody(
-    policy: str, drawn: list[tuple[float, Event]]
-) -> None:
+def test_every_decision_is_that_of_asking_everybody(policy, drawn) -> None:
     scheduler = GlobalScheduler(SchedulerConfig(levels=THREE_LEVELS, policy=policy))
     everybody = AskingEverybody(scheduler, POLICIES[policy])
     now_s = 0.0
-    first: list[Event] = [InstanceStarted(name, 1) for name in IDS]
+    first: list[events.Event] = [events.InstanceStarted(name, 1) for name in IDS]
     first += [status(name) for name in IDS]
     for passed_s, event in [*((0.0, event) for event in first), *drawn]:
         now_s += passed_s
-        expected = everybody.expected(event) if isinstance(event, DispatchRequested) else None
+        expected = (
+            everybody.expected(event) if isinstance(event, events.DispatchRequested) else None
+        )
         told = everybody.handle(event, now_s)
         scheduler.check()
         if expected is not None:
             (found,) = told
-            assert isinstance(found, Dispatch)
+            assert isinstance(found, events.Dispatch)
             assert (found.instance_id, found.candidates, found.num_considered) == expected
             assert found.policy == policy
 
@@ -151,7 +139,7 @@ def test_only_scores_that_changed_are_computed_and_few_ranks_are_kept() -> None:
     policy = Policy("counted", counted, POLICIES["llumnix"].pick)
     scheduler = GlobalScheduler(SchedulerConfig(policy="counted"), policies={"counted": policy})
     for index in range(64):
-        scheduler.handle(InstanceStarted(f"i{index:02}", 1), 0.0)
+        scheduler.handle(events.InstanceStarted(f"i{index:02}", 1), 0.0)
         scheduler.handle(status(f"i{index:02}"), 0.0)
     assert counted.call_count == 0
     for number, expected in enumerate([65, 66, 67]):  # that of whoever got it, too

@@ -74,9 +74,7 @@ ASKED = st.tuples(
 
 
 @given(st.booleans(), st.integers(0, 4), st.lists(ASKED, max_size=25))
-def test_nobody_is_refused_while_a_later_one_stays(
-    late_binding: bool, max_held: int, asked: list[tuple[int, int, str, bool, str]]
-) -> None:
+def test_nobody_is_refused_while_a_later_one_stays(late_binding, max_held, asked) -> None:
     scheduler = _scheduler(late_binding, max_held)
     held: dict[tuple[str, str], DispatchRequested] = {}
     for number, (rank, arrival, frontend_id, replayed, what) in enumerate(asked):
@@ -151,15 +149,12 @@ def test_the_estimate_is_the_time_in_which_all_that_are_held_would_go() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 100)), max_size=60), st.integers(0, 9999))
-def test_the_estimate_has_bounds_and_takes_no_memory(
-    gone: list[tuple[float, int]], num_waiting: int
-) -> None:
+def test_the_estimate_has_bounds(gone, num_waiting) -> None:
     rate, now_s = DrainRate(), 0.0
     for wait_s, number in gone:
         now_s += wait_s
         rate.gone(now_s, number)
         assert 1 <= rate.retry_after_s(num_waiting, now_s) <= MOST_RETRY_S
-        assert len(rate._num_gone._slots) <= DRAIN_WINDOW_S + 2
 
 
 def test_a_refused_request_is_told_how_fast_the_queue_drains() -> None:

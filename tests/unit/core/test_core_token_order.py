@@ -163,9 +163,7 @@ def test_any_shuffle_of_one_epoch_gives_each_token_once_and_then_the_notice(
 
 
 @given(st.data(), st.integers(1, 20))
-def test_any_shuffle_over_three_owners_gives_each_token_once_in_order(
-    data: st.DataObject, num_tokens: int
-) -> None:
+def test_any_shuffle_over_three_owners_gives_each_token_once_in_order(data, num_tokens) -> None:
     """Owners before the last may stop anywhere; the last one sends all that may be missing."""
     messages = data.draw(_segments(REPLAYED, num_tokens))
     for epoch in (FIRST, MOVED):
@@ -184,9 +182,7 @@ def _shifted(messages: list[Message], begin: int) -> list[Message]:
 
 
 @given(st.data(), st.lists(st.integers(0, 12), min_size=3, max_size=3))
-def test_any_shuffle_over_three_owners_gives_each_token_of_its_own_owner(
-    data: st.DataObject, lengths: list[int]
-) -> None:
+def test_any_shuffle_over_three_owners_gives_each_token_of_its_own_owner(data, lengths) -> None:
     """Each goes on where the one before it stopped: nothing is lost, however it is overtaken."""
     messages: list[Message] = []
     owners: list[Epoch] = []
@@ -202,9 +198,7 @@ def test_any_shuffle_over_three_owners_gives_each_token_of_its_own_owner(
 
 
 @given(st.data(), st.integers(0, 5), st.lists(st.integers(1, 8), min_size=3, max_size=3))
-def test_nothing_of_a_fenced_owner_is_delivered(
-    data: st.DataObject, next_index: int, lengths: list[int]
-) -> None:
+def test_nothing_of_a_fenced_owner_is_delivered(data, next_index, lengths) -> None:
     """It and its source, which has the request back, both go on from `next_index`; then the
     source's successor does."""
     fenced, back, successor = MOVED, Epoch(0, 2), Epoch(0, 3)

@@ -44,9 +44,7 @@ from tests.unit.core.usage_oracle import headroom_share_blocks, request_virtual_
         (HIGH.target_load_tokens, 13_616 // 16, 0, 12_016 // 16),
     ],
 )
-def test_headroom_is_what_the_target_load_leaves(
-    target_tokens: int | None, total: int, watermark: int, expected: int
-) -> None:
+def test_headroom_is_what_the_target_load_leaves(target_tokens, total, watermark, expected) -> None:
     snapshot = snapshot_of(total_blocks=total, watermark_blocks=watermark)
     assert headroom_blocks(Level("x", 1, target_tokens), snapshot) == expected
 
@@ -55,9 +53,7 @@ def test_headroom_is_what_the_target_load_leaves(
     ("ranks", "expected"),
     [([0, 0], 0), ([0, 1, 1, 1], 900), ([2], 990), ([1, 2], 1000), ([7], 0)],
 )
-def test_total_headroom_counts_levels_not_requests_and_stops_at_m(
-    ranks: list[int], expected: int
-) -> None:
+def test_total_headroom_counts_levels_not_requests_and_stops_at_m(ranks, expected) -> None:
     """Queued requests bring none."""
     requests = [running(f"r{i}", 1, rank) for i, rank in enumerate(ranks)]
     snapshot = snapshot_of([*requests, queued("q", 5, rank=2)], total_blocks=1000)
@@ -76,9 +72,7 @@ def test_the_usage_of_a_batch_and_its_head() -> None:
 
 
 @given(request_lists(), st.integers(1, 2000), st.booleans())
-def test_requests_add_up_to_the_instance(
-    requests: list[RequestSnapshot], total_blocks: int, with_urgent: bool
-) -> None:
+def test_requests_add_up_to_the_instance(requests, total_blocks, with_urgent) -> None:
     levels = THREE_LEVELS if with_urgent else DEFAULT_LEVELS
     snapshot = snapshot_of(requests, total_blocks=total_blocks)
     of_requests = sum(request_virtual_usage(r, snapshot, levels) for r in requests)

@@ -84,24 +84,6 @@ def test_a_stretch_ends_no_earlier_than_it_must(lengths, mode, num_before) -> No
         assert model.num_evictions > num_evictions
 
 
-def test_a_stretch_counts_blocks_and_time_as_computed_by_hand() -> None:
-    """Two requests of 5 and 8 tokens, 4 to a block, 40 blocks: after their prefill they hold 2
-    blocks each, with room for 3 and 0 more; the first one, of 30 outputs, is to emit 29."""
-    model = EngineModel(CONFIG, PROFILE)
-    model.add(ModelRequest("a", 5, 30))
-    model.add(ModelRequest("b", 8, 100))
-    model.step()
-    stretch = model.stretch()
-    assert stretch is not None
-    assert [stretch.num_taken_blocks(n) for n in (0, 1, 3, 4, 5, 8)] == [0, 1, 1, 2, 3, 4]
-    assert stretch.num_steps == 29
-    context_s = PROFILE.decode_per_context_token_s
-    first_s = PROFILE.decode_base_s + 2 * PROFILE.decode_per_request_s + 15 * context_s
-    assert stretch.time_s(1) == pytest.approx(first_s)
-    assert stretch.time_s(3) == pytest.approx(3 * first_s + (2 + 4) * context_s)
-    assert model.decode(29) == ["a"]
-
-
 def test_there_is_no_stretch_while_somebody_is_admitted_or_prefills() -> None:
     model = EngineModel(CONFIG, PROFILE)
     assert model.stretch() is None

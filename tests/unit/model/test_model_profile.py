@@ -50,9 +50,7 @@ def test_the_watermark_is_rounded_as_vllm_rounds_it(a10: LatencyProfile) -> None
     ("num_tokens", "of_7b_s", "of_30b_s"),
     [(256, 0.058, 0.115), (1024, 0.220, 0.443), (8192, 1.995, 3.546)],
 )
-def test_a_prefill_costs_what_the_paper_measured(
-    a10: LatencyProfile, a10x4: LatencyProfile, num_tokens: int, of_7b_s: float, of_30b_s: float
-) -> None:
+def test_a_prefill_costs_what_the_paper_measured(a10, a10x4, num_tokens, of_7b_s, of_30b_s) -> None:
     assert a10.step_time_s([(num_tokens, 0)], 0, 0) == pytest.approx(of_7b_s, rel=0.03)
     assert a10x4.step_time_s([(num_tokens, 0)], 0, 0) == pytest.approx(of_30b_s, rel=0.05)
 
@@ -69,9 +67,7 @@ def test_a_decode_of_llama_30b_costs_what_the_paper_measured(
 
 # The same figure: blocking copies.
 @pytest.mark.parametrize(("num_tokens", "time_s"), [(2048, 0.744), (8192, 2.76)])
-def test_a_copy_of_llama_30b_takes_as_long_as_the_paper_measured(
-    a10x4: LatencyProfile, num_tokens: int, time_s: float
-) -> None:
+def test_a_copy_of_llama_30b_takes_as_long_as_the_paper_measured(a10x4, num_tokens, time_s) -> None:
     copy_s = num_tokens * a10x4.kv_bytes_per_token / a10x4.copy_bytes_per_s
     assert copy_s == pytest.approx(time_s, rel=0.06)
 
@@ -146,9 +142,7 @@ def test_a_file(text: str, tmp_path: Path) -> None:
         ("measured = true", "measured =", "is not TOML"),
     ],
 )
-def test_a_file_that_is_wrong(
-    text: str, tmp_path: Path, old: str, new: str, complaint: str
-) -> None:
+def test_a_file_that_is_wrong(text, tmp_path, old, new, complaint) -> None:
     path = tmp_path / "mine.toml"
     assert old in text
     path.write_text(text.replace(old, new))
