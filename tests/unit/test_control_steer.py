@@ -143,27 +143,11 @@ async def test_the_last_instance_that_serves_needs_force(
 
 async def test_a_second_drain_keeps_the_first_and_has_its_own_deadline(bed: Bed) -> None:
     first = await bed.does(Drain, reason="a fan")
-    assert not (await bed.does(Drain, dry_run=True, reason="a fan")).changes
     assert (await bed.does(Drain, dry_run=True, reason="two fans")).changes
     second = await bed.does(Drain, deadline_s=600, reason="later")
     assert (second.drain_id, second.reason, second.revision) == (first.drain_id, "later", 2)
-    assert second.deadline_s is not None
-    assert second.deadline_s > time.time() + 500
-    assert (await bed.does(Drain, dry_run=True, reason="later")).changes, "without a deadline"
+    assert (second.deadline_s or 0.0) > time.time() + 500
     assert (await bed.done())[0].why_not == "it cannot be undone", "a drain was there before"
-
-
-async def test_an_instance_that_is_to_be_removed_may_be_drained_too(bed: Bed) -> None:
-    """From then on the instance is drained even if it is not removed after all."""
-    (going,) = (await changed_by(bed, -1)).draining
-    found = [
-        await bed.does(Drain, going.instance_id, dry_run=dry) for dry in (True, False, True, False)
-    ]
-    assert [each.changes for each in found] == [True, True, False, False]
-    assert all(each.removes_instance for each in found)
-    await changed_by(bed, 1)
-    (drains_on,) = await drains(bed)
-    assert (drains_on.instance_id, drains_on.removes_instance) == (going.instance_id, False)
 
 
 async def test_instances_of_one_command_are_checked_and_planned_together(bed: Bed) -> None:
@@ -228,8 +212,8 @@ async def test_undrain_takes_a_drain_back(bed: Bed) -> None:
     planned = await bed.does(Undrain, dry_run=True)
     assert (planned.state, planned.changes) == ("draining", True)
     found = await bed.does(Undrain)
-    assert (found.state, found.drain_id, found.revision) == ("active", "", 2)
-    assert (found.changes, found.num_requests_left) == (True, 1)
+    assert (found.state, found.drain_id, found.changes) == ("active", "", True)
+    assert (found.num_requests_left, found.revision) == (1, 2)
     assert bed.mailbox.sent_to("mem://i-0", DrainSet)[-1] == DrainSet(False)
 
 
@@ -356,18 +340,20 @@ async def test_scale_out_and_in(bed: Bed) -> None:
     ]
 
 
-async def test_an_instance_that_could_not_be_launched_yet_is_starting(bed: Bed) -> None:
+async def test_an_instance_that_could_not_be_launched_yet_is_starting(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that waits for the instance must not be told that it does not exist."""
 
     def fails(_instance_id: str) -> None:
         raise ConnectionError
 
-    launch, bed.cluster.launcher.launch_instance = bed.cluster.launcher.launch_instance, fails
-    assert (await bed.does(Scale, target=4)).added == ("i-3",)
-    new = (await bed.status()).instances[-1]
-    assert (new.id, new.state, new.incarnation) == ("i-3", "starting", 0)
-    assert new.detail == "could not be launched; it is tried again"
-    bed.cluster.launcher.launch_instance = launch
+    with monkeypatch.context() as patch:
+        patch.setattr(bed.cluster.launcher, "launch_instance", fails)
+        assert (await bed.does(Scale, target=4)).added == ("i-3",)
+        new = (await bed.status()).instances[-1]
+        assert (new.id, new.state, new.incarnation) == ("i-3", "starting", 0)
+        assert new.detail == "could not be launched; it is tried again"
     bed.cluster.now_s += 1.0
     bed.controller.scaling.launch_missing()
     assert [each.id for each in (await bed.status()).instances] == ["i-0", "i-1", "i-2", "i-3"]
@@ -403,13 +389,10 @@ async def test_a_scale_that_comes_twice_is_carried_out_once(bed: Bed) -> None:
 
 async def test_those_that_were_agreed_to_go_and_no_others(bed: Bed) -> None:
     (shown,) = (await bed.does(Scale, change=-1, dry_run=True)).draining
-    assert shown.instance_id == "i-1"
     bed.cluster.report("i-1", num_running=9, num_free_blocks=30)  # by now it is the busiest
-    for agreed in (["i-0", "i-2"], ["i-77"]):
-        assert await bed.refused(Scale, target=2, draining=agreed) == (409, "plan_changed")
+    assert await bed.refused(Scale, target=2, draining=["i-77"]) == (409, "plan_changed")
     (going,) = (await bed.does(Scale, target=2, draining=["i-1"])).draining
-    assert going.instance_id == "i-1"
-    assert await bed.refused(Scale, target=3, draining=["i-0"]) == (409, "plan_changed")
+    assert going.instance_id == shown.instance_id == "i-1"
 
 
 async def test_what_is_on_the_record_is_what_is_done(bed: Bed) -> None:
@@ -430,8 +413,7 @@ async def test_a_plan_that_cannot_be_carried_out_any_more_is_refused(bed: Bed) -
 
 
 async def test_scale_has_bounds_and_needs_room(bed: Bed) -> None:
-    for body in ({"target": 0}, {"target": 0, "dry_run": True}, {"change": -3, "dry_run": True}):
-        assert await bed.refused(Scale, **body) == (409, "min_instances")
+    assert await bed.refused(Scale, target=0) == (409, "min_instances")
     assert await bed.refused(Scale, change=1022, dry_run=True) == (400, "max_instances")
     bed.cluster.launcher.why_no_room = "1 GPUs are needed, Ray has 0 free"
     assert await bed.refused(Scale, target=4) == (409, "no_room")

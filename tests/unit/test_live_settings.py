@@ -11,17 +11,10 @@ from controller.api.settings.setting_values import LIVE, SettingError, changed, 
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.wire import SettingValue
 from controller.core.admission.policies import SchedulerConfig
-from controller.core.settings import (
-    AutoscaleConfig,
-    HoldingConfig,
-    KeyLimits,
-    ReplayConfig,
-    ReschedulingConfig,
-)
-from controller.runtime.controller.roster import LiveAutoscale, LiveConfig
+from controller.core.settings import AutoscaleConfig, HoldingConfig, KeyLimits, ReplayConfig
+from controller.runtime.controller.roster import LiveConfig
 
 DEFAULTS = Settings()
-STARTED = Settings.model_validate({"cluster": {"start_timeout_s": 12.0}})
 
 
 def test_what_is_listed() -> None:
@@ -44,82 +37,46 @@ def test_the_defaults_are_those_of_what_goes_by_them() -> None:
     assert plus.frontends.replay == ReplayConfig()
 
 
-HOLDING: dict[str, SettingValue] = {
-    "max_held_reqs": 5,
-    "room_to_grow_tokens": 6,
-    "making_room": False,
-    "fair_keys": False,
-    "reserved_share": 0.8,
+PARTS: dict[str, Callable[[LiveConfig], Any]] = {
+    "holding": lambda found: found.scheduler.holding,
+    "migration": lambda found: found.rescheduling,
+    "autoscale": lambda found: found.autoscale.config,
+    "replay": lambda found: found.frontends.replay,
 }
-MOVES: dict[str, SettingValue] = {
-    "enabled": False,
-    "source_below_steps": 5.5,
-    "destination_above_steps": 6.5,
-    "max_moves_per_minute": 7,
-    "max_moves": 8,
-    "max_bytes_per_s": 9.5,
-}
-SCALING: dict[str, SettingValue] = {
-    "mode": "dry-run",
-    "min_instances": 2,
-    "max_instances": 9,
-    "up_below_steps": 5.5,
-    "down_above_steps": 6.5,
-    "target_ttft_s": 1.5,
-    "target_tpot_s": 0.5,
-    "check_interval_s": 8.0,
-}
-REPLAYS: dict[str, SettingValue] = {
-    "max_replays": 1,
-    "max_tokens_kept": 5,
-    "patience_s": 7.5,
-}
-# The cluster acts on what two checks in a row found.
-WAITS = {"first_check_after_s": 8.0, "up_persistence_s": 8.0, "down_persistence_s": 8.0}
 
 
-@pytest.mark.parametrize(
-    ("table", "values", "part", "expected"),
-    [
-        ("holding", HOLDING, lambda found: found.scheduler.holding, HoldingConfig(**HOLDING)),
-        ("migration", MOVES, lambda found: found.rescheduling, ReschedulingConfig(**MOVES)),
-        (
-            "autoscale",
-            SCALING,
-            lambda found: found.autoscale,
-            LiveAutoscale(AutoscaleConfig(**SCALING, **WAITS), start_timeout_s=12.0),
-        ),
-        ("replay", REPLAYS, lambda found: found.frontends.replay, ReplayConfig(**REPLAYS)),
-    ],
-    ids=["holding", "migration", "autoscale", "replay"],
-)
-def test_every_setting_of_a_table_reaches_its_part_of_the_cluster(
-    table: str,
-    values: dict[str, SettingValue],
-    part: Callable[[LiveConfig], Any],
-    expected: Any,
-) -> None:
-    named = {f"{table}.{key}": value for key, value in values.items()}
-    assert {key for key in live_settings(DEFAULTS) if key.startswith(f"{table}.")} == set(named)
-    assert part(live_config(changed(STARTED, named))) == expected
+def another(value: SettingValue) -> SettingValue:
+    """Another value that a setting may have."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return "dry-run"
+    return 1.5 if value is None else value + (1 if isinstance(value, int) else 0.25)
+
+
+@pytest.mark.parametrize("table", PARTS)
+def test_every_setting_of_a_table_reaches_its_part_of_the_cluster(table: str) -> None:
+    known = live_settings(DEFAULTS).values()
+    wanted = {e.key: another(e.value) for e in known if e.key.startswith(f"{table}.")}
+    part = PARTS[table](live_config(changed(DEFAULTS, wanted)))
+    assert {key: getattr(part, key.removeprefix(f"{table}.")) for key in wanted} == wanted
+    assert wanted
+
+
+def test_auto_scaling_waits_for_two_checks_and_as_long_as_a_start_may_take() -> None:
+    started = Settings.model_validate({"cluster": {"start_timeout_s": 12.0}})
+    found = live_config(changed(started, {"autoscale.check_interval_s": 8.0})).autoscale
+    waits = {"first_check_after_s": 8.0, "up_persistence_s": 8.0, "down_persistence_s": 8.0}
+    assert found.config == AutoscaleConfig(check_interval_s=8.0, **waits)
+    assert found.start_timeout_s == 12.0
 
 
 def test_other_settings_reach_what_goes_by_them() -> None:
-    config = live_config(
-        changed(
-            DEFAULTS,
-            {
-                "scheduler.policy": "vllm-dp",
-                "scheduler.max_held_reqs": 7,
-                "limits.live_requests": 4,
-                "limits.tokens_per_minute": 90_000,
-                "scheduler.status_interval_s": 0.5,
-                "control.max_events": 3,
-                "endpoint.max_live_requests": 2,
-                "priority.high.target_load_tokens": 320,
-            },
-        )
-    )
+    changes: dict[str, SettingValue] = {"scheduler.policy": "vllm-dp", "control.max_events": 3}
+    changes |= {"scheduler.max_held_reqs": 7, "scheduler.status_interval_s": 0.5}
+    changes |= {"limits.live_requests": 4, "limits.tokens_per_minute": 90_000}
+    changes |= {"endpoint.max_live_requests": 2, "priority.high.target_load_tokens": 320}
+    config = live_config(changed(DEFAULTS, changes))
     assert (config.scheduler.policy, config.scheduler.max_held_reqs) == ("vllm-dp", 7)
     assert config.scheduler.holding is None
     assert config.scheduler.key_limits == KeyLimits(4, 90_000) == config.frontends.key_limits

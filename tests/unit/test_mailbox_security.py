@@ -267,7 +267,7 @@ async def test_a_stranger_who_claims_a_large_frame_is_cut(inboxes: Open) -> None
 async def test_a_stranger_who_says_nothing_is_cut(
     inboxes: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zmq_mailbox, "HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(zmq_mailbox, "HANDSHAKE_TIMEOUT_S", 0.2)
     inbox = inboxes()
     monkeypatch.undo()
     silent = [await connected(inbox) for _ in range(3)]

@@ -205,6 +205,7 @@ async def test_strangers_push_out_each_other_and_no_browser(
                 assert (await each.ask("/"))[0] == 403
             assert (await browser.ask(*page))[0] == 200
             async with raw(port, 1) as (another,):
+                assert (await another.ask(page[0], "a stranger's"))[0] == 403
                 assert (await another.ask(*page))[0] == 200
             assert await strangers[13].is_closed()
             assert (await strangers[14].ask("/"))[0] == 403
