@@ -21,8 +21,11 @@ HOST = "127.0.0.1"
 KEY = ClusterKey(new_secret_key())
 
 
+Held = tuple[ClusterPlan, list[Keeper]]
+
+
 @pytest.fixture
-def held(tmp_path: Path) -> Iterator[tuple[ClusterPlan, list[Keeper]]]:
+def held(tmp_path: Path) -> Iterator[Held]:
     """A plan with the ports that the head keeps for it."""
     control = controller_ports.bound(HOST, 0, again=True)
     inbox = controller_ports.bound(HOST, 0, again=False)
@@ -32,77 +35,58 @@ def held(tmp_path: Path) -> Iterator[tuple[ClusterPlan, list[Keeper]]]:
     )
     keepers = controller_ports.keep(made, control, inbox)
     yield made, keepers
-    for keeper in keepers:
-        keeper.close()
+    head_dies(keepers)
 
 
 def taken(port: int) -> bool:
     """Whether the port is taken for another program that binds without options, as Ray's servers
     do."""
     with socket.socket() as other:
-        return _error_of_bind(other, port) == errno.EADDRINUSE
+        try:
+            other.bind((HOST, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+        return False
 
 
-def _error_of_bind(other: socket.socket, port: int) -> int | None:
-    try:
-        other.bind((HOST, port))
-    except OSError as error:
-        return error.errno
-    return None
-
-
-def test_they_are_nobody_else_s_at_any_time(held: tuple[ClusterPlan, list[Keeper]]) -> None:
+def test_they_are_nobody_else_s_at_any_time(held: Held) -> None:
     made, _ = held
     ports = made.settings.control.port, made.members_port
     assert [taken(port) for port in ports] == [True, True], "before the controller is there"
-    with controller_ports.control_socket(made), controller_ports.inbox_socket(made, HOST):
+    address = HOST, ports[0]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=5)
+    with controller_ports.control_socket(made) as found, controller_ports.inbox_socket(made, HOST):
         assert [taken(port) for port in ports] == [True, True]
+        assert found.getsockname() == address
+        socket.create_connection(address, timeout=5).close()
     assert [taken(port) for port in ports] == [True, True], "it has died"
 
 
-def test_who_asks_too_early_is_refused_at_once(held: tuple[ClusterPlan, list[Keeper]]) -> None:
-    made, _ = held
-    address = HOST, made.settings.control.port
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address, timeout=5)
-    with controller_ports.control_socket(made) as found:
-        assert found.getsockname() == address
-        socket.create_connection(address, timeout=5).close()
-
-
-def test_without_a_head_they_are_bound_again(held: tuple[ClusterPlan, list[Keeper]]) -> None:
-    made, keepers = held
+def head_dies(keepers: list[Keeper]) -> None:
     for keeper in keepers:
         keeper.close()
     keepers.clear()
+
+
+def test_without_a_head_they_are_bound_again(held: Held) -> None:
+    """Even if the last connection of a dead controller is still known to the kernel: first the head
+    died, and then the controller, which closed it."""
+    made, keepers = held
+    with controller_ports.inbox_socket(made, HOST) as inbox:
+        inbox.setblocking(True)
+        member = socket.create_connection(inbox.getsockname(), timeout=5)
+        inbox.accept()[0].close()
+        head_dies(keepers)
+    with member:
+        assert member.recv(1) == b""
     with controller_ports.inbox_socket(made, HOST) as found:
         assert found.getsockname()[1] == made.members_port
     with controller_ports.control_socket(made) as found:
         assert found.getsockname()[1] == made.settings.control.port
 
 
-def test_the_last_connections_of_a_dead_controller_do_not_keep_the_next_one_out(
-    held: tuple[ClusterPlan, list[Keeper]],
-) -> None:
-    """First the head died, and then the controller. It closed the connection, so the kernel still
-    remembers the port."""
-    made, keepers = held
-    with controller_ports.inbox_socket(made, HOST) as inbox:
-        inbox.setblocking(True)
-        member = socket.create_connection(inbox.getsockname(), timeout=5)
-        inbox.accept()[0].close()
-        for keeper in keepers:
-            keeper.close()
-        keepers.clear()
-    with member:
-        assert member.recv(1) == b""
-    with controller_ports.inbox_socket(made, HOST) as found:
-        assert found.getsockname()[1] == made.members_port
-
-
-async def test_members_reach_the_next_controller_at_the_same_address(
-    held: tuple[ClusterPlan, list[Keeper]],
-) -> None:
+async def test_members_reach_the_next_controller_at_the_same_address(held: Held) -> None:
     made, _ = held
     member = ZmqMailbox(HOST, key=KEY)
     for _turn in range(2):
@@ -119,21 +103,17 @@ async def test_members_reach_the_next_controller_at_the_same_address(
     await member.close()
 
 
-def test_the_inbox_has_a_port_that_nobody_gets_by_chance() -> None:
+def test_the_inbox_has_a_port_that_nobody_gets_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     with controller_ports.bound_apart(HOST) as one, controller_ports.bound_apart(HOST) as other:
         ports = {each.getsockname()[1] for each in (one, other)}
-    assert len(ports) == 2
-    assert all(20_000 <= port < lowest for port in ports)
-
-
-def test_where_all_of_them_are_in_use_it_has_any_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    with controller_ports.bound(HOST, 0, again=False) as taken_one:
-        port = taken_one.getsockname()[1]
+        assert len(ports) == 2
+        assert all(20_000 <= port < lowest for port in ports)
+        port = min(ports)
         monkeypatch.setattr(controller_ports, "APART", range(port, port + 1))
         monkeypatch.setattr(controller_ports, "MAX_TRIES", 1)
         with controller_ports.bound_apart(HOST) as found:
-            assert found.getsockname()[1] not in (0, port)
+            assert found.getsockname()[1] not in (0, port), "any port, as all of those are in use"
 
 
 def test_a_control_port_in_use_is_told_before_anything_starts() -> None:

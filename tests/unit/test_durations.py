@@ -12,12 +12,9 @@ from llumctl import arguments
     ("text", "seconds"),
     [
         ("0", 0.0),
-        ("90", 90.0),
         ("1.5", 1.5),
         ("250ms", 0.25),
-        ("30s", 30.0),
-        ("5m", 300.0),
-        ("1h30m", 5400.0),
+        ("1h30m5s", 5405.0),
         ("2d", 172800.0),
         (" 5M ", 300.0),
     ],
@@ -27,7 +24,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "s", "-5m", "5x", "5 m", "1e3", "nan", "inf", "--", "٣s", "5m!", "9999999d"]
+    "text", ["", "s", "-5m", "5x", "5 m", "1e3", "nan", "٣s", "5m!", "9999999d"]
 )
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--x: .* is not a duration") as caught:

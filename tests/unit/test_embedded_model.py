@@ -43,13 +43,7 @@ def encode(text: str) -> list[int]:
     return list(TOKENIZER.encode(text).ids)
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    return {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-
-
-def fail_half_way(folder: Path) -> None:
-    (folder / "config.json").write_text("{}")
-    raise KeyboardInterrupt
+# -- its words ----------------------------------------------------------------------------
 
 
 @given(st.text())
@@ -60,66 +54,90 @@ def test_decoding_gives_the_text_back(text: str) -> None:
     assert TOKENIZER.decode(encode(text), skip_special_tokens=False) == text
 
 
-def test_every_byte_is_a_token() -> None:
-    ids = {TOKENIZER.token_to_id(byte_symbol(value)) for value in range(256)}
-    assert None not in ids
-    assert len(ids) == 256
-
-
-def test_words_are_single_tokens() -> None:
-    for word in (word for entries in words().values() for word in entries):
-        capital = word[0].upper() + word[1:]
-        for text in (word, f" {word}", capital, f" {capital}"):
-            assert len(encode(text)) == 1, text
-
-
-def test_a_sentence_is_one_token_per_word_and_mark() -> None:
-    assert len(encode("The river carries my lantern, slowly.")) == 8
-
-
-def test_an_unknown_word_is_its_bytes() -> None:
-    assert len(encode("zyzzyva")) == 7
-    assert len(encode("é")) == 2
-
-
-def test_the_word_list_has_no_duplicates() -> None:
+def test_a_token_is_a_byte_a_mark_or_a_word_in_four_forms() -> None:
     listed = [word for entries in words().values() for word in entries]
     assert len(listed) == len(set(listed))
     assert 1500 <= len(listed) <= 2500
+    for word in listed:
+        capital = word[0].upper() + word[1:]
+        for text in (word, f" {word}", capital, f" {capital}"):
+            assert len(encode(text)) == 1, text
+    ids = {TOKENIZER.token_to_id(byte_symbol(value)) for value in range(256)}
+    assert None not in ids
+    assert len(ids) == 256
+    for text, num_tokens in (
+        ("The river carries my lantern, slowly.", 8),
+        ("zyzzyva", 7),  # an unknown word is its bytes
+        ("é", 2),
+    ):
+        assert len(encode(text)) == num_tokens
 
 
-def test_tokenizer_ids_are_places_in_the_vocabulary() -> None:
+def test_tokenizer_ids_are_places_in_the_vocabulary_and_the_grammar_knows_its_states() -> None:
     tokens = vocabulary()
     assert TOKENIZER.get_vocab_size() == len(tokens)
     assert [TOKENIZER.token_to_id(name) for name in SPECIAL_TOKENS] == [*range(len(SPECIAL_TOKENS))]
     ordinary = range(len(SPECIAL_TOKENS) + 256, len(tokens))
     assert all(TOKENIZER.decode([i]) == tokens[i].data.decode() for i in ordinary)
+    assert {token.state for token in tokens} == set(SHARES)
+    kinds = {kind for shares in SHARES.values() for kind in shares}
+    assert kinds <= {token.kind for token in tokens}
 
 
-def test_the_grammar_knows_every_state_and_names_only_kinds_that_exist() -> None:
-    assert {token.state for token in vocabulary()} == set(SHARES)
-    kinds = {token.kind for token in vocabulary()}
-    assert {kind for shares in SHARES.values() for kind in shares} <= kinds
+# -- its files ----------------------------------------------------------------------------
 
 
-def test_layers_leave_the_grammar_channels_alone(model: Path) -> None:
-    weights = load_file(model / "model.safetensors")
-    free = HIDDEN - len(STATES)
-    written = [name for name in weights if "o_proj" in name or "down_proj" in name]
-    assert len(written) == 8
-    assert not any(weights[name][free:].any() for name in written)
-
-
+@pytest.mark.long
 def test_files_agree_with_each_other(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     generation = json.loads((model / "generation_config.json").read_text())
     saved = Tokenizer.from_file(str(model / "tokenizer.json"))
     weights = load_file(model / "model.safetensors")
-    assert config["vocab_size"] == saved.get_vocab_size()
-    assert config["vocab_size"] == weights["lm_head.weight"].shape[0]
+    assert config["vocab_size"] == saved.get_vocab_size() == weights["lm_head.weight"].shape[0]
     assert config["eos_token_id"] == generation["eos_token_id"] == EOS_ID
     assert saved.token_to_id("<|end|>") == EOS_ID
     assert sum(path.stat().st_size for path in model.iterdir()) < 60e6
+    # Layers leave the channels of the grammar alone.
+    written = [name for name in weights if "o_proj" in name or "down_proj" in name]
+    assert len(written) == 8
+    assert not any(weights[name][HIDDEN - len(STATES) :].any() for name in written)
+
+
+def refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+@pytest.mark.long
+def test_the_chat_template_marks_every_role_and_shows_tools_and_their_calls(model: Path) -> None:
+    template = jinja2.Environment().from_string((model / "chat_template.jinja").read_text())
+
+    def render(*messages: dict[str, object], **values: object) -> str:
+        given = {"bos_token": "<|begin|>", "raise_exception": refuse} | values
+        return template.render(messages=messages, **given)
+
+    roles = ("system", "user", "assistant", "tool")
+    messages = [{"role": role, "content": f"{role}?"} for role in roles]
+    expected = "<|begin|>" + "".join(f"<|{role}|>{role}?<|end|>" for role in roles)
+    assert render(*messages) == expected
+    assert render(*messages, add_generation_prompt=True) == expected + "<|assistant|>"
+    find = [{"name": "find"}]
+    text = render({"role": "assistant", "content": None, "tool_calls": find}, tools=find)
+    shown = '[{"name": "find"}]'
+    assert text == f"<|begin|><|system|>{shown}<|end|><|assistant|>{shown}<|end|>"
+    with pytest.raises(ValueError, match="unknown role: robot"):
+        render({"role": "robot", "content": "hi"})
+
+
+# -- how it is made -----------------------------------------------------------------------
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def fail_half_way(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    raise KeyboardInterrupt
 
 
 @pytest.mark.process
@@ -130,18 +148,26 @@ def test_another_process_makes_the_same_bytes_without_torch(model: Path, tmp_pat
         "folder = ensure(pathlib.Path(sys.argv[1]))\n"
         "assert not {'torch', 'transformers', 'vllm'} & sys.modules.keys()\n"
     )
+    draft = tmp_path / ".building-killed"
+    draft.mkdir()
+    (draft / "config.json").write_text("{}")  # of a build that was killed
     env = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", script, tmp_path], env=env, check=True, timeout=60)
     assert hashes(tmp_path / model.name) == hashes(model)
 
 
-def test_a_second_call_takes_the_folder_as_it_is(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.long
+def test_a_folder_is_made_whole_or_not_at_all_and_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_module, "build", fail_half_way)
     assert ensure(model.parent) == model
+    with pytest.raises(KeyboardInterrupt):
+        ensure(tmp_path)
+    assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.long
 def test_racing_builders_leave_one_whole_folder(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,54 +187,3 @@ def test_racing_builders_leave_one_whole_folder(
     assert results == [tmp_path / model.name] * 2
     assert [path.name for path in tmp_path.iterdir()] == [model.name]
     assert hashes(results[0]) == hashes(model)
-
-
-def test_an_interrupted_build_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build_module, "build", fail_half_way)
-    with pytest.raises(KeyboardInterrupt):
-        ensure(tmp_path)
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_the_draft_of_a_killed_build_is_not_taken(model: Path, tmp_path: Path) -> None:
-    draft = tmp_path / ".building-killed"
-    draft.mkdir()
-    (draft / "config.json").write_text("{}")
-    assert ensure(tmp_path) == tmp_path / model.name
-    assert hashes(tmp_path / model.name) == hashes(model)
-
-
-def refuse(message: str) -> None:
-    raise ValueError(message)
-
-
-def render(model: Path, messages: list[dict[str, object]], **values: object) -> str:
-    source = (model / "chat_template.jinja").read_text()
-    template = jinja2.Environment().from_string(source)
-    return template.render(
-        messages=messages, bos_token="<|begin|>", raise_exception=refuse, **values
-    )
-
-
-def test_the_chat_template_marks_every_role(model: Path) -> None:
-    roles = ("system", "user", "assistant", "tool")
-    messages: list[dict[str, object]] = [{"role": role, "content": f"{role}?"} for role in roles]
-    expected = "<|begin|>" + "".join(f"<|{role}|>{role}?<|end|>" for role in roles)
-    assert render(model, messages) == expected
-    assert render(model, messages, add_generation_prompt=True) == expected + "<|assistant|>"
-
-
-def test_the_chat_template_shows_tools_and_their_calls(model: Path) -> None:
-    find = [{"name": "find"}]
-    call: dict[str, object] = {"role": "assistant", "content": None, "tool_calls": find}
-    text = render(model, [call], tools=find)
-    assert text == (
-        '<|begin|><|system|>[{"name": "find"}]<|end|><|assistant|>[{"name": "find"}]<|end|>'
-    )
-
-
-def test_the_chat_template_refuses_an_unknown_role(model: Path) -> None:
-    with pytest.raises(ValueError, match="unknown role: robot"):
-        render(model, [{"role": "robot", "content": "hi"}])

@@ -1,60 +1,51 @@
-"""Which arguments `[engine]` may have; tests/contract compares the table with vLLM."""
+"""Which arguments `[engine]` may have, and which of them a rolling restart may change;
+tests/contract compares the table with vLLM."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller.api.errors import WrongSettingError
-from controller.main.checks import engine_args
-from controller.main.checks.engine_args import check_engine_args
-
-
-def refusal(name: str, value: Any = 1) -> WrongSettingError:
-    with pytest.raises(WrongSettingError) as caught:
-        check_engine_args({name: value})
-    assert caught.value.exit_code == 2
-    assert caught.value.key[:2] == ("engine", name)
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("model", "llumctl up MODEL"),
-        ("port", "endpoint.port"),
-        ("scheduling_policy", "priority"),
-        ("scheduler_cls", "hooks the scheduler"),
-        ("data_parallel_size", "one engine per instance"),
-        ("data_parallel_backend", "one engine per instance"),
-        ("enable_log_requests", "logs must not contain prompts or answers"),
-        ("api_key", "keys are in a file"),
-        ("middleware", "code in front of the endpoint"),
-        ("enable_scale_out", "opens routes"),
-        ("otlp_traces_endpoint", "sends no telemetry"),
-    ],
+from controller.api.errors import UsageError, WrongSettingError
+from controller.api.settings.settings import EmulatedTable
+from controller.api.settings.vllm_options import (
+    CHANGEABLE,
+    CHANGEABLE_EMULATED,
+    WHY_NOT_CHANGED,
+    why_refused,
 )
-def test_what_is_refused_says_why(name: str, why: str) -> None:
-    error = refusal(name)
-    assert error.message.startswith(f"engine.{name} is refused: ")
-    assert why in error.message
+from controller.main import emulation
+from controller.main.checks.engine_args import check_engine_args, check_engine_change
+from controller.main.checks.vllm_arguments import ARGUMENTS
+from controller.main.plan import ClusterPlan
+from tests.unit.model_files import model_folder
+from tests.unit.test_security import plan
 
-
-def test_an_option_of_the_endpoint_is_sent_there() -> None:
-    error = refusal("tool_call_parser", "hermes")
-    assert error.message == "engine.tool_call_parser is an option of the endpoint"
-    assert error.hint.startswith("set endpoint.tool_call_parser")
-
-
-def test_an_unknown_argument_names_the_nearest() -> None:
-    assert refusal("max_model_length").message.endswith("did you mean max_model_len?")
-    error = refusal("zzz")
-    assert error.message == "engine.zzz is not an engine argument of vLLM"
-    assert "not an engine argument" in refusal("_api_process_rank").message
+COMPILATION = "compilation_config"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
+        *(
+            (name, 1, why)
+            for name, why in (
+                ("model", "is refused: .*llumctl up MODEL"),
+                ("port", "is refused: .*endpoint.port"),
+                ("scheduler_cls", "is refused: .*hooks the scheduler"),
+                ("data_parallel_size", "is refused: .*one engine per instance"),
+                ("data_parallel_backend", "is refused: .*one engine per instance"),
+                ("enable_log_requests", "is refused: .*logs must not contain prompts or answers"),
+                ("api_key", "is refused: .*keys are in a file"),
+                ("middleware", "is refused: .*code in front of the endpoint"),
+                ("enable_scale_out", "is refused: .*opens routes"),
+                ("otlp_traces_endpoint", "is refused: .*sends no telemetry"),
+                ("max_model_length", "did you mean max_model_len"),
+                ("zzz", "is not an engine argument of vLLM$"),
+                ("_api_process_rank", "is not an engine argument of vLLM"),
+            )
+        ),
+        ("tool_call_parser", "hermes", "is an option of the endpoint"),
         ("max_num_seqs", "many", "must be an integer, not 'many'"),
         ("max_num_seqs", True, "must be an integer, not True"),
         ("max_num_seqs", 1.5, "must be an integer, not 1.5"),
@@ -66,35 +57,37 @@ def test_an_unknown_argument_names_the_nearest() -> None:
         ("dtype", "bfloat", "must be 'auto', 'half', 'float16', 'bfloat16', 'float' or 'float32'"),
         ("cpu_offload_params", "a", "must be an array, not 'a'"),
         ("logits_processors", [1], ".0 must be a string, not 1"),
-        ("compilation_config", {"leve": 3}, ".leve is a key that vLLM does not have there"),
-        ("compilation_config", {"traced_files": []}, ".traced_files is a key that vLLM does not"),
-        (
-            "compilation_config",
-            {"inductor_passes": {"a": 1}},
-            ".inductor_passes.a must be a string",
-        ),
-        (
-            "eplb_config",
-            {"window_size": 0},
-            "eplb_config.window_size must be greater than 0, not 0",
-        ),
-        ("structured_outputs_config", {"backend": 3}, "structured_outputs_config.backend must be"),
+        (COMPILATION, {"leve": 3}, ".leve is a key that vLLM does not have there"),
+        (COMPILATION, {"inductor_passes": {"a": 1}}, ".inductor_passes.a must be a string"),
+        ("eplb_config", {"window_size": 0}, "window_size must be greater than 0, not 0"),
         ("limit_mm_per_prompt", {"image": "x"}, "limit_mm_per_prompt.image must be an integer or"),
         ("quantization_config", 3, "must be a table, not 3"),
-        ("tensor_parallel_size", None, "must be an integer, not None"),
+        ("structured_outputs_config", {"backend": 3}, "structured_outputs_config.backend must be"),
+        ("structured_outputs_config", {"backend": "guidance"}, "refused: not guidance, but xgr"),
     ],
 )
-def test_values_are_checked_against_what_vllm_declares(name: str, value: Any, why: str) -> None:
-    assert why in refusal(name, value).message
+def test_what_is_refused_says_why(name: str, value: Any, why: str) -> None:
+    with pytest.raises(WrongSettingError, match=why) as caught:
+        check_engine_args({name: value})
+    assert caught.value.exit_code == 2
+    assert caught.value.key[:2] == ("engine", name)
 
 
-def test_a_choice_names_the_nearest() -> None:
-    assert "llumctl up --engine-arg dtype=float32" in refusal("dtype", "flot32").hint
-
-
-def test_a_string_that_was_read_as_a_number_is_told_how_to_write_it() -> None:
-    assert refusal("dtype", 3).hint == ""
-    assert refusal("revision", 3).hint == """llumctl up --engine-arg revision='"3"'"""
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("tool_call_parser", "hermes", "set endpoint.tool_call_parser: llumctl up --help"),
+        ("max_model_length", 1, "llumctl up --engine-arg max_model_len=..."),
+        ("dtype", "flot32", "did you mean float32? llumctl up --engine-arg dtype=float32"),
+        ("dtype", 3, ""),
+        # a string that was read as a number
+        ("revision", 3, """llumctl up --engine-arg revision='"3"'"""),
+    ],
+)
+def test_the_next_command(name: str, value: Any, hint: str) -> None:
+    with pytest.raises(WrongSettingError) as caught:
+        check_engine_args({name: value})
+    assert caught.value.hint == hint
 
 
 def test_what_vllm_takes_is_taken() -> None:
@@ -117,12 +110,100 @@ def test_what_vllm_takes_is_taken() -> None:
             "kv_cache_memory_bytes": None,
         }
     )
+    check_engine_args({"structured_outputs_config": {"backend": "auto"}})
 
 
-def test_only_the_backend_whose_grammars_frontends_try() -> None:
-    for backend in ("guidance", "outlines", "lm-format-enforcer"):
-        with pytest.raises(WrongSettingError, match=f"refused: not {backend}") as caught:
-            engine_args.check_grammar_backend({"backend": backend})
-        assert caught.value.hint == "leave backend out"
-    for config in ({}, {"backend": "auto"}, {"backend": "xgrammar"}):
-        engine_args.check_grammar_backend(config)
+# -- changes by a rolling restart ---------------------------------------------------------------
+
+KV_BYTES = 64 << 20
+
+
+def started(tmp_path: Path, *, emulated: bool = False) -> ClusterPlan:
+    args = {
+        "model": model_folder(tmp_path),
+        "kv_cache_memory_bytes": KV_BYTES,
+        "max_model_len": 2000,
+    }
+    profile = emulation.profile_of(EmulatedTable()) if emulated else None
+    changed = {"engine_args": args, "num_instances": 2, "profile": profile}
+    return plan(tmp_path).model_copy(update=changed)
+
+
+def check(of: ClusterPlan, given: dict[str, Any]) -> None:
+    after = {key: each for key, each in given.items() if each is not None}
+    check_engine_change(of, given, {}, after)
+
+
+def test_what_leaves_moves_possible_may_change(tmp_path: Path) -> None:
+    of = started(tmp_path)
+    check(of, {"max_num_seqs": 64, "enable_prefix_caching": False})
+    check(of, {"max_num_seqs": None})
+    check(of, {"kv_cache_memory_bytes": 2 * KV_BYTES})
+    of_gpus = of.model_copy(update={"num_gpus_per_instance": 1})
+    check(of_gpus, {"kv_cache_memory_bytes": 1 << 50})  # a GPU's memory is left to vLLM
+    all_emulated = {
+        "mode": "prefill-first",
+        "prefix_caching": False,
+        "speed": 2.5,
+        "num_blocks": 4000,
+    }
+    check(started(tmp_path, emulated=True), all_emulated)
+    assert all_emulated.keys() == CHANGEABLE_EMULATED
+
+
+SMALL, LARGE = {"kv_cache_memory_bytes": 1 << 20}, {"kv_cache_memory_bytes": 1 << 50}
+
+
+@pytest.mark.parametrize(
+    ("emulated", "given", "words"),
+    [
+        (False, {"max_num_seq": 1}, "is not an engine argument of vLLM; did you mean max_num_seqs"),
+        (False, {"max_num_seq": 1}, "llumctl restart --rolling --engine-arg max_num_seqs=..."),
+        (False, {"qqqq": 1}, "is not an engine argument of vLLM | they are: async_scheduling"),
+        (False, {"max_num_seqs": 0}, "at least 1"),
+        (False, {"dtype": "float16"}, "requests move only between engines whose KV blocks are"),
+        (False, {"dtype": "float16"}, "llumctl down      then      llumctl up --engine-arg dtype"),
+        (False, {"block_size": None}, "KV blocks are alike"),
+        (False, {"model": "other"}, "only with the model with which they began"),
+        (False, {"max_model_len": 100}, "the frontends accept requests by it"),
+        (False, {"tokenizer": "other"}, "the frontends may depend on it"),
+        (False, {"scheduling_policy": "fcfs"}, "cannot be changed by a rolling restart"),
+        (False, {"compilation_config": {"backend": "mine.py"}}, "names code to run"),
+        (False, SMALL, "less than one request of max_model_len = 2000"),
+        (False, SMALL, "llumctl restart --rolling --engine-arg kv_cache"),
+        (False, LARGE, "2 instances would take 2097151.9 GiB more"),
+        (True, {"sped": 2}, "is not a setting of an emulated engine; did you mean speed?"),
+        (True, {"max_num_seqs": 2}, "is not a setting of an emulated engine"),
+        (True, {"profile": "other"}, "KV blocks are alike"),
+        (True, {"profile": "other"}, "set emulated.profile in the configuration"),
+        (True, {"speed": "fast"}, "emulated.speed must be a number"),
+        (True, {"speed": 0}, "emulated.speed must be greater than 0"),
+        (True, {"mode": "whole"}, "emulated.mode must be"),
+        (True, {"num_blocks": 2}, "2 blocks hold 32 tokens, less than one request of"),
+    ],
+)
+def test_what_may_not_change(
+    tmp_path: Path, emulated: bool, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check(started(tmp_path, emulated=emulated), given)
+    assert words in f"{caught.value.message} | {caught.value.hint}"
+
+
+def test_the_lists_name_arguments_of_vllms() -> None:
+    known = ARGUMENTS.keys()
+    assert known >= CHANGEABLE
+    assert not {name for name in CHANGEABLE if why_refused(name)}
+    assert not CHANGEABLE & set(WHY_NOT_CHANGED)
+    assert set(WHY_NOT_CHANGED) - {"profile"} <= known | {"model"}
+    assert set(EmulatedTable.model_fields) > CHANGEABLE_EMULATED
+
+
+def test_an_emulated_engine_is_made_with_the_changes(tmp_path: Path) -> None:
+    of = started(tmp_path, emulated=True)
+    assert of.profile is not None
+    same = of.profile, of.settings.emulated
+    profile, table = emulation.with_changes(*same, {"num_blocks": 4000, "speed": 2.0})
+    assert (profile.num_total_blocks, table.speed) == (4000, 2.0)
+    assert profile.max_model_len == of.profile.max_model_len
+    assert emulation.with_changes(*same, {}) == same

@@ -69,18 +69,12 @@ def test_the_caller_itself_is_spared(nonce: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_process_that_ignores_sigterm_is_killed(start: Start, nonce: str) -> None:
-    stubborn = start(nonce, STUBBORN)
-    end([psutil.Process(stubborn.pid)], patience_s=0.1)
-    assert not psutil.pid_exists(stubborn.pid)
-
-
-def test_ending_what_is_gone_already(start: Start, nonce: str) -> None:
-    gone = start(nonce)
-    process = psutil.Process(gone.pid)
+    stubborn, gone = start(nonce, STUBBORN), start(nonce)
+    processes = [psutil.Process(gone.pid), psutil.Process(stubborn.pid)]
     gone.kill()
     gone.wait()
-    end([process], patience_s=0.1)
-    assert not process.is_running()
+    end(processes, patience_s=0.1)
+    assert not psutil.pid_exists(stubborn.pid)
 
 
 def test_the_same_process_is_known_by_pid_and_start(start: Start) -> None:

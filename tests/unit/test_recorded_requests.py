@@ -1,6 +1,8 @@
 """Requests in a recording get one number each, are recorded when they change, and read back the
 same."""
 
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +66,20 @@ def test_what_is_read_back_is_what_was_listed() -> None:
 
 
 def test_what_did_not_change_is_not_told_again() -> None:
+    """Requests of a frontend that does not answer are not gone."""
     numbers = RequestNumbers()
-    assert numbers.frame(listed(request("r1"), request("r2")), 105.0) is not None
-    assert numbers.frame(listed(request("r1"), request("r2", age_s=9.0)), 110.0) is None
-    frame = numbers.frame(listed(request("r1"), request("r2", num_output_tokens=41)), 115.0)
+    other = request("r2", frontend_id="f-1")
+    assert numbers.frame(listed(request("r1"), other), 105.0) is not None
+    assert numbers.frame(listed(request("r1", age_s=9.0), other), 110.0) is None
+    silent = listed(request("r1")).model_copy(update={"silent_frontends": ("f-1",)})
+    assert numbers.frame(silent, 112.0) is None
+    grown = other.model_copy(update={"num_output_tokens": 41})
+    frame = numbers.frame(listed(request("r1"), grown), 115.0)
     assert frame is not None
     assert (frame.began, [each.number for each in frame.stands], frame.gone) == ((), [1], ())
     row = '[1,"running","i-0",41,0,0,0.4]'
     assert f'"stands":[{row}]' in frame.model_dump_json(), "what changes is told in few characters"
-
-
-def test_requests_of_a_frontend_that_does_not_answer_are_not_gone() -> None:
-    numbers = RequestNumbers()
-    other = request("r2", frontend_id="f-1")
-    assert numbers.frame(listed(request("r1"), other), 105.0) is not None
-    silent = listed(other).model_copy(update={"silent_frontends": ("f-0",)})
-    assert numbers.frame(silent, 110.0) is None
-    frame = numbers.frame(listed(request("r1")), 115.0)
+    frame = numbers.frame(listed(request("r1")), 120.0)
     assert frame is not None
     assert (frame.began, frame.stands, frame.gone) == ((), (), (1,))
 
@@ -138,12 +137,6 @@ def test_requests_are_recorded_by_the_files_clock(
     class Client:
         num_asked = 0
 
-        def __enter__(self) -> "Client":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
         def requests(self, **_: object) -> RequestList:
             self.num_asked += 1
             if self.num_asked == 3:
@@ -151,7 +144,9 @@ def test_requests_are_recorded_by_the_files_clock(
             return listed(request("r1"))
 
     client: Any = Client()
-    RequestRecorder(lambda: client, writer)._record()
+    RequestRecorder(lambda: nullcontext(client), writer).start()
+    (thread,) = [each for each in threading.enumerate() if each.name == "requests"]
+    thread.join(10)
     with RecordingReader(tmp_path / "r") as reader:
         _, told = reader
     assert isinstance(told, RequestsFrame)
@@ -162,13 +157,13 @@ def test_requests_are_recorded_by_the_files_clock(
 # -- the queue at the controller ------------------------------------------------------------
 
 
-def held_status(head_id: str = "r-high") -> ClusterStatus:
+def held_status() -> ClusterStatus:
     """i-0 is kept for the head; blocks have 16 tokens."""
     *_, frame = synthetic.late_binding(1)
     assert isinstance(frame, StatusFrame)
     status = frame.status
     assert status.held is not None
-    head = status.held.head.model_copy(update={"request_id": head_id})
+    head = status.held.head.model_copy(update={"request_id": "r-high"})
     return status.model_copy(update={"held": status.held.model_copy(update={"head": head})})
 
 
@@ -196,21 +191,20 @@ QUEUE = (
 def test_what_was_held_stands_in_its_order() -> None:
     found = of_instance(recorded(*QUEUE), "", held_status())
     assert [item.id for item in found.requests] == ["r-runs", "r-high", "r-first", "r-later"]
-    held = [item.held for item in found.requests]
-    assert held[0] is None
-    assert [item and item.place for item in held[1:]] == [1, 2, 3]
-    assert held[1] is not None
-    assert (held[1].why, held[1].instance_id, held[1].lacking_blocks) == ("kept", "i-9", 172)
-    assert held[2] is not None
-    assert (held[2].demand_blocks, held[2].instance_id) == (32, None)
-
-
-def test_one_that_is_not_the_first_may_have_an_instance_kept_for_it() -> None:
+    _, high, first, later = (item.held for item in found.requests)
+    assert found.requests[0].held is None
+    assert high is not None
+    assert first is not None
+    assert later is not None
+    assert (high.place, first.place, later.place) == (1, 2, 3)
+    assert (high.why, high.instance_id, high.lacking_blocks) == ("kept", "i-9", 172)
+    assert (first.demand_blocks, first.instance_id) == (32, None)
+    # One that is not the first may have an instance kept for it.
     known = recorded(*QUEUE, waiting("r9002c2", arrival_time_s=102.0))
     found = of_instance(known, "", held_status())
-    (item,) = [item for item in found.requests if item.id == "r9002c2"]
-    assert item.held is not None
-    assert (item.held.place, item.held.instance_id, item.held.lacking_blocks) == (3, "i-2", 96)
+    (kept,) = [item.held for item in found.requests if item.id == "r9002c2"]
+    assert kept is not None
+    assert (kept.place, kept.instance_id, kept.lacking_blocks) == (3, "i-2", 96)
 
 
 def test_why_a_held_request_waited_is_told_again() -> None:

@@ -1,7 +1,8 @@
 """Recordings: what is written, and what is read back."""
 
+import errno
+import os
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -29,39 +30,38 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def test_what_was_written_is_read(path: Path) -> None:
+def insert(path: Path, line: str) -> None:
+    """Puts a line between the first and the second frame."""
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], line + "\n", *lines[2:]]))
+
+
+def test_what_was_written_is_read_and_nobody_else_s(path: Path) -> None:
     with RecordingReader(path) as reader:
         assert reader.header == HEADER
         assert list(reader) == FRAMES
         assert not reader.truncated
-
-
-def test_a_recording_is_private_and_of_lines(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert len(path.read_text().splitlines()) == 4
-
-
-def test_each_frame_is_in_the_file_at_once(tmp_path: Path) -> None:
-    writer = RecordingWriter(tmp_path / "r", HEADER)
-    writer.append(FRAMES[0])
-    assert (tmp_path / "r").read_text().count("\n") == 2
-    writer.close()
-    writer.close()
-    with pytest.raises(LlumctlError, match="is closed"):
-        writer.append(FRAMES[0])
-
-
-def test_nothing_is_overwritten(path: Path) -> None:
     before = path.read_bytes()
+    assert before.count(b"\n") == 4
     with pytest.raises(RefusedError, match="exists already"):
         RecordingWriter(path, HEADER)
     assert path.read_bytes() == before
+    header = new_header("c1", 5.0, 1.0)
+    assert (header.cluster, header.time_s, header.schema_version) == ("c1", 5.0, 1)
+    assert header.llumctl_version
 
 
-def test_a_recording_without_frames_is_removed(tmp_path: Path) -> None:
+def test_each_frame_is_in_the_file_at_once_and_without_frames_there_is_none(tmp_path: Path) -> None:
     writer = RecordingWriter(tmp_path / "r", HEADER)
-    writer.close()
-    assert not (tmp_path / "r").exists()
+    writer.append(FRAMES[0])
+    assert (tmp_path / "r").read_text().count("\n") == 2
+    for _ in range(2):
+        writer.close()
+    with pytest.raises(LlumctlError, match="is closed"):
+        writer.append(FRAMES[0])
+    RecordingWriter(tmp_path / "none", HEADER).close()
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "."])
@@ -71,14 +71,16 @@ def test_where_nothing_can_be_written(tmp_path: Path, name: str) -> None:
     assert caught.value.exit_code in (1, 5)
 
 
-def test_a_full_disk_is_an_error() -> None:
-    full = Path("/dev/full")
-    writer = object.__new__(RecordingWriter)
-    with full.open("wb", buffering=0) as file:
-        writer.path, writer.num_frames, writer._descriptor = full, 0, file.fileno()
-        writer._lock = threading.Lock()
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    writer = RecordingWriter(tmp_path / "r", HEADER)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
         with pytest.raises(LlumctlError, match="No space left"):
             writer.append(FRAMES[0])
+    writer.close()
 
 
 def test_a_cut_last_line_is_tolerated(path: Path) -> None:
@@ -89,8 +91,7 @@ def test_a_cut_last_line_is_tolerated(path: Path) -> None:
 
 
 def test_a_bad_line_is_named(path: Path) -> None:
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:2], '{"type": "ping"}\n', *lines[2:]]))
+    insert(path, '{"type": "ping"}')
     with RecordingReader(path) as reader:
         frames = iter(reader)
         assert next(frames) == FRAMES[0]
@@ -103,7 +104,6 @@ def test_a_bad_line_is_named(path: Path) -> None:
     "line",
     [
         '{"type":"ping","time_s":1.2.3}',
-        '{"type":"ping","time_s":1e999}',
         '{"type":"ping","time_s":1e300}',
         '{"type":"ping","time_s":"inf"}',
         '{"type":"ping","time_s":"\\u0031e300"}',
@@ -114,15 +114,13 @@ def test_a_bad_line_is_named(path: Path) -> None:
 )
 def test_figures_that_no_clock_shows_are_no_frame(path: Path, line: str) -> None:
     """Such figures used to end the dashboard that replayed them."""
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:2], line + "\n"]))
+    insert(path, line)
     with RecordingReader(path) as reader, pytest.raises(UsageError, match=":3: not a frame"):
         [reader.frame(mark) for mark in reader.marks()]
 
 
 def test_frames_of_unknown_types_are_skipped(path: Path) -> None:
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:2], '{"type": "later", "time_s": 1}\n', *lines[2:]]))
+    insert(path, '{"type": "later", "time_s": 1}')
     with RecordingReader(path) as reader:
         assert list(reader) == FRAMES
 
@@ -158,19 +156,12 @@ def test_a_file_of_one_endless_line_stays_out_of_memory(
         RecordingReader(tmp_path / "x")
 
 
-def test_headers_carry_the_version() -> None:
-    header = new_header("c1", 5.0, 1.0)
-    assert (header.cluster, header.time_s, header.schema_version) == ("c1", 5.0, 1)
-    assert header.llumctl_version
-
-
 def test_marks_tell_where_frames_are_without_parsing_them(path: Path) -> None:
     """Lines with their keys in another order, as another writer may leave them, have marks, too."""
-    lines = path.read_text().splitlines(keepends=True)
     event = Event(kind="instance_died", time_s=8.0, cause_id="x", position="a1-1")
-    lines.append(EventFrame(time_s=8.0, event=event).model_dump_json() + "\n")
-    odd = '{"time_s": 9.5, "type": "gap", "missed": 3}\n'
-    path.write_text("".join([*lines, odd, '{"type": "later", "time_s": 1}\n']))
+    with path.open("a") as file:
+        file.write(EventFrame(time_s=8.0, event=event).model_dump_json() + "\n")
+        file.write('{"time_s": 9.5, "type": "gap", "missed": 3}\n{"type": "later", "time_s": 1}\n')
     with RecordingReader(path) as reader:
         marks = list(reader.marks())
         frames = list(reader)

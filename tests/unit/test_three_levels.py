@@ -1,7 +1,6 @@
 """Three levels by configuration, one with a negative rank, everywhere that levels are named."""
 
 import asyncio
-import tomllib
 
 from controller.adapters.http.cluster_view import cluster_status
 from controller.adapters.http.live_settings import live_config
@@ -15,63 +14,42 @@ from controller.core.scheduler_events import DispatchRequested, InstanceStarted,
 from controller.runtime.frontend.request_book import RequestBook
 from tests.unit.control_support import LABELS, Cluster
 
-SETTINGS = Settings.model_validate(
-    tomllib.loads(
-        """
-        [[priority]]
-        name = "normal"
-        rank = 0
-
-        [[priority]]
-        name = "urgent"
-        rank = 5
-        target_load_tokens = 320
-
-        [[priority]]
-        name = "batch"
-        rank = -2
-        """
-    )
-)
-CONFIG = live_config(SETTINGS)
+NORMAL, URGENT, BATCH = 0, 5, -2
+LEVELS = [
+    {"name": "normal", "rank": NORMAL},
+    {"name": "urgent", "rank": URGENT, "target_load_tokens": 320},
+    {"name": "batch", "rank": BATCH},
+]
+CONFIG = live_config(Settings.model_validate({"priority": LEVELS}))
 
 
 def snapshot(instance_id: str, num_free_blocks: int, by_rank: dict[int, int]) -> InstanceSnapshot:
-    """With 100 blocks."""
     return InstanceSnapshot(
-        instance_id,
-        1,
-        16,
-        100,
-        num_free_blocks,
+        instance_id=instance_id,
+        incarnation=1,
+        block_size=16,
+        num_total_blocks=100,
+        num_free_blocks=num_free_blocks,
         num_running=sum(by_rank.values()),
         num_running_by_rank=by_rank,
     )
 
 
-def placed(scheduler: GlobalScheduler, rank: int) -> str:
-    (dispatch,) = scheduler.handle(DispatchRequested(f"r{rank}", "f", 160, rank, 0.0), 0.0)
-    return dispatch.instance_id
-
-
-def test_dispatch_keeps_each_level_s_headroom() -> None:
-    def scheduler() -> GlobalScheduler:
-        found = GlobalScheduler(CONFIG.scheduler)
-        loads = (("a", 60, {5: 2}), ("b", 50, {0: 1}), ("c", 5, {-2: 4}))
+def test_dispatch_keeps_each_level_s_headroom_and_holds_by_rank() -> None:
+    def placed(rank: int) -> str:
+        scheduler = GlobalScheduler(CONFIG.scheduler)
+        loads = (("a", 60, {URGENT: 2}), ("b", 50, {NORMAL: 1}), ("c", 5, {BATCH: 4}))
         for each in (snapshot(*load) for load in loads):
-            found.handle(InstanceStarted(each.instance_id, 1), 0.0)
-            found.handle(StatusReported(each, 0), 0.0)
-        return found
+            scheduler.handle(InstanceStarted(each.instance_id, 1), 0.0)
+            scheduler.handle(StatusReported(each, 0), 0.0)
+        (dispatch,) = scheduler.handle(DispatchRequested("r", "f", 160, rank, 0.0), 0.0)
+        return dispatch.instance_id
 
-    assert placed(scheduler(), 5) == "a", "urgent ones gather"
-    assert placed(scheduler(), 0) == "b", "and nobody goes to them while there is another place"
-    assert placed(scheduler(), -2) == "b"
-    assert placed(scheduler(), 3) == "b", "a rank that no level has"
-
-
-def test_what_is_held_goes_by_rank() -> None:
+    assert placed(URGENT) == "a", "urgent ones gather"
+    assert placed(NORMAL) == "b", "and nobody goes to them while there is another place"
+    assert placed(BATCH) == placed(3) == "b", "also with a rank that no level has"
     scheduler = GlobalScheduler(CONFIG.scheduler)
-    for arrival_s, rank in enumerate((-2, 0, 5, -2, 5)):
+    for arrival_s, rank in enumerate((BATCH, NORMAL, URGENT, BATCH, URGENT)):
         request = DispatchRequested(f"r{arrival_s}", "f", 16, rank, float(arrival_s))
         assert scheduler.handle(request, 0.0) == []
     scheduler.handle(InstanceStarted("a", 1), 1.0)
@@ -87,11 +65,11 @@ async def test_listings_and_metrics_name_them() -> None:
     cluster.report(
         num_free_blocks=40,
         num_running=6,
-        num_running_by_rank={-2: 3, 0: 2, 5: 1},
-        ttft_p99_by_rank_s={5: 0.25, -2: 9.0},
+        num_running_by_rank={BATCH: 3, NORMAL: 2, URGENT: 1},
+        ttft_p99_by_rank_s={URGENT: 0.25, BATCH: 9.0},
         num_queued=3,
-        num_queued_by_rank={-2: 1, 0: 2},
-        queue_head=QueueHead("q", -2, 3, 0.0),
+        num_queued_by_rank={BATCH: 1, NORMAL: 2},
+        queue_head=QueueHead("q", BATCH, 3, 0.0),
     )
     status = cluster_status(cluster.controller, LABELS, 1.0)
     (instance,) = status.instances
@@ -102,27 +80,26 @@ async def test_listings_and_metrics_name_them() -> None:
     assert instance.ttft_p99_by_level_s == {"urgent": 0.25, "batch": 9.0}
     assert instance.queue_head is not None
     assert instance.queue_head.level == "batch"
-    assert [
-        (
-            level.name,
-            level.rank,
-            level.num_running_reqs,
-            level.num_waiting_reqs,
-            level.headroom_blocks,
-            level.ttft_p99_s,
-        )
-        for level in status.levels
-    ] == [("normal", 0, 2, 2, 0, None), ("urgent", 5, 1, 0, 80, 0.5), ("batch", -2, 3, 1, 0, None)]
+    wanted = {
+        "name": ["normal", "urgent", "batch"],
+        "rank": [NORMAL, URGENT, BATCH],
+        "num_running_reqs": [2, 1, 3],
+        "num_waiting_reqs": [2, 0, 1],
+        "headroom_blocks": [0, 80, 0],
+        "ttft_p99_s": [None, 0.5, None],
+    }
+    for field, values in wanted.items():
+        assert [getattr(level, field) for level in status.levels] == values
     text = render(status, {}, MoveLog()).decode()
-    name = "llumctl_instance_level_running_requests"
-    for level, num in (("urgent", 1), ("normal", 2), ("batch", 3)):
-        assert f'{name}{{instance_id="i-0",level="{level}"}} {num}.0' in text
+    for level, num in instance.num_running_by_level.items():
+        name = f'llumctl_instance_level_running_requests{{instance_id="i-0",level="{level}"}}'
+        assert f"{name} {num}.0" in text
 
     names = {level.rank: level.name for level in CONFIG.scheduler.levels}
     book = RequestBook("f-0", names)
-    book.arrived(DispatchRequested("r-1", "f-0", 10, -2, 1.0), "c-1", None)
-    book.level_changed("r-1", 5, "op-1", "ann", "")
-    book.arrived(DispatchRequested("r-2", "f-0", 10, -2, 2.0), "c-2", None)
+    book.arrived(DispatchRequested("r-1", "f-0", 10, BATCH, 1.0), "c-1", None)
+    book.level_changed("r-1", URGENT, "op-1", "ann", "")
+    book.arrived(DispatchRequested("r-2", "f-0", 10, BATCH, 2.0), "c-2", None)
     cluster.mailbox.engine_state["mem://f-0"] = book
     found = await asyncio.wait_for(list_requests(cluster.controller, RequestsQuery()), 5.0)
     assert {each.id: each.level for each in found.requests} == {"r-1": "urgent", "r-2": "batch"}

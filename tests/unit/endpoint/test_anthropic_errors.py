@@ -119,6 +119,7 @@ async def failing(_scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+@pytest.mark.long
 async def test_each_error_is_to_anthropic_s_client_what_it_would_be_of_anthropic_s_own() -> None:
     import anthropic
 
