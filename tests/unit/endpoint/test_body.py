@@ -173,6 +173,7 @@ def test_what_is_counted_in_any_text(text: bytes, too_many: bool, too_deep: bool
     assert (found.too_many, found.too_deep) == (too_many, too_deep)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", [b"[" * 65 + b"]" * 8_000_000, b"[]" * 70 + b"}" * 8_000_000])
 def test_what_closes_nothing_is_not_added_up(text: bytes) -> None:
     """In CPU time of this thread; 8 MB of closing brackets took 0.5 s."""
@@ -510,6 +511,7 @@ LARGE: dict[str, Callable[[], dict[str, Any]]] = {
 """The test makes these bodies: if they were parameters, every collection would make them."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LARGE)
 def test_large_ones_are_refused_quickly(name: str) -> None:
     """As large as a body may be: the event loop waits while it is checked."""
