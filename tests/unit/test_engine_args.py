@@ -164,6 +164,7 @@ SMALL, LARGE = {"kv_cache_memory_bytes": 1 << 20}, {"kv_cache_memory_bytes": 1 <
         (False, {"dtype": "float16"}, "requests move only between engines whose KV blocks are"),
         (False, {"dtype": "float16"}, "llumctl down      then      llumctl up --engine-arg dtype"),
         (False, {"block_size": None}, "KV blocks are alike"),
+        (False, {"tensor_parallel_size": 2}, "KV blocks are alike"),
         (False, {"model": "other"}, "only with the model with which they began"),
         (False, {"max_model_len": 100}, "the frontends accept requests by it"),
         (False, {"tokenizer": "other"}, "the frontends may depend on it"),

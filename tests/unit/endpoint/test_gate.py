@@ -398,6 +398,8 @@ async def test_live_requests_are_bounded() -> None:
     found.limits = replace(found.limits, max_live_requests=3)
     live.append(asyncio.create_task(ask_only(found)))
     await until(lambda: found.num_live == 3)
+    found.limits = replace(found.limits, max_live_requests=1)
+    assert (await ask_only(found)).status_code == 429
     go_on.set()
     assert [(await task).status_code for task in live] == [200, 200, 200]
     assert found.num_live == 0
