@@ -162,46 +162,21 @@ def test_code_comes_out_of_no_variable_and_no_flag(variable: str, value: str) ->
 # -- what vLLM gets -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "to_engines", "to_frontends"),
-    [
-        (
-            {"tool_call_parser": "hermes"},
-            {},
-            {"tool_call_parser": "hermes", "enable_auto_tool_choice": True},
-        ),
-        (
-            {"tool_call_parser": "hermes", "enable_auto_tool_choice": False},
-            {},
-            {"tool_call_parser": "hermes", "enable_auto_tool_choice": False},
-        ),
-        (
-            {
-                "reasoning_parser": "qwen3",
-                "override_generation_config": {"temperature": 0.5},
-                "enable_force_include_usage": True,
-                "allowed_origins": "https://a",
-            },
-            {
-                "reasoning_parser": "qwen3",
-                "override_generation_config": {"temperature": 0.5},
-            },
-            {
-                "enable_force_include_usage": True,
-                "allowed_origins": ["https://a"],
-                "enable_auto_tool_choice": False,
-            },
-        ),
-    ],
-)
-def test_engines_and_frontends_get_what_is_theirs(
-    given: dict[str, Any], to_engines: dict[str, Any], to_frontends: dict[str, Any]
-) -> None:
-    options = EndpointOptions.model_validate(given)
-    assert engine_options(options) == to_engines
-    assert frontend_options(options) == to_frontends
-    whole = options.model_validate({"override_generation_config": {"max_new_tokens": 7}})
-    assert type(engine_options(whole)["override_generation_config"]["max_new_tokens"]) is int
+def test_engines_and_frontends_get_what_is_theirs() -> None:
+    def gets(**given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        options = EndpointOptions.model_validate(given)
+        return engine_options(options), frontend_options(options)
+
+    hermes: dict[str, Any] = {"tool_call_parser": "hermes"}
+    assert gets(**hermes) == ({}, hermes | {"enable_auto_tool_choice": True})
+    never = hermes | {"enable_auto_tool_choice": False}
+    assert gets(**never) == ({}, never)
+    engines = {"reasoning_parser": "qwen3", "override_generation_config": {"temperature": 0.5}}
+    frontends = {"enable_force_include_usage": True, "allowed_origins": ["https://a"]}
+    given = frontends | {"allowed_origins": "https://a"}
+    assert gets(**engines, **given) == (engines, frontends | {"enable_auto_tool_choice": False})
+    whole, _ = gets(override_generation_config={"max_new_tokens": 7})
+    assert type(whole["override_generation_config"]["max_new_tokens"]) is int
 
 
 def test_what_is_refused_later_is_told_with_where_it_was_written(

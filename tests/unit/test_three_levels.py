@@ -1,4 +1,5 @@
-"""Three levels by configuration, one with a negative rank, everywhere that levels are named."""
+"""Three levels by configuration, one with a negative rank, in listings and metrics. How they are
+served: tests/unit/core/test_core_scheduler.py."""
 
 import asyncio
 
@@ -7,10 +8,9 @@ from controller.adapters.http.live_settings import live_config
 from controller.adapters.http.requests import RequestsQuery, list_requests
 from controller.adapters.prometheus import render
 from controller.api.settings.settings import Settings
-from controller.core.load.snapshot import InstanceSnapshot, QueueHead
+from controller.core.load.snapshot import QueueHead
 from controller.core.migration.move_records import MoveLog
-from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import DispatchRequested, InstanceStarted, StatusReported
+from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.frontend.request_book import RequestBook
 from tests.unit.control_support import LABELS, Cluster
 
@@ -21,40 +21,6 @@ LEVELS = [
     {"name": "batch", "rank": BATCH},
 ]
 CONFIG = live_config(Settings.model_validate({"priority": LEVELS}))
-
-
-def snapshot(instance_id: str, num_free_blocks: int, by_rank: dict[int, int]) -> InstanceSnapshot:
-    return InstanceSnapshot(
-        instance_id=instance_id,
-        incarnation=1,
-        block_size=16,
-        num_total_blocks=100,
-        num_free_blocks=num_free_blocks,
-        num_running=sum(by_rank.values()),
-        num_running_by_rank=by_rank,
-    )
-
-
-def test_dispatch_keeps_each_level_s_headroom_and_holds_by_rank() -> None:
-    def placed(rank: int) -> str:
-        scheduler = GlobalScheduler(CONFIG.scheduler)
-        loads = (("a", 60, {URGENT: 2}), ("b", 50, {NORMAL: 1}), ("c", 5, {BATCH: 4}))
-        for each in (snapshot(*load) for load in loads):
-            scheduler.handle(InstanceStarted(each.instance_id, 1), 0.0)
-            scheduler.handle(StatusReported(each, 0), 0.0)
-        (dispatch,) = scheduler.handle(DispatchRequested("r", "f", 160, rank, 0.0), 0.0)
-        return dispatch.instance_id
-
-    assert placed(URGENT) == "a", "urgent ones gather"
-    assert placed(NORMAL) == "b", "and nobody goes to them while there is another place"
-    assert placed(BATCH) == placed(3) == "b", "also with a rank that no level has"
-    scheduler = GlobalScheduler(CONFIG.scheduler)
-    for arrival_s, rank in enumerate((BATCH, NORMAL, URGENT, BATCH, URGENT)):
-        request = DispatchRequested(f"r{arrival_s}", "f", 16, rank, float(arrival_s))
-        assert scheduler.handle(request, 0.0) == []
-    scheduler.handle(InstanceStarted("a", 1), 1.0)
-    released = scheduler.handle(StatusReported(snapshot("a", 100, {}), 0), 1.0)
-    assert [each.request_id for each in released] == ["r2", "r4", "r1", "r0", "r3"]
 
 
 async def test_listings_and_metrics_name_them() -> None:
