@@ -85,7 +85,6 @@ class Bed:
         self.drains: list[DrainReport] = []
         self.begun = report(num_moving=1)
         self.plan = report("active", plan=PLAN, dry_run=True, changes=True)
-        self.refusal: Answer | None = None
         fake.orders = {
             "GET /v1/drains": lambda _: (200, DrainList(drains=tuple(self.drains))),
             "POST /v1/instances/i-1/drain": self.drain,
@@ -97,8 +96,6 @@ class Bed:
         }
 
     def drain(self, body: dict[str, Any]) -> Answer:
-        if self.refusal is not None:
-            return self.refusal
         if body["dry_run"]:
             return 200, self.plan
         self.drains = [timed(self.begun)]
@@ -317,7 +314,7 @@ def test_one_that_was_to_go_on_and_is_no_more_after_its_deadline_was_taken_back(
 
 
 def test_a_controller_that_is_away_is_waited_for_and_a_cluster_that_is_stopped_is_not(
-    bed: Bed, capsys: Captured
+    bed: Bed, cli: Cli
 ) -> None:
     def come_back() -> None:
         bed.fake.until_asked_again("/v1/drains")
@@ -326,16 +323,16 @@ def test_a_controller_that_is_away_is_waited_for_and_a_cluster_that_is_stopped_i
         bed.fake.start()
 
     with meanwhile(come_back):
-        assert run([*DRAIN, "-y"]) == 0
-    assert capsys.readouterr().err.splitlines()[-1] == "i-1: safe to delete (0 moved)"
+        captured = cli(*DRAIN, "-y")
+    assert captured.err.splitlines()[-1] == "i-1: safe to delete (0 moved)"
 
     def end() -> None:
         bed.fake.until_asked_again("/v1/drains")
         run_state.remove("default")
 
     with meanwhile(end):
-        assert run([*DRAIN, "-y"]) == 3
-    assert "cluster default is not running" in capsys.readouterr().err
+        captured = cli(*DRAIN, "-y", code=3)
+    assert "cluster default is not running" in captured.err
 
 
 @pytest.mark.parametrize(
@@ -403,7 +400,8 @@ def test_a_table_lists_twenty_requests_and_wide_all(bed: Bed, cli: Cli) -> None:
 
 
 def test_a_refusal_is_told_and_nothing_printed(bed: Bed, cli: Cli) -> None:
-    bed.refusal = refused("revision_conflict", 409, "the revision is 7, not 3")
+    answer = refused("revision_conflict", 409, "the revision is 7, not 3")
+    bed.fake.orders["POST /v1/instances/i-1/drain"] = lambda _: answer
     told = "error: the revision is 7, not 3\ntry:   llumctl status\n"
     assert cli(*DRAIN, "-y", "--if-revision", "3", code=6) == ("", told)
     assert bed.fake.bodies()[0]["if_revision"] == 3

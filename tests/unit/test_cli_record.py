@@ -243,6 +243,11 @@ def test_a_killed_recorder_leaves_a_recording(fake: FakeController, file: Path) 
     assert len(read_trace(file).requests) == 2, "a cut line is not read"
 
 
+def test_without_a_controller_nothing_is_recorded(file: Path, cli: Cli) -> None:
+    assert "default is not running" in cli("record", "--traffic", str(file), code=3).err
+    assert not file.exists()
+
+
 def test_a_second_recording_is_refused(fake: FakeController, file: Path, capsys: Captured) -> None:
     file.write_text("mine")
     body = ErrorBody(code="recorded_already", message="being recorded already", hint="look")

@@ -17,7 +17,6 @@ from tests.unit.cli_support import Cli, cluster, facts
 from tests.unit.fake_controller import Answer, FakeController, meanwhile
 from tools.synthetic_cluster import instance
 
-Captured = pytest.CaptureFixture[str]
 STARTING, FAILED = InstanceState.STARTING, InstanceState.FAILED
 
 
@@ -155,22 +154,19 @@ def test_a_dry_run_and_the_machine_formats(bed: Bed, cli: Cli) -> None:
     ],
 )
 def test_waiting_for_a_new_instance(
-    bed: Bed, capsys: Captured, state: InstanceState, code: int, told: str
+    bed: Bed, cli: Cli, state: InstanceState, code: int, told: str
 ) -> None:
     def happen() -> None:
         bed.fake.until_asked("/v1/status", times=2)
         bed.has("i-0", "i-1", i2=state)
 
     with meanwhile(happen):
-        assert run(["scale", "+1", "--wait"]) == code
-    captured = capsys.readouterr()
+        captured = cli("scale", "+1", "--wait", code=code)
     assert captured.err.splitlines()[0] == told
     assert facts(captured.out)["added"] == "i-2", "what was begun is told all the same"
 
 
-def test_waiting_until_one_is_gone(
-    bed: Bed, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_until_one_is_gone(bed: Bed, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drained is not gone yet. Without a time of its own, it waits for the deadline."""
     monkeypatch.setattr("llumctl.commands.scale.DEFAULT_TIMEOUT_S", 0.0)
     monkeypatch.setattr("llumctl.commands.scale.DEADLINE_MARGIN_S", 60.0)
@@ -183,13 +179,12 @@ def test_waiting_until_one_is_gone(
         bed.drains = ()
 
     with meanwhile(happen):
-        assert run(["scale", "-1", "-y", "--wait", "--deadline", "0.01"]) == 0
-    captured = capsys.readouterr()
+        captured = cli("scale", "-1", "-y", "--wait", "--deadline", "0.01")
     assert captured.err.splitlines()[-1] == "i-1: removed"
     assert captured.out.split("\n\n")[1].splitlines()[1].split()[:2] == ["i-1", "removed"]
 
 
-def test_waiting_for_what_an_order_before_began(bed: Bed, capsys: Captured, cli: Cli) -> None:
+def test_waiting_for_what_an_order_before_began(bed: Bed, cli: Cli) -> None:
     """Its answer was lost, and it was sent again: nothing is left to change, but to wait for."""
     removed = DrainStatus(drain_id="d", num_requests_left=2, num_moved=0, removes=True)
     going = instance("i-1", InstanceState.DRAINING, drain=removed)
@@ -202,8 +197,7 @@ def test_waiting_for_what_an_order_before_began(bed: Bed, capsys: Captured, cli:
         bed.drains = ()
 
     with meanwhile(happen):
-        assert run(["scale", "2", "-y", "--wait"]) == 0
-    captured = capsys.readouterr()
+        captured = cli("scale", "2", "-y", "--wait")
     assert captured.err.splitlines()[-1] == "i-1: removed"
     assert facts(captured.out)["added"] == "i-2"
     assert "nothing to change" in cli("scale", "2", "-y", "--wait").err

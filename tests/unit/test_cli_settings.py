@@ -85,6 +85,8 @@ BAD_FILES = [
     ("[endpoint]\nport = \n", 2, "not valid TOML: Invalid value"),
     ("[endpoint]\nx = [1,\n2\n", 3, "not valid TOML: Unclosed array"),
     ("a.b = 1\n[a]\n", 2, "not valid TOML"),
+    ("[endpoint]\nport 1\n", 2, "not valid TOML"),
+    ("\x7fELF = 1\n", 1, "not valid TOML"),
     ("x = " + "[" * 5000 + "\n", 1, "nested too deeply"),
     (b"[endpoint]\n# \xff\n", 2, "not UTF-8 (byte 0xff)"),
     ("[endpoint]\nport = 8700\n", 2, "control.port and endpoint.port are both 8700"),

@@ -4,17 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from _pytest.capture import CaptureResult
 
 from controller.api.errors import NotFoundError, UsageError
 from controller.api.operations.on_instances import DrainList, DrainReport
 from controller.api.state import run_state
 from controller.api.wire.requests import RequestDetail, RequestState
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
-from llumctl.app import run
 from llumctl.commands import waiting
 from llumctl.commands.waiting import ClusterIs, Drained, Idle, MemberIs, RequestIs
 from tests.unit.cli_process import interrupted, llumctl
-from tests.unit.cli_support import cluster, remember
+from tests.unit.cli_support import Cli, cluster, remember
 from tests.unit.fake_controller import FakeController, meanwhile, request_fields, until
 from tools.synthetic_cluster import instance
 
@@ -38,8 +38,8 @@ def starting(fake: FakeController) -> FakeController:
     return fake
 
 
-def waited(condition: str, *options: str) -> int:
-    return run(["status", f"--wait={condition}", *options])
+def waited(cli: Cli, condition: str, *options: str, code: int = 0) -> CaptureResult[str]:
+    return cli("status", f"--wait={condition}", *options, code=code)
 
 
 # -- conditions ---------------------------------------------------------------------------
@@ -176,10 +176,9 @@ def test_a_member_that_there_is_not(text: str) -> None:
 # -- waiting ------------------------------------------------------------------------------
 
 
-def test_what_already_holds_ends_at_once(fake: FakeController, capsys: Captured) -> None:
+def test_what_already_holds_ends_at_once(fake: FakeController, cli: Cli) -> None:
     for timeout in ("0", "600"):
-        assert waited("ready", "--timeout", timeout) == 0
-    assert capsys.readouterr() == ("", "cluster default is ready\n" * 2)
+        assert waited(cli, "ready", "--timeout", timeout) == ("", "cluster default is ready\n")
     assert fake.asked == ["/v1/status"] * 2
 
 
@@ -219,7 +218,7 @@ def is_removed(fake: FakeController) -> None:
 )
 def test_it_waits_until_the_condition_holds(
     starting: FakeController,
-    capsys: Captured,
+    cli: Cli,
     condition: str,
     happens: Callable[[FakeController], None],
     told: str,
@@ -227,8 +226,7 @@ def test_it_waits_until_the_condition_holds(
     starting.details["r-1"] = RequestDetail(**request_fields("r-1"))
     starting.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=(draining(),)))
     with meanwhile(lambda: happens(starting)):
-        assert waited(condition) == 0
-    assert capsys.readouterr() == ("", f"{told}\n")
+        assert waited(cli, condition) == ("", f"{told}\n")
 
 
 @pytest.mark.usefixtures("starting")
@@ -240,45 +238,41 @@ def test_it_waits_until_the_condition_holds(
     ],
 )
 def test_a_timeout_names_the_condition_and_what_holds_instead(
-    timeout: str, message: str, capsys: Captured
+    timeout: str, message: str, cli: Cli
 ) -> None:
-    assert waited("ready", "--timeout", timeout) == 124
-    assert capsys.readouterr() == ("", f"error: {message}\ntry:   llumctl status\n")
+    assert waited(cli, "ready", "--timeout", timeout, code=124) == (
+        "",
+        f"error: {message}\ntry:   llumctl status\n",
+    )
 
 
-def test_what_can_never_hold_fails_at_once(fake: FakeController, capsys: Captured) -> None:
+def test_what_can_never_hold_fails_at_once(fake: FakeController, cli: Cli) -> None:
     fake.status = cluster(state=ClusterState.FAILED, detail="i-0: out of memory")
-    assert waited("ready") == 1
-    assert capsys.readouterr().err == (
+    assert waited(cli, "ready", code=1).err == (
         "error: ready can no longer become true: cluster default is failed (i-0: out of memory)\n"
         "try:   llumctl status\n"
     )
     fake.details["r-1"] = RequestDetail(**request_fields("r-1", state=RequestState.ABORTED))
-    assert waited("request/r-1=finished") == 1
-    assert capsys.readouterr().err.endswith("try:   llumctl requests r-1\n")
+    assert waited(cli, "request/r-1=finished", code=1).err.endswith("try:   llumctl requests r-1\n")
 
 
 @pytest.mark.parametrize("condition", ["instance/i-9=active", "request/r-9=running", "drained=i-9"])
 def test_what_there_is_not_from_the_beginning_is_a_mistake(
-    fake: FakeController, condition: str, capsys: Captured
+    fake: FakeController, condition: str, cli: Cli
 ) -> None:
     fake.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=()))
-    assert waited(condition) == 4
-    assert "error: there is no " in capsys.readouterr().err
+    assert "error: there is no " in waited(cli, condition, code=4).err
 
 
-def test_without_a_controller(capsys: Captured) -> None:
-    assert waited("idle") == 3
-    assert capsys.readouterr().err == "error: cluster default is not running\ntry:   llumctl up\n"
+def test_without_a_controller(cli: Cli) -> None:
+    assert "cluster default is not running" in waited(cli, "idle", code=3).err
     remember("http://127.0.0.1:1")
-    assert waited("idle") == 3
-    assert "cannot be reached" in capsys.readouterr().err
+    assert "cannot be reached" in waited(cli, "idle", code=3).err
 
 
-def test_ready_may_be_waited_for_before_there_is_a_controller(capsys: Captured) -> None:
-    assert waited("ready", "--timeout", "0") == 3
-    assert waited("ready", "--timeout", "0.05") == 124
-    err = capsys.readouterr().err
+def test_ready_may_be_waited_for_before_there_is_a_controller(cli: Cli) -> None:
+    waited(cli, "ready", "--timeout", "0", code=3)
+    err = waited(cli, "ready", "--timeout", "0.05", code=124).err
     assert "cluster default is not running; waiting for it\n" in err
     assert "within 50ms: cluster default is not running\n" in err
     fake = FakeController()
@@ -286,13 +280,13 @@ def test_ready_may_be_waited_for_before_there_is_a_controller(capsys: Captured) 
     fake.stop()
     remember(fake.url)
     with meanwhile(fake.start):
-        assert waited("ready", "--timeout", "60") == 0
+        found = waited(cli, "ready", "--timeout", "60")
     fake.stop()
-    assert capsys.readouterr().err.endswith("cluster default is ready\n")
+    assert found.err.endswith("cluster default is ready\n")
 
 
 def test_a_controller_may_be_gone_for_a_while(
-    starting: FakeController, monkeypatch: pytest.MonkeyPatch
+    starting: FakeController, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(waiting.output, "say", said.append)
@@ -305,20 +299,19 @@ def test_a_controller_may_be_gone_for_a_while(
         starting.start()
 
     with meanwhile(happen):
-        assert waited("instance/i-0=active") == 0
+        waited(cli, "instance/i-0=active")
     trouble, done = said
     assert trouble.endswith("; waiting for it")
     assert done == "instance i-0 is active"
 
 
-def test_a_cluster_that_is_stopped_meanwhile(starting: FakeController, capsys: Captured) -> None:
+def test_a_cluster_that_is_stopped_meanwhile(starting: FakeController, cli: Cli) -> None:
     def happen() -> None:
         starting.until_asked("/v1/status")
         run_state.remove("default")
 
     with meanwhile(happen):
-        assert waited("ready") == 3
-    assert "cluster default is not running" in capsys.readouterr().err
+        assert "cluster default is not running" in waited(cli, "ready", code=3).err
 
 
 @pytest.mark.process
