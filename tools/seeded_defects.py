@@ -39,7 +39,14 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("controller", "llumctl", "tui")
 GENERATED = ("controller.main.checks.vllm_arguments",)
 COPIED = (*PACKAGES, "tests", "tools", "benchmarks", "examples", "docs", "requirements")
-COPIED_FILES = ("pyproject.toml", "Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+COPIED_FILES = (
+    "pyproject.toml",
+    "Makefile",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "LICENSE",
+)
 TEST_LIMIT_S = 180.0
 HANGS_S = 60.0
 """A test that takes longer fails: some defects make a test wait for ever."""
