@@ -53,7 +53,7 @@ class AutoscaleBed(SteeringBed):
 
     async def begin_playing(self, mode: AutoscaleMode = "on", **config: Any) -> None:
         await self.serve()
-        for instance_id in self.serving:
+        for instance_id in self.there:
             self._incarnations[instance_id] = 1
         self.playing = asyncio.create_task(self._play())
         self.set_mode(mode, **config)
@@ -72,21 +72,17 @@ class AutoscaleBed(SteeringBed):
         return self.autoscaling.view().last
 
     @property
-    def serving(self) -> list[str]:
+    def there(self) -> list[str]:
+        """The instances that serve."""
         return sorted(m.member_id for m in self.controller.roster.instances() if m.serving)
 
-    def told(self, *kinds: EventKind) -> list[LoggedEvent]:
-        return self.events(*(kinds or KINDS))
-
-    def take_wall_clock(self) -> None:
-        super().take_wall_clock()
-        self.controller.autoscaling._wall_clock = self.controller.now_s
+    def told(self) -> list[LoggedEvent]:
+        return self.events(*KINDS)
 
     def restart_controller(self) -> None:
         live = self.controller.live
         super().restart_controller()
         self.controller.configure(live)
-        self.take_wall_clock()
 
     async def _play(self) -> None:
         due_s: dict[str, float] = {}

@@ -177,7 +177,7 @@ class FakeEngine:
         """Steps that may be taken; None: as many as there is work for."""
         self.blocks_thread = True
         """Whether the thread waits for a step that may be taken, or goes on without it."""
-        self._on_step = on_step
+        self.on_step = on_step
         self.on_phase: Callable[[StepPhase], None] = lambda phase: None
         self._death: BaseException | None = None
 
@@ -216,7 +216,7 @@ class FakeEngine:
             return []
         if self._death is not None:
             raise self._death
-        self._on_step()
+        self.on_step()
         self.num_steps += 1
         self._admit()
         self.on_phase("after-schedule")

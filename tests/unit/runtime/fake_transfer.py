@@ -43,8 +43,16 @@ class FakeTransfer:
     def held(self, stage_id: str) -> bool:
         return stage_id in self._sends and bool(self._waiting)
 
+    @property
+    def holds_some(self) -> bool:
+        return bool(self._waiting)
+
     def let_go(self) -> None:
         self.holds, self.lets_go_at_once = (lambda stage_id: False), True
+        self.let_go_once()
+
+    def let_go_once(self) -> None:
+        """What is held now; what comes next is held again."""
         waiting, self._waiting = self._waiting, []
         for go_on in waiting:
             go_on()

@@ -7,11 +7,13 @@ wrote to it is told once.
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any, TypeVar
+
+import pytest
 
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.ports.processes import LauncherLoss, LauncherLostError, OnLost, OnMessage
@@ -34,16 +36,21 @@ INFO = EngineInfo(512, 65, 16, ("generate",))
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to the next timer instead of waiting for it."""
+    """A loop whose clock jumps to the next timer instead of waiting for it. No callback may
+    raise."""
 
     _selector: selectors.BaseSelector
 
     def __init__(self) -> None:
         super().__init__()
+        self.num_turns = 0
         self._now_s = 1000.0
+        self._in_callbacks: list[dict[str, Any]] = []
+        self.set_exception_handler(lambda _, what: self._in_callbacks.append(what))
         select = self._selector.select
 
         def jump(timeout: float | None = None) -> Any:
+            self.num_turns += 1
             ready = select(0)
             if not ready:
                 if timeout is None:
@@ -56,20 +63,20 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now_s
 
+    def close(self) -> None:
+        super().close()
+        assert not self._in_callbacks, self._in_callbacks
 
-def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test on a VirtualTimeLoop; no callback may raise. Not for tests with threads or
-    sockets."""
 
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        in_callbacks: list[dict[str, Any]] = []
-        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-            runner.get_loop().set_exception_handler(lambda _, what: in_callbacks.append(what))
-            runner.run(test(*args, **kwargs))
-        assert not in_callbacks, in_callbacks
+virtual_time = pytest.mark.asyncio(loop_factories=["virtual"])
+"""Runs a test and its fixtures on a VirtualTimeLoop. Not for tests with threads or sockets."""
 
-    return run
+
+def loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The hook `pytest_asyncio_loop_factories` of a conftest.py, which `virtual_time` needs."""
+    marked = item.get_closest_marker("asyncio")
+    is_virtual = marked is not None and "loop_factories" in marked.kwargs
+    return {"virtual": VirtualTimeLoop} if is_virtual else {"real": asyncio.SelectorEventLoop}
 
 
 @dataclass
@@ -341,17 +348,14 @@ class FakeLauncher:
         self.restarted: list[str] = []
         self.why_no_room = ""
         self.lost: LauncherLoss | None = None
+        self.failures: Counter[str] = Counter()
+        """How often what is wanted of a member's process still fails."""
 
     def loss(self) -> LauncherLoss | None:
         return self.lost
 
-    def _refuse_if_lost(self) -> None:
-        if self.lost is not None:
-            raise LauncherLostError(self.lost.what)
-
     def launch_instance(self, instance_id: str) -> None:
-        self._refuse_if_lost()
-        self.launched.append(instance_id)
+        self._answer(instance_id, self.launched)
 
     def launch_frontend(self, frontend_id: str) -> None:
         self.launched.append(frontend_id)
@@ -360,9 +364,15 @@ class FakeLauncher:
         return self.lost.what if self.lost else self.why_no_room
 
     def restart(self, member_id: str) -> None:
-        self._refuse_if_lost()
-        self.restarted.append(member_id)
+        self._answer(member_id, self.restarted)
 
     def terminate(self, member_id: str) -> None:
-        self._refuse_if_lost()
-        self.terminated.append(member_id)
+        self._answer(member_id, self.terminated)
+
+    def _answer(self, member_id: str, done: list[str]) -> None:
+        if self.lost is not None:
+            raise LauncherLostError(self.lost.what)
+        if self.failures[member_id]:
+            self.failures[member_id] -= 1
+            raise RuntimeError("Ray does not answer")
+        done.append(member_id)

@@ -15,14 +15,10 @@ from tests.unit.runtime.fake_engine import (
     request_frames,
 )
 from tests.unit.runtime.fake_transfer import FakeTransfer
-from tests.unit.runtime.fakes import FakeNetwork, FakePeer
+from tests.unit.runtime.fakes import PATIENCE_S, FakeNetwork, FakePeer
+from tests.unit.runtime.members import EndedByTestError
 
-PATIENCE_S = 10.0
 HERE = "mem://i-0"
-
-
-class EndedByTestError(Exception):
-    pass
 
 
 class Bed:
@@ -79,12 +75,6 @@ class Bed:
         """As the event loop says, whatever the engine's thread does."""
         self.controller.inbox.clear()
         await self.controller.receive(Hello, lambda h: h.num_live_reqs == num_live_reqs)
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        """Of the engine, which tells nobody."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.001)
 
     async def output(
         self, frontend: FakePeer | None = None

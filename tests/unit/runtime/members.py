@@ -8,7 +8,6 @@ import pytest
 
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.settings import ReplayConfig
-from controller.ports.engine import Engine
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
@@ -16,7 +15,7 @@ from controller.runtime.instance.llumlet import Llumlet, Serving
 from controller.runtime.messages.requests import OutputsEmitted
 from tests.unit.runtime.fake_engine import FakeEngine, Scripted, decode_outputs, request_frames
 from tests.unit.runtime.fake_transfer import FakeTransfer
-from tests.unit.runtime.fakes import FakeNetwork
+from tests.unit.runtime.fakes import PATIENCE_S, FakeNetwork
 
 CONTROLLER = "mem://controller"
 LEVELS = {0: "normal", 1: "high", -1: "low"}
@@ -55,11 +54,7 @@ class Instance:
     def hold_thread(self) -> threading.Event:
         """The engine's thread waits at its next boundary until the event is set."""
         event = threading.Event()
-
-        def hold(_: Engine) -> None:
-            event.wait(10.0)
-
-        self.llumlet._thread.command(hold)
+        self.serving.between_steps(lambda engine: event.wait(PATIENCE_S))
         return event
 
     @property
@@ -77,13 +72,15 @@ class Frontend:
     """A client per request, without vLLM's app in between."""
 
     def __init__(self, network: FakeNetwork, max_replays: int = 3) -> None:
-        mailbox = network.mailbox("mem://f-0")
+        self._network, self.address = network, "mem://f-0"
+        mailbox = network.mailbox(self.address)
         member = ControllerLink(
             "frontend", "f-0", mailbox, CONTROLLER, "n", lambda: self.router.num_live_reqs
         )
         self.known: list[str] = []
         self.ended: dict[str, asyncio.Future[str]] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.max_tokens: dict[str, int] = {}
         self.book = RequestBook("f-0", LEVELS, on_event=member.tell)
         self.router = Router(
             member,
@@ -111,8 +108,14 @@ class Frontend:
             if output.finished:
                 self.ended[output.request_id].set_result("finished")
 
+    def die(self) -> None:
+        self._network.lose(self.address)
+        live = self.router.routes.machine.live
+        for request_id in list(live):
+            live.pop(request_id)
+
     async def submit(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> None:
-        self.tokens[request_id] = []
+        self.tokens[request_id], self.max_tokens[request_id] = [], max_tokens
         self.ended[request_id] = asyncio.get_running_loop().create_future()
         frames = request_frames(request_id, num_prompt_tokens, max_tokens)
         request = DispatchRequested(request_id, "f-0", num_prompt_tokens, 0, 0.0)

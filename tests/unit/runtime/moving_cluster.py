@@ -4,12 +4,14 @@ Engine threads and the event loop are real; the clock of the moves is the test's
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.destination import DestinationState
 from controller.core.migration.move_records import MoveOrder, MoveRecord
+from controller.core.migration.protocol import Verb
 from controller.core.migration.source import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
@@ -26,13 +28,25 @@ from controller.runtime.messages.members import (
     StatusPushed,
     Welcome,
 )
-from controller.runtime.messages.move_messages import MoveAnswered, MoveAsked, ReliefFruitless
+from controller.runtime.messages.move_messages import (
+    MoveAnswered,
+    MoveAsked,
+    MoveEnvelope,
+    MoveRefusalAsked,
+    MoveRefusalsAnswered,
+    ReliefFruitless,
+)
 from controller.runtime.messages.requests import DispatchAsked, Dispatched, RequestsAsked
 from tests.unit.runtime.fake_engine import FakeEngine, assert_empty, tokens_of
 from tests.unit.runtime.fakes import INFO, PATIENCE_S, FakeNetwork, idle_snapshot, until
 from tests.unit.runtime.members import CONTROLLER, Frontend, Instance
 
 T = TypeVar("T")
+
+
+def says(verb: Verb) -> Callable[[Message], bool]:
+    """Whether a message of a move's protocol is of that kind."""
+    return lambda envelope: isinstance(envelope, MoveEnvelope) and envelope.message.verb is verb
 
 
 class Clock:
@@ -151,9 +165,30 @@ class MovingCluster:
         await self.frontend.submit(request_id, prompt, max_tokens)
         await self.more(request_id, first, self.a)
 
+    async def crowd(self, lengths: dict[str, int], max_tokens: int = 20) -> None:
+        """On i-0, with so many prompt tokens each. Those that fit have one token, which may be on
+        its way. Nothing steps by itself."""
+        self.hold()
+        for request_id, num_prompt_tokens in lengths.items():
+            await self.frontend.submit(request_id, num_prompt_tokens, max_tokens)
+        await self.until(lambda: len(self.a.engine.waiting) == len(lengths))
+        self.a.engine.allow(1)
+        # A step's tokens come in one message. Before it nothing runs, and all that runs has some.
+        await self.until(lambda: any(self.frontend.tokens.values()))
+
+    async def waits(self, request_id: str = "r", *, max_tokens: int = 20) -> None:
+        """Begin a request on i-0, which does not admit it."""
+        self.a.engine.admits = False
+        await self.frontend.submit(request_id, 40, max_tokens)
+        await self.until(lambda: request_id in self.a.engine.waiting)
+
     def hold(self) -> None:
         for instance in self.instances.values():
             instance.engine.hold(blocks_thread=False)
+
+    def go_on(self) -> None:
+        for instance in self.instances.values():
+            instance.engine.go_on()
 
     async def evict(self, request_id: str, instance: Instance) -> None:
         await self.at_boundary(instance, lambda _: instance.engine.evict(request_id))
@@ -166,13 +201,27 @@ class MovingCluster:
         await self.until(lambda: len(self.frontend.tokens[request_id]) >= goal)
 
     async def ends(self, request_id: str = "r") -> str:
-        for instance in self.instances.values():
-            instance.engine.go_on()
+        self.go_on()
         return await asyncio.wait_for(self.frontend.ended[request_id], PATIENCE_S)
 
-    async def finishes(self, request_id: str = "r", max_tokens: int = 60) -> None:
+    async def finishes(self, request_id: str = "r") -> None:
         assert await self.ends(request_id) == "finished"
+        max_tokens = self.frontend.max_tokens[request_id]
         assert self.frontend.tokens[request_id] == tokens_of(request_id, max_tokens)
+
+    async def comes_to_rest(self) -> None:
+        """Nothing holds anything any more: what still runs finishes, and nothing is left."""
+        self.network.drops = self.network.doubles = lambda message: False
+        self.network.release()
+        for instance in self.instances.values():
+            instance.transfer.let_go()
+            instance.engine.admits = True
+        await self.all_finish()
+        await self.nothing_is_left()
+
+    async def all_finish(self) -> None:
+        for request_id in self.frontend.router.live_request_ids:
+            await self.finishes(request_id)
 
     def record(self, request_id: str = "r") -> RequestRecord:
         asked = RequestsAsked("q", None, (), request_id, True, 9)
@@ -211,6 +260,15 @@ class MovingCluster:
     async def move(self, *args: Any, **options: Any) -> MoveAnswered:
         return await self.answer(self.order(*args, **options))
 
+    async def tried(self, *args: Any, **options: Any) -> tuple[str, str]:
+        return await self.outcome(self.order(*args, **options))
+
+    async def outcome(self, move_id: str) -> tuple[str, str]:
+        """What became of a move that had begun, and the code of its answer."""
+        answered = await self.answer(move_id)
+        assert answered.record is not None, answered
+        return answered.record.outcome, answered.code
+
     def source_state(self, move_id: str, instance_id: str = "i-0") -> SourceState | None:
         move = self.instances[instance_id].serving.instance_moves.outgoing.get(move_id)
         return move.machine.state if move else None
@@ -218,6 +276,23 @@ class MovingCluster:
     def destination_state(self, move_id: str, instance_id: str = "i-1") -> DestinationState | None:
         move = self.instances[instance_id].serving.instance_moves.incoming.get(move_id)
         return move.machine.state if move else None
+
+    @asynccontextmanager
+    async def filled(self, num_blocks: int) -> AsyncIterator[None]:
+        """So many blocks of i-1 are in use."""
+        blocks = self.b.engine.blocks
+        taken = await self.at_boundary(self.b, lambda _: blocks.take(num_blocks))
+        assert taken is not None
+        yield
+        await self.at_boundary(self.b, lambda _: blocks.drop(taken))
+
+    async def refusals(self, instance_id: str, *request_ids: str) -> tuple[tuple[str, str], ...]:
+        """What the instance says of whether they can move."""
+        self.controller.answers.pop("q", None)
+        self.controller.send(instance_id, MoveRefusalAsked("q", request_ids))
+        await self.until(lambda: "q" in self.controller.answers)
+        answered: MoveRefusalsAnswered = self.controller.answers["q"]
+        return answered.refusals
 
     # -- ends ----------------------------------------------------------------------------
 
@@ -235,6 +310,17 @@ class MovingCluster:
         self.tell_lost(instance_id)
         let_go()
         await dead.end()
+
+    async def fence(self, instance_id: str) -> None:
+        """The cluster takes it for dead; it comes back as another incarnation without requests."""
+        nonce, instance = self.controller.members[instance_id].nonce, self.instances[instance_id]
+        self.controller.send(instance_id, Welcome(nonce, 2, fenced=True))
+        self.tell_lost(instance_id)
+        await self.until(lambda: instance.member.incarnation == 2)
+
+    def abort(self) -> None:
+        """The client of `r` leaves."""
+        self.frontend.router.abort(["r"], RequestState.ABORTED, "the client left")
 
     def tell_lost(self, instance_id: str) -> None:
         for member_id in self.controller.members:

@@ -10,20 +10,24 @@ from controller.core.fleet.cluster_spec import RollingOrder
 from controller.core.record.event_log import EventKind
 from tests.unit.runtime.autoscale_bed import AutoscaleBed
 from tests.unit.runtime.fakes import FakeNetwork, virtual_time
-from tests.unit.runtime.steering_bed import Disk
+
+pytestmark = virtual_time
 
 
-@virtual_time
-async def test_a_load_that_rises_gets_instances_as_many_as_it_wants(network: FakeNetwork) -> None:
+@pytest.fixture
+async def bed(network: FakeNetwork) -> AutoscaleBed:
+    return AutoscaleBed(network)
+
+
+async def test_a_load_that_rises_gets_instances_as_many_as_it_wants(bed: AutoscaleBed) -> None:
     """12 requests of 10 blocks want 240 blocks for 160 steps each: 4 instances of 64 blocks."""
-    bed = AutoscaleBed(network)
     bed.num_requests = 12
     await bed.begin_playing()
     await asyncio.sleep(2)
     assert bed.launcher.launched[-2:] == ["i-2", "i-3"]
-    assert bed.serving == ["i-0", "i-1"], "they start"
+    assert bed.there == ["i-0", "i-1"], "they start"
     await asyncio.sleep(10)
-    assert bed.serving == ["i-0", "i-1", "i-2", "i-3"]
+    assert bed.there == ["i-0", "i-1", "i-2", "i-3"]
     assert len(bed.launcher.launched) == 1 + 4
     (said,) = bed.told()
     assert said.kind is EventKind.AUTOSCALED
@@ -35,14 +39,13 @@ async def test_a_load_that_rises_gets_instances_as_many_as_it_wants(network: Fak
     assert bed.checked.decision.reason is ScaleReason.IN_RANGE
 
 
-@virtual_time
 async def test_nothing_at_all_leads_to_the_minimum_one_after_the_other(
     network: FakeNetwork,
 ) -> None:
-    bed = AutoscaleBed(network, num_instances=4)
+    bed = AutoscaleBed(network, 4)
     await bed.begin_playing(min_instances=2)
     await asyncio.sleep(20)
-    assert bed.serving == ["i-2", "i-3"]
+    assert bed.there == ["i-2", "i-3"]
     assert bed.launcher.terminated == ["i-0", "i-1"]
     assert [each.reason for each in bed.told()] == [
         "remove i-0: no request runs or waits",
@@ -54,9 +57,7 @@ async def test_nothing_at_all_leads_to_the_minimum_one_after_the_other(
     assert bed.checked.decision.reason is ScaleReason.AT_MINIMUM
 
 
-@virtual_time
-async def test_off_does_nothing_and_a_dry_run_only_says_so(network: FakeNetwork) -> None:
-    bed = AutoscaleBed(network)
+async def test_off_does_nothing_and_a_dry_run_only_says_so(bed: AutoscaleBed) -> None:
     bed.num_requests = 12
     await bed.begin_playing("off")
     await asyncio.sleep(5)
@@ -72,9 +73,7 @@ async def test_off_does_nothing_and_a_dry_run_only_says_so(network: FakeNetwork)
     assert bed.keeper.spec.revision == 0
 
 
-@virtual_time
-async def test_an_operators_scale_wins_until_it_is_released(network: FakeNetwork) -> None:
-    bed = AutoscaleBed(network)
+async def test_an_operators_scale_wins_until_it_is_released(bed: AutoscaleBed) -> None:
     await bed.begin_playing("off")
     assert bed.autoscaling.hold("ana", 3) is None, "nothing is to be held"
     bed.set_mode("on")
@@ -82,22 +81,20 @@ async def test_an_operators_scale_wins_until_it_is_released(network: FakeNetwork
     plan = bed.controller.scaling.plan(3, force=False)
     bed.controller.scaling.carry_out(plan, bed.claim(Remove), hold)
     await asyncio.sleep(10)
-    assert bed.serving == ["i-0", "i-1", "i-2"], "there is no request, and they stay"
+    assert bed.there == ["i-0", "i-1", "i-2"], "there is no request, and they stay"
     assert bed.autoscaling.held == hold
     assert [each.kind for each in bed.told()] == [EventKind.AUTOSCALE_PLANNED]
     bed.restart_controller()
     await asyncio.sleep(10)
-    assert bed.serving == ["i-0", "i-1", "i-2"]
+    assert bed.there == ["i-0", "i-1", "i-2"]
     bed.keeper.change(bed.keeper.spec.with_settings({}, releases=True))
     await asyncio.sleep(20)
-    assert bed.serving == ["i-2"]
+    assert bed.there == ["i-2"]
 
 
-@virtual_time
 async def test_a_controller_that_starts_again_goes_on_with_what_is_pending(
-    network: FakeNetwork,
+    bed: AutoscaleBed,
 ) -> None:
-    bed = AutoscaleBed(network)
     bed.num_requests, bed.cold_start_s = 12, 20.0
     await bed.begin_playing()
     await asyncio.sleep(3)
@@ -107,7 +104,7 @@ async def test_a_controller_that_starts_again_goes_on_with_what_is_pending(
     await asyncio.sleep(15)
     assert bed.checked.decision.reason is ScaleReason.PENDING
     await asyncio.sleep(30)
-    assert bed.serving == ["i-0", "i-1", "i-2", "i-3"]
+    assert bed.there == ["i-0", "i-1", "i-2", "i-3"]
     bed.num_requests = 1
     bed.runs("i-1", "r-1")  # at its frontend: it is not drained
     await asyncio.sleep(3)
@@ -117,12 +114,11 @@ async def test_a_controller_that_starts_again_goes_on_with_what_is_pending(
     assert list(bed.keeper.spec.drains) == ["i-1"]
     bed.requests = []
     await asyncio.sleep(4)
-    assert "i-1" not in bed.serving
+    assert "i-1" not in bed.there
 
 
-@virtual_time
 async def test_one_that_drains_stays_when_the_load_comes_back(network: FakeNetwork) -> None:
-    bed = AutoscaleBed(network, num_instances=3)
+    bed = AutoscaleBed(network, 3)
     await bed.begin_playing(min_instances=2)
     bed.runs("i-0", "r-1")  # at its frontend: it is not drained
     await asyncio.sleep(4)
@@ -135,29 +131,36 @@ async def test_one_that_drains_stays_when_the_load_comes_back(network: FakeNetwo
     assert len(bed.launcher.launched) == 1 + 3
 
 
-@virtual_time
-async def test_never_beyond_what_ray_has(network: FakeNetwork) -> None:
-    bed = AutoscaleBed(network)
+async def test_never_beyond_what_ray_has_nor_while_ray_is_gone(bed: AutoscaleBed) -> None:
     bed.num_requests = 12
-    bed.launcher.no_room = lambda number: "no GPU is free" if number > 1 else ""
+    answers: list[str] = []  # for one instance, and for more
+
+    def no_room(number: int) -> str:
+        if not answers:
+            raise RuntimeError("the head of Ray is gone")
+        return answers[min(number, len(answers)) - 1]
+
+    bed.launcher.no_room = no_room
     await bed.begin_playing()
+    await asyncio.sleep(3)
+    assert not bed.task.done()
+    (blocked,) = bed.told()
+    assert blocked.kind is EventKind.AUTOSCALE_BLOCKED
+    assert blocked.reason.endswith("RuntimeError('the head of Ray is gone')")
+    answers[:] = ["", "no GPU is free"]
     await asyncio.sleep(2)
     assert bed.launcher.launched[-1] == "i-2"
-    bed.launcher.no_room = lambda _number: "no GPU is free"
+    del answers[0]
     await asyncio.sleep(10)
     assert bed.launcher.launched[-1] == "i-2"
-    added, blocked = bed.told()
+    added, blocked = bed.told()[1:]
     assert added.numbers["num_added"] == 1
     assert blocked.kind is EventKind.AUTOSCALE_BLOCKED
     assert blocked.reason.endswith("there is no room for one more: no GPU is free")
 
 
-@virtual_time
 @pytest.mark.parametrize("how", ["failing", "never"])
-async def test_one_that_cannot_start_neither_counts_nor_blocks(
-    network: FakeNetwork, how: str
-) -> None:
-    bed = AutoscaleBed(network)
+async def test_one_that_cannot_start_neither_counts_nor_blocks(bed: AutoscaleBed, how: str) -> None:
     bed.num_requests = 8
     getattr(bed, how).add("i-2")
     await bed.begin_playing(start_timeout_s=20.0, retry_failed_start_s=60.0)
@@ -169,42 +172,25 @@ async def test_one_that_cannot_start_neither_counts_nor_blocks(
     await asyncio.sleep(60)
     assert bed.launcher.launched[-1] == "i-3"
     assert bed.keeper.spec.instance_ids == ("i-0", "i-1", "i-3"), "it went for the next one"
-    assert bed.serving == ["i-0", "i-1", "i-3"]
+    assert bed.there == ["i-0", "i-1", "i-3"]
     bed.num_requests = 0
     await asyncio.sleep(20)
-    assert bed.serving == ["i-3"]
+    assert bed.there == ["i-3"]
 
 
-@virtual_time
-async def test_one_that_failed_does_not_keep_others_from_going(network: FakeNetwork) -> None:
-    bed = AutoscaleBed(network)
-    bed.num_requests = 8
-    bed.failing.add("i-2")
-    await bed.begin_playing()
-    await asyncio.sleep(6)
-    bed.num_requests = 0
-    await asyncio.sleep(10)
-    assert bed.serving == ["i-1"]
-
-
-@virtual_time
-async def test_a_full_disk_blocks_it_until_there_is_room(network: FakeNetwork) -> None:
-    bed = AutoscaleBed(network)
-    disk = bed.keeper._store = Disk()
-    disk.is_full = True
+async def test_a_full_disk_blocks_it_until_there_is_room(bed: AutoscaleBed) -> None:
+    bed.disk.is_full = True
     await bed.begin_playing()
     await asyncio.sleep(5)
     assert bed.checked.outcome is Outcome.BLOCKED
     assert bed.told()[-1].reason == "remove i-0: no request runs or waits; no space left"
-    disk.is_full = False
+    bed.disk.is_full = False
     await asyncio.sleep(10)
-    assert bed.serving == ["i-1"]
+    assert bed.there == ["i-1"]
 
 
-@virtual_time
-async def test_one_that_an_operator_restarts_is_not_replaced(network: FakeNetwork) -> None:
+async def test_one_that_an_operator_restarts_is_not_replaced(bed: AutoscaleBed) -> None:
     """It is emptied, and as good as there: two is the minimum."""
-    bed = AutoscaleBed(network)
     bed.num_requests = 2
     await bed.begin_playing(min_instances=2)
     bed.runs("i-0", "r-1")  # at its frontend: it is not drained
@@ -218,9 +204,8 @@ async def test_one_that_an_operator_restarts_is_not_replaced(network: FakeNetwor
     assert bed.launcher.launched[-1] == "i-2", "one that is drained may stay so for long"
 
 
-@virtual_time
 async def test_one_that_dies_is_awaited_and_holds_nothing_up(network: FakeNetwork) -> None:
-    bed = AutoscaleBed(network, num_instances=3)
+    bed = AutoscaleBed(network, 3)
     bed.num_requests = 9  # 3 instances have 181 steps left, 2 have 67
     await bed.begin_playing()
     await asyncio.sleep(3)
@@ -231,23 +216,21 @@ async def test_one_that_dies_is_awaited_and_holds_nothing_up(network: FakeNetwor
     assert bed.checked.decision.reason is not ScaleReason.PENDING
     bed.num_requests = 0
     await asyncio.sleep(10)
-    assert bed.serving == ["i-2"]
+    assert bed.there == ["i-2"]
 
 
-@virtual_time
 async def test_what_frontends_saw_lately_counts_once_the_number_has_settled(
-    network: FakeNetwork,
+    bed: AutoscaleBed,
 ) -> None:
-    bed = AutoscaleBed(network)
     bed.num_requests = 2
     bed.seen = {"ttft_p99_s": 3.0, "tpot_p99_s": 0.05, "num_first_tokens": 60}
     await bed.begin_playing(target_ttft_s=2.0, max_added=1, down_above_steps=170.0)
     await asyncio.sleep(30)
-    assert bed.serving == ["i-0", "i-1"], "in the first minute nothing is known of two"
+    assert bed.there == ["i-0", "i-1"], "in the first minute nothing is known of two"
     assert bed.told() == []
     bed.num_requests = 6
     await asyncio.sleep(45)
-    assert bed.serving == ["i-0", "i-1", "i-2"]
+    assert bed.there == ["i-0", "i-1", "i-2"]
     assert bed.told()[0].reason == (
         "add 1: the P99 TTFT of the next minute is estimated at 3 s, and the target is 2 s"
     )
@@ -255,34 +238,14 @@ async def test_what_frontends_saw_lately_counts_once_the_number_has_settled(
     assert len(bed.told()) == 1, "the next minute is the third one's first"
     bed.seen = {"ttft_p99_s": 1.9, "num_first_tokens": 60}
     await asyncio.sleep(100)
-    assert bed.serving == ["i-0", "i-1", "i-2"], "with one less it were 2.85 s"
+    assert bed.there == ["i-0", "i-1", "i-2"], "with one less it were 2.85 s"
     bed.seen = {"ttft_p99_s": 0.5, "num_first_tokens": 60}
     await asyncio.sleep(10)
-    assert len(bed.serving) == 2
+    assert len(bed.there) == 2
 
 
-@virtual_time
-async def test_a_failure_of_ray_is_told_and_tried_again(network: FakeNetwork) -> None:
-    bed = AutoscaleBed(network)
-    bed.num_requests = 8
-
-    def fails(_number: int) -> str:
-        raise RuntimeError("the head of Ray is gone")
-
-    bed.launcher.no_room = fails
-    await bed.begin_playing()
-    await asyncio.sleep(3)
-    assert not bed.task.done()
-    assert bed.told()[-1].kind is EventKind.AUTOSCALE_BLOCKED
-    assert bed.told()[-1].reason.endswith("RuntimeError('the head of Ray is gone')")
-    bed.launcher.no_room = lambda _number: ""
-    await asyncio.sleep(10)
-    assert bed.serving == ["i-0", "i-1", "i-2"]
-
-
-@virtual_time
 async def test_it_waits_for_a_rolling_restart_to_end(network: FakeNetwork) -> None:
-    bed = AutoscaleBed(network, num_instances=4)
+    bed = AutoscaleBed(network, 4)
     await bed.begin_playing("off", min_instances=2)
     rolling = bed.controller.rolling
     rolling.begin(RollingOrder("op-9", 1.0, ()))

@@ -7,6 +7,7 @@ import pytest
 
 from controller.core.fleet.cluster_spec import ExitReason
 from controller.core.settings import ReplayConfig, ReschedulingConfig
+from controller.runtime.controller.roster import LiveConfig
 from tests.unit.runtime.controlled_cluster import ControlledCluster
 from tests.unit.runtime.fake_engine import tokens_of
 from tests.unit.runtime.fakes import PATIENCE_S, FakeNetwork
@@ -18,7 +19,7 @@ async def cluster(
     network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[ControlledCluster]:
     repeat_often(monkeypatch)
-    cluster = ControlledCluster(network, ReschedulingConfig(enabled=False))
+    cluster = ControlledCluster(network, LiveConfig(rescheduling=ReschedulingConfig(enabled=False)))
     for instance_id in ("i-0", "i-1"):
         cluster.join(instance_id)
     await cluster.until(lambda: cluster.frontend.known == ["i-0", "i-1"])

@@ -4,14 +4,17 @@ good."""
 import asyncio
 
 import msgspec
+import pytest
 
 from controller.core.emptying.claims import Claims, Evacuate, Remove
 from controller.core.emptying.drains import DrainState
-from controller.core.fleet.cluster_spec import ClusterSpec, ExitReason, plan_scale
+from controller.core.fleet.cluster_spec import ExitReason
 from controller.core.record.event_log import EventKind
 from controller.runtime.messages.members import DrainSet, InstanceLost
 from tests.unit.runtime.fakes import FakeNetwork, hello, settle, virtual_time
 from tests.unit.runtime.steering_bed import SteeringBed
+
+pytestmark = virtual_time
 
 
 class Bed(SteeringBed):
@@ -34,10 +37,12 @@ class Bed(SteeringBed):
         return self.claims.notice
 
 
-@virtual_time
-async def test_it_goes_when_it_is_empty(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.serve()
+@pytest.fixture
+async def bed(network: FakeNetwork) -> Bed:
+    return await Bed.serving(network)
+
+
+async def test_it_goes_when_it_is_empty(bed: Bed) -> None:
     bed.runs("i-0", "r-1")
     await bed.reports("i-0", num_running=1)
     bed.evacuates()
@@ -45,11 +50,13 @@ async def test_it_goes_when_it_is_empty(network: FakeNetwork) -> None:
     (told,) = bed.peers["i-0"].received(DrainSet)
     assert told == DrainSet(draining=True, leaves_in_s=10.0)
     assert bed.controller.rescheduler.evacuated == {"i-0"}
-    assert (await bed.dispatched()).instance_id != "i-0"
+    assert "i-0" not in await bed.chosen(1)
+    plan = bed.controller.scaling.plan(3, force=False)
+    assert (plan.undrained, plan.num_added) == ((), 1), "it goes in any case"
     await bed.migrated()
     bed.runs("i-0")
     await bed.reports("i-0")
-    await asyncio.wait_for(bed.is_gone(), 5.0)
+    await bed.is_gone()
     assert bed.launcher.terminated == ["i-0"]
     assert bed.keeper.spec.instance_ids == ("i-1", "i-2")
     assert bed.controller.rescheduler.evacuated == set()
@@ -58,12 +65,15 @@ async def test_it_goes_when_it_is_empty(network: FakeNetwork) -> None:
     assert (ended.reason, ended.numbers["num_moved"]) == ("evacuated in time", 1)
 
 
-@virtual_time
-async def test_at_its_moment_it_goes_with_what_is_left(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.serve()
+@pytest.mark.parametrize("is_drained", [False, True])
+async def test_at_its_moment_it_goes_with_what_is_left(bed: Bed, is_drained: bool) -> None:
     bed.runs("i-0", "r-1", "r-2")
+    if is_drained:
+        bed.begin()
+        await bed.reports("i-0", num_running=2)
     bed.evacuates()
+    await settle()
+    assert bed.peers["i-0"].received(DrainSet)[-1].leaves_in_s == 10.0
     for _ in range(9):
         await asyncio.sleep(1)
         await bed.reports("i-0", num_running=2)
@@ -81,10 +91,7 @@ async def test_at_its_moment_it_goes_with_what_is_left(network: FakeNetwork) -> 
     assert "i-0" not in bed.launcher.launched[4:], "it is not started again"
 
 
-@virtual_time
-async def test_a_process_that_says_that_it_must_go_is_evacuated(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.serve()
+async def test_a_process_that_says_that_it_must_go_is_evacuated(bed: Bed) -> None:
     await bed.reports("i-0", num_running=1)
     bed.runs("i-0", "r-1")
     await bed.notices(30.0)
@@ -101,22 +108,17 @@ async def test_a_process_that_says_that_it_must_go_is_evacuated(network: FakeNet
     assert bed.claims.notice is not None, "nobody can take that back"
 
 
-@virtual_time
 async def test_the_last_one_is_evacuated_too(network: FakeNetwork) -> None:
-    bed = Bed(network, num_instances=1)
-    await bed.serve()
+    bed = await Bed.serving(network, num_instances=1)
     await bed.notices(5.0)
     await bed.reports("i-0")
-    await asyncio.wait_for(bed.is_gone(), 5.0)
+    await bed.is_gone()
     assert bed.keeper.spec.instance_ids == ()
     bed.scale(1)
     assert bed.launcher.launched[-1] == "i-1"
 
 
-@virtual_time
-async def test_taken_back_it_stays(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.serve()
+async def test_taken_back_it_stays(bed: Bed) -> None:
     bed.runs("i-0", "r-1")
     bed.evacuates()
     await bed.reports("i-0", num_running=1)
@@ -125,13 +127,10 @@ async def test_taken_back_it_stays(network: FakeNetwork) -> None:
     assert bed.peers["i-0"].received(DrainSet)[-1] == DrainSet(draining=False)
     await asyncio.sleep(12)
     assert bed.launcher.terminated == []
-    assert bed.controller.drains.progress("i-0").state is DrainState.ACTIVE
+    assert bed.progress().state is DrainState.ACTIVE
 
 
-@virtual_time
-async def test_another_order_does_not_take_its_moment_from_it(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.serve()
+async def test_another_order_does_not_take_its_moment_from_it(bed: Bed) -> None:
     bed.evacuates()
     moment_s = bed.notice.deadline_s
     bed.begin()
@@ -143,28 +142,10 @@ async def test_another_order_does_not_take_its_moment_from_it(network: FakeNetwo
     assert bed.notice.deadline_s == bed.controller.now_s() + 60.0
 
 
-@virtual_time
-async def test_a_drain_becomes_an_evacuation(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.serve()
-    bed.runs("i-0", "r-1")
-    bed.begin()
-    await bed.reports("i-0", num_running=1)
-    bed.evacuates()
-    await settle()
-    assert bed.peers["i-0"].received(DrainSet)[-1].leaves_in_s == 10.0
-    await asyncio.sleep(11)
-    assert bed.launcher.terminated == ["i-0"]
-
-
-@virtual_time
-async def test_another_controller_ends_it_at_its_moment(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.serve()
+async def test_another_controller_ends_it_at_its_moment(bed: Bed) -> None:
     bed.runs("i-0", "r-1")
     bed.evacuates(within_s=8.0)
     bed.restart_controller()
-    bed.take_wall_clock()
     assert bed.controller.rescheduler.evacuated == {"i-0"}
     for member_id in bed.peers:
         await bed.joins(member_id, incarnation=1)
@@ -172,10 +153,3 @@ async def test_another_controller_ends_it_at_its_moment(network: FakeNetwork) ->
     assert bed.peers["i-0"].received(DrainSet)[-1].leaves_in_s is not None
     await asyncio.sleep(9)
     assert bed.launcher.terminated == ["i-0"]
-
-
-def test_an_instance_that_goes_in_any_case_is_none_to_keep() -> None:
-    spec = ClusterSpec.first(3).with_claims({"i-0": Remove("d", 1.0)})
-    assert plan_scale(spec, 3, {}).undrained == ("i-0",)
-    spec = spec.with_claims({"i-0": Evacuate("d", 1.0, deadline_s=9.0)})
-    assert (plan_scale(spec, 3, {}).undrained, plan_scale(spec, 3, {}).num_added) == ((), 1)

@@ -18,17 +18,13 @@ from controller.api.operations.on_requests import Abort, AbortRequest, PriorityR
 from controller.api.settings.settings import Settings
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.emptying.claims import Drain, Remove
-from controller.core.fleet.cluster_spec import ClusterSpec
-from controller.core.record.event_log import EventKind
-from controller.core.record.request_record import RequestState
+from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.settings import HoldingConfig, ReschedulingConfig
-from controller.runtime.controller.cluster import ControllerProcess
-from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT
-from tests.unit.runtime.fake_engine import tokens_of
-from tests.unit.runtime.fakes import PATIENCE_S, FakeLauncher, FakeNetwork, until
-from tests.unit.runtime.members import CONTROLLER, Frontend, Instance, repeat_often
+from tests.unit.runtime.controlled_cluster import ControlledCluster
+from tests.unit.runtime.fakes import PATIENCE_S, FakeNetwork, until
+from tests.unit.runtime.members import repeat_often
 
 HOLDING = HoldingConfig(room_to_grow_tokens=0, reserved_share=0.5, reserve_after_s=3600.0)
 CONFIG = LiveConfig(
@@ -39,23 +35,10 @@ RUNNING = ("a0", "a1", "b0", "b1")
 HELD = ("r0", "r1", "r2", "r3")
 
 
-class Cluster:
+class Cluster(ControlledCluster):
     def __init__(self, network: FakeNetwork) -> None:
-        self.network = network
-        self.launcher = FakeLauncher()
-        self.controller = ControllerProcess(
-            network.mailbox(CONTROLLER), self.launcher, CONFIG, SpecKeeper(ClusterSpec.first(2))
-        )
-        self.controller.start(num_frontends=1)
-        self.running = asyncio.create_task(self.controller.run())
-        self.frontend = Frontend(network)
-        self.instances: dict[str, Instance] = {}
+        super().__init__(network, CONFIG, holds=True)
         self.submitted: dict[str, asyncio.Task[None]] = {}
-
-    def join(self, instance_id: str) -> Instance:
-        instance = self.instances[instance_id] = Instance(self.network, instance_id)
-        instance.engine.hold(blocks_thread=False)
-        return instance
 
     async def fill(self) -> None:
         for instance_id in ("i-0", "i-1"):
@@ -65,12 +48,9 @@ class Cluster:
             await self.frontend.submit(request_id, 383, 1 + 16 * (request_id == "a0"))
         await until(lambda: sum(len(i.engine.waiting) for i in self.instances.values()) == 4)
         for request_id in HELD:
-            self.submit(request_id)
+            submit = self.frontend.submit(request_id, 320, 1)
+            self.submitted[request_id] = asyncio.create_task(submit)
         await until(lambda: self.held == list(HELD))
-
-    def submit(self, request_id: str, num_prompt_tokens: int = 320) -> None:
-        submit = self.frontend.submit(request_id, num_prompt_tokens, 1)
-        self.submitted[request_id] = asyncio.create_task(submit)
 
     @property
     def held(self) -> list[str]:
@@ -83,35 +63,15 @@ class Cluster:
         view = self.controller.scheduler.waiting_view()
         return {instance_id: key[1] for instance_id, key in view.reserved.items()}
 
-    def at(self, request_id: str) -> str | None:
+    def record(self, request_id: str) -> RequestRecord:
         record = self.frontend.book.find(request_id)
         assert record is not None
-        return record.instance_id
-
-    def state(self, request_id: str) -> RequestState:
-        record = self.frontend.book.find(request_id)
-        assert record is not None
-        return record.state
-
-    async def goes_on(self, *instance_ids: str) -> None:
-        for instance_id in instance_ids or self.instances:
-            self.instances[instance_id].engine.go_on()
-
-    async def finished(self, *request_ids: str) -> None:
-        ended = (self.frontend.ended[request_id] for request_id in request_ids)
-        ends = await asyncio.wait_for(asyncio.gather(*ended), PATIENCE_S)
-        assert set(ends) == {"finished"}
-        for request_id in request_ids:
-            number = len(self.frontend.tokens[request_id])
-            assert self.frontend.tokens[request_id] == tokens_of(request_id, number)
+        return record
 
     async def end(self) -> None:
         for task in self.submitted.values():
             task.cancel()
-        for instance in self.instances.values():
-            await instance.end()
-        await self.frontend.router.close()
-        self.running.cancel()
+        await super().end()
 
 
 @pytest.fixture
@@ -120,6 +80,7 @@ async def cluster(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> Asyn
     cluster = Cluster(network)
     await cluster.fill()
     yield cluster
+    await cluster.all_finish()
     cluster.controller.scheduler.check()
     await cluster.end()
 
@@ -130,18 +91,10 @@ DRAIN = Drain("op-1", 1000.0, actor="ana")
 async def test_they_are_listed_in_order_and_go_in_order(cluster: Cluster) -> None:
     found = await list_requests(cluster.controller, RequestsQuery(state=("waiting",)))
     held = [item for item in found.requests if item.held is not None]
-    assert [(item.id, item.held and item.held.place) for item in held] == [
-        ("r0", 1),
-        ("r1", 2),
-        ("r2", 3),
-        ("r3", 4),
-    ]
+    assert [(item.id, item.held.place) for item in held] == [*zip(HELD, (1, 2, 3, 4), strict=True)]
     explained = await explain_request(cluster.controller, "r0")
-    assert explained.waiting is not None
     assert "i-0 is kept for it and lacks 4 blocks" in explained.waiting.why
     assert cluster.reserved == {"i-0": "r0"}
-    await cluster.goes_on()
-    await cluster.finished(*RUNNING, *HELD)
 
 
 def operated(cluster: Cluster) -> Operated:
@@ -171,18 +124,6 @@ async def test_another_priority_counts_at_once(cluster: Cluster) -> None:
     assert [item.id for item in listed.requests if item.held] == ["r2", "r0", "r1", "r3"]
     await carried_out(priority(cluster, "r2", "normal"))
     await until(lambda: cluster.held == list(HELD))
-    await cluster.goes_on()
-    await cluster.finished(*HELD)
-
-
-async def test_it_goes_with_the_priority_that_it_was_given(cluster: Cluster) -> None:
-    await carried_out(priority(cluster, "r3", "high"))
-    await until(lambda: cluster.held[0] == "r3")
-    await cluster.goes_on("i-1")
-    await cluster.finished(*HELD)
-    entries = cluster.controller.journal.log.after(None, 1000).entries
-    went = [e.request_id for _, e in entries if e.kind is EventKind.DISPATCHED]
-    assert went[len(RUNNING) :] == ["r3", "r0", "r1", "r2"]
 
 
 async def test_one_that_an_operator_ends_leaves_the_queue_and_its_client_hears(
@@ -193,51 +134,35 @@ async def test_one_that_an_operator_ends_leaves_the_queue_and_its_client_hears(
     assert await cluster.frontend.ended["r0"] == TOLD_TO_THE_CLIENT
     await until(lambda: cluster.held == ["r1", "r2", "r3"])
     await until(lambda: cluster.reserved == {"i-0": "r1"})
-    assert cluster.state("r0") is RequestState.ABORTED
+    assert cluster.record("r0").state is RequestState.ABORTED
     await asyncio.wait_for(cluster.submitted["r0"], PATIENCE_S)
-    await cluster.goes_on()
-    await cluster.finished("r1", "r2", "r3")
-
-
-async def test_a_dry_run_ends_nothing(cluster: Cluster) -> None:
-    planned = abort(cluster, "r0", AbortRequest(dry_run=True))
-    await planned.look()
-    report = await planned.plan()
-    assert (report.state, report.dry_run) == ("waiting", True)
-    assert cluster.held == list(HELD)
 
 
 async def test_one_whose_client_leaves_is_forgotten(cluster: Cluster) -> None:
     cluster.submitted["r1"].cancel()  # as the endpoint's app does
     cluster.frontend.router.abort(["r1"], RequestState.ABORTED, "the client left")
     await until(lambda: cluster.held == ["r0", "r2", "r3"])
-    await cluster.goes_on()
-    await cluster.finished("r0", "r2", "r3")
 
 
 async def test_while_the_reserved_instance_drains_another_is_reserved(cluster: Cluster) -> None:
     assert cluster.reserved == {"i-0": "r0"}
     cluster.controller.drains.begin({"i-0": DRAIN})
     await until(lambda: cluster.reserved == {"i-1": "r0"})
-    status = cluster.controller.scheduler.waiting_view().first()
-    assert status is not None
-    assert status.instance_id == "i-1"
-    await cluster.goes_on("i-1")
+    assert cluster.controller.scheduler.waiting_view().first().instance_id == "i-1"
+    cluster.go_on("i-1")
     await cluster.finished(*HELD)
-    assert {cluster.at(request_id) for request_id in HELD} == {"i-1"}
+    assert {cluster.record(request_id).instance_id for request_id in HELD} == {"i-1"}
 
 
 async def test_while_all_instances_drain_none_is_reserved_and_none_goes(cluster: Cluster) -> None:
     cluster.controller.drains.begin({"i-0": DRAIN, "i-1": DRAIN})
     await until(lambda: cluster.reserved == {})
     explained = await explain_request(cluster.controller, "r0")
-    assert explained.waiting is not None
     assert "no instance takes requests" in explained.waiting.why
-    await cluster.goes_on()
+    cluster.go_on()
     await cluster.finished(*RUNNING)
     assert cluster.held == list(HELD)
     cluster.controller.drains.end("i-1", "undone", "ana")
-    await cluster.finished(*HELD)
 
 
 async def test_a_new_instance_takes_them_at_once(cluster: Cluster) -> None:
@@ -246,9 +171,7 @@ async def test_a_new_instance_takes_them_at_once(cluster: Cluster) -> None:
     await until(lambda: "i-2" in cluster.controller.roster.members)
     cluster.join("i-2")
     await until(lambda: cluster.held == ["r3"])
-    await until(lambda: [cluster.at(r) for r in ("r0", "r1", "r2")] == ["i-2"] * 3)
-    await cluster.goes_on()
-    await cluster.finished(*HELD)
+    await until(lambda: [cluster.record(r).instance_id for r in ("r0", "r1", "r2")] == ["i-2"] * 3)
 
 
 async def test_what_a_reserved_instance_ran_when_it_died_goes_ahead_of_what_is_held(
@@ -257,7 +180,7 @@ async def test_what_a_reserved_instance_ran_when_it_died_goes_ahead_of_what_is_h
     cluster.network.lose(cluster.instances["i-0"].address)
     await until(lambda: cluster.held == ["a0", "b0", *HELD])
     assert set(cluster.reserved) == {"i-1"}
-    await cluster.goes_on("i-1")
+    cluster.go_on("i-1")
     await cluster.finished("a0", "b0", *HELD)
 
 
@@ -265,11 +188,11 @@ async def test_they_are_served_within_the_grace_of_down(cluster: Cluster) -> Non
     cluster.controller.stop(drain=True, grace_s=20.0)
     assert cluster.controller.stopping
     assert cluster.held == list(HELD)
-    await cluster.goes_on()
+    cluster.go_on()
     await cluster.finished(*HELD)
 
 
 async def test_with_their_frontend_they_are_gone(cluster: Cluster) -> None:
-    cluster.network.lose("mem://f-0")
+    cluster.frontend.die()
     await until(lambda: cluster.held == [])
     assert cluster.reserved == {}

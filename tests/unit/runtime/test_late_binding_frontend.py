@@ -5,6 +5,7 @@ import asyncio
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from controller.core.admission.asking import AT_LEAST_EVERY_S, CONTROLLER_SILENCE_S, MAX_ASK_AGAIN_S
 from controller.core.scheduler_events import DispatchCancelled
@@ -38,49 +39,44 @@ async def keep_telling(bed: Bed, told: Directory = HOLDING) -> None:
         await asyncio.sleep(0.4)
 
 
-@virtual_time
-async def test_what_a_dead_controller_held_goes_in_order_as_far_as_it_fits(
-    network: FakeNetwork,
-) -> None:
+pytestmark = virtual_time
+
+
+@pytest.fixture
+async def bed(network: FakeNetwork) -> Bed:
     bed = Bed(network)
     await bed.know(HOLDING)
-    tasks = [bed.submit(f"r{n}") for n in range(6)]  # a block each
+    return bed
+
+
+@pytest.mark.parametrize(
+    ("told", "first"),
+    [
+        ({}, [("r0", "i-0"), ("r1", "i-0"), ("r2", "i-1")]),
+        ({"room_to_grow_tokens": 64}, [("r0", "i-0")]),
+        ({"num_frontends": 2}, [("r0", "i-0")]),
+    ],
+    ids=["as far as it fits", "what is left free for growth", "a share for each frontend"],
+)
+async def test_what_a_dead_controller_held_goes_in_order(
+    bed: Bed, told: dict[str, int], first: list[tuple[str, str]]
+) -> None:
+    """A block each. By what the controller told last."""
+    await bed.know(msgspec.structs.replace(HOLDING, **told))
+    tasks = [bed.submit(f"r{n}") for n in range(6)]
     await settle()
-    network.lose("mem://controller")
+    bed.network.lose("mem://controller")
     await asyncio.sleep(0.9 * CONTROLLER_SILENCE_S)
     assert arrived(bed) == []
     await asyncio.sleep(0.3 * CONTROLLER_SILENCE_S)
-    assert arrived(bed) == [("r0", "i-0"), ("r1", "i-0"), ("r2", "i-1")]
-    await asyncio.sleep(AT_LEAST_EVERY_S)
-    assert [r for r, _ in arrived(bed)] == ["r0", "r1", "r2", "r3"]
-    await asyncio.sleep(2.1 * AT_LEAST_EVERY_S)
-    assert [r for r, _ in arrived(bed)] == [f"r{n}" for n in range(6)]
+    assert arrived(bed) == first
+    for more in (1, 2, 3):
+        await asyncio.sleep(1.05 * AT_LEAST_EVERY_S)
+        assert [r for r, _ in arrived(bed)] == [f"r{n}" for n in range(len(first) + more)]
     await asyncio.gather(*tasks)
-    await bed.router.close()
 
 
-@virtual_time
-async def test_frontends_leave_as_much_free_for_growth_as_the_controller_did_last(
-    network: FakeNetwork,
-) -> None:
-    bed = Bed(network)
-    await bed.know(HOLDING)
-    await bed.know(msgspec.structs.replace(HOLDING, room_to_grow_tokens=64))
-    tasks = [bed.submit(f"r{n}") for n in range(3)]
-    await settle()
-    network.lose("mem://controller")
-    await asyncio.sleep(1.2 * CONTROLLER_SILENCE_S)
-    assert arrived(bed) == [("r0", "i-0")], "each instance takes a block less"
-    await asyncio.sleep(2.1 * AT_LEAST_EVERY_S)
-    await asyncio.gather(*tasks)
-    await bed.router.close()
-
-
-@virtual_time
-async def test_a_new_controller_is_asked_at_once_and_nothing_goes_without_it(
-    network: FakeNetwork,
-) -> None:
-    bed = Bed(network)
+async def test_a_new_controller_is_asked_at_once_and_nothing_goes_without_it(bed: Bed) -> None:
     telling = asyncio.create_task(keep_telling(bed))
     for n in range(3):
         bed.submit(f"r{n}")
@@ -90,13 +86,9 @@ async def test_a_new_controller_is_asked_at_once_and_nothing_goes_without_it(
     await bed.know(msgspec.structs.replace(HOLDING, controller="two"))
     assert asked(bed) == ["r0", "r1", "r2"]
     assert arrived(bed) == []
-    await bed.router.close()
 
 
-@virtual_time
-async def test_a_held_request_is_asked_for_again_ever_more_seldom(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know(HOLDING)
+async def test_a_held_request_is_asked_for_again_ever_more_seldom(bed: Bed) -> None:
     telling = asyncio.create_task(keep_telling(bed))
     bed.submit()
     await asyncio.sleep(7 * CONTROLLER_SILENCE_S + 0.1)
@@ -104,36 +96,16 @@ async def test_a_held_request_is_asked_for_again_ever_more_seldom(network: FakeN
     await asyncio.sleep(10 * MAX_ASK_AGAIN_S)
     assert len(asked(bed)) == 14
     telling.cancel()
-    await bed.router.close()
 
 
-@virtual_time
-async def test_a_client_that_leaves_is_not_sent_when_the_controller_is_gone(
-    network: FakeNetwork,
-) -> None:
-    bed = Bed(network)
-    await bed.know(HOLDING)
+async def test_a_client_that_leaves_is_not_sent_when_the_controller_is_gone(bed: Bed) -> None:
     leaves, stays = bed.submit("r0"), bed.submit("r1")
     await settle()
     leaves.cancel()
     assert await bed.controller.receive(DispatchWithdrawn) == DispatchWithdrawn(
         DispatchCancelled("r0", "f-0")
     )
-    network.lose("mem://controller")
+    bed.network.lose("mem://controller")
     await stays
     await settle()
     assert arrived(bed) == [("r1", "i-0")]
-    await bed.router.close()
-
-
-@virtual_time
-async def test_a_share_of_the_room_is_for_each_frontend(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know(msgspec.structs.replace(HOLDING, num_frontends=2))
-    tasks = [bed.submit(f"r{n}") for n in range(3)]
-    await settle()
-    network.lose("mem://controller")
-    await asyncio.sleep(1.2 * CONTROLLER_SILENCE_S)
-    assert arrived(bed) == [("r0", "i-0")]
-    await asyncio.gather(*tasks)
-    await bed.router.close()

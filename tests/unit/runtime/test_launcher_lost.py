@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from controller.core.emptying.claims import Evacuate
 from controller.core.fleet.outlook import RETRY_S
 from controller.core.record.event_log import EventKind
@@ -15,20 +17,24 @@ from tests.unit.runtime.fakes import FakeNetwork, virtual_time
 LOST = LauncherLoss("Ray's head at h:1 does not answer", 3.0, 60.0)
 
 
+pytestmark = virtual_time
+
+
+@pytest.fixture
+async def bed(network: FakeNetwork) -> Bed:
+    return await Bed.serving(network)
+
+
 async def a_tick() -> None:
     await asyncio.sleep(2 * TICK_S)
 
 
 def told(bed: Bed) -> list[tuple[EventKind, str]]:
-    kinds = (EventKind.RAY_LOST, EventKind.RAY_FOUND)
-    entries = bed.controller.journal.log.after(None, 1000).entries
-    return [(event.kind, event.reason) for _, event in entries if event.kind in kinds]
+    found = bed.events(EventKind.RAY_LOST, EventKind.RAY_FOUND)
+    return [(event.kind, event.reason) for event in found]
 
 
-@virtual_time
-async def test_it_says_so_once_and_again_when_it_is_back(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.serve()
+async def test_it_says_so_once_and_again_when_it_is_back(bed: Bed) -> None:
     assert told(bed) == []
     bed.launcher.lost = LOST
     await a_tick()
@@ -42,10 +48,7 @@ async def test_it_says_so_once_and_again_when_it_is_back(network: FakeNetwork) -
     ]
 
 
-@virtual_time
-async def test_what_needs_a_process_is_tried_again_when_it_is_back(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.serve()
+async def test_what_needs_a_process_is_tried_again_when_it_is_back(bed: Bed) -> None:
     bed.launcher.lost = LOST
     keeper = bed.controller.keeper
     keeper.change(keeper.spec.with_instances_added(1))
@@ -61,10 +64,7 @@ async def test_what_needs_a_process_is_tried_again_when_it_is_back(network: Fake
     assert bed.launcher.terminated == ["i-0"]
 
 
-@virtual_time
-async def test_streams_end_with_an_error_before_their_processes_end(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.serve()
+async def test_streams_end_with_an_error_before_their_processes_end(bed: Bed) -> None:
     bed.launcher.lost = replace(LOST, for_s=51.0)
     await a_tick()
     assert not bed.controller.stopping

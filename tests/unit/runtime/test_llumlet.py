@@ -2,7 +2,6 @@
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
@@ -29,35 +28,28 @@ from controller.runtime.messages.requests import (
 )
 from tests.unit.runtime.fake_engine import tokens_of
 from tests.unit.runtime.fake_transfer import FakeTransfer
-from tests.unit.runtime.fakes import INFO, FakeClock, FakeNetwork
-from tests.unit.runtime.llumlet_bed import HERE, PATIENCE_S, Bed
+from tests.unit.runtime.fakes import INFO, PATIENCE_S, FakeClock, FakeNetwork, until
+from tests.unit.runtime.llumlet_bed import HERE, Bed
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_thread, "HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("controller.runtime.controller_link.HELLO_INTERVAL_S", 0.02)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture
-async def bed(network: FakeNetwork) -> AsyncIterator[Bed]:
-    bed = Bed(network)
-    yield bed
-    await bed.end()
+async def bed(unstarted: Bed) -> Bed:
+    await unstarted.start()
+    return unstarted
 
 
 # -- requests -----------------------------------------------------------------------------
 
 
 async def test_a_request_s_tokens_arrive_once_each_and_in_order(bed: Bed) -> None:
-    await bed.start()
     bed.add("r", max_tokens=40)
     assert await bed.tokens("r") == tokens_of("r", 40)
     assert bed.llumlet.num_live_reqs == 0
 
 
 async def test_each_frontend_gets_its_own(bed: Bed) -> None:
-    await bed.start()
     bed.engine.hold()
     bed.add("a", frontend=bed.f0)
     bed.add("b", frontend=bed.f1)
@@ -71,7 +63,6 @@ async def test_each_frontend_gets_its_own(bed: Bed) -> None:
 
 async def test_once_nothing_is_left_those_are_told_who_were_told_of_a_load(bed: Bed) -> None:
     """Else vLLM's metrics show what ran last for ever: the last one's end, or its client's."""
-    await bed.start()
     bed.add("a", frontend=bed.f1)
     await bed.tokens("a", bed.f1)
     assert await bed.load(bed.f1) == []
@@ -85,7 +76,6 @@ async def test_once_nothing_is_left_those_are_told_who_were_told_of_a_load(bed: 
 
 
 async def test_what_a_dead_frontend_showed_is_taken_back_by_another(bed: Bed) -> None:
-    await bed.start()
     bed.add("a", frontend=bed.f1)
     await bed.tokens("a", bed.f1)
     await bed.load(bed.f1)
@@ -98,7 +88,6 @@ async def test_what_a_dead_frontend_showed_is_taken_back_by_another(bed: Bed) ->
 
 
 async def test_statistics_of_a_step_without_tokens_go_to_one_frontend_that_lives(bed: Bed) -> None:
-    await bed.start()
     bed.add("a")
     await bed.tokens("a")
     await bed.load(bed.f0)
@@ -109,36 +98,7 @@ async def test_statistics_of_a_step_without_tokens_go_to_one_frontend_that_lives
     bed.engine.tells_each_step = False
 
 
-async def test_outputs_carry_the_epoch_that_the_request_came_with(bed: Bed) -> None:
-    await bed.start()
-    bed.add("r", attempt=2, hop=3)
-    emitted, _ = await bed.output()
-    item = emitted.items[0]
-    assert emitted.sender == InstanceRef("i-0", 1, "mem://i-0")
-    assert (item.attempt, item.hop, item.first_index, item.num_tokens) == (2, 3, 0, 1)
-
-
-async def test_abort_frees_the_blocks_and_nothing_is_emitted_afterwards(bed: Bed) -> None:
-    await bed.start()
-    bed.engine.hold()
-    bed.add("r", num_prompt_tokens=100, max_tokens=200)
-    bed.engine.allow(3)
-    for _ in range(3):
-        await bed.output()
-    assert (await bed.status(lambda s: s.num_steps == 3)).snapshot.num_free_blocks < 64
-    bed.f0.send(HERE, AbortRequests(("r", "unknown")))
-    bed.engine.go_on()
-    quiet = await bed.status(lambda s: s.snapshot.num_running == 0)
-    assert quiet.snapshot.num_free_blocks == 64
-    before = bed.num_outputs()  # of a step that the abort came after
-    assert before <= 1
-    await bed.pull()
-    assert bed.num_outputs() == before
-    assert bed.llumlet.num_live_reqs == 0
-
-
 async def test_what_nobody_reads_is_aborted_in_its_hop(bed: Bed) -> None:
-    await bed.start()
     bed.engine.hold()
     bed.add("r", max_tokens=200, hop=2)
     bed.engine.allow(1)
@@ -156,41 +116,54 @@ async def test_what_nobody_reads_is_aborted_in_its_hop(bed: Bed) -> None:
     assert bed.llumlet.num_live_reqs == 0
 
 
-async def test_outputs_of_a_step_that_was_under_way_at_the_abort_are_dropped(bed: Bed) -> None:
-    await bed.start()
+async def test_an_abort_frees_the_blocks_and_outputs_of_the_step_under_way_are_dropped(
+    bed: Bed,
+) -> None:
     bed.engine.hold()
-    bed.add("r", max_tokens=50)
-    await bed.until(lambda: bed.engine.num_begun)  # or the abort would come before the step
-    bed.f0.send(HERE, AbortRequests(("r",)))
+    bed.add("r", num_prompt_tokens=100, max_tokens=50, attempt=2, hop=3)
+    bed.engine.allow(1)
+    emitted, _ = await bed.output()
+    (item,) = emitted.items
+    assert emitted.sender == InstanceRef("i-0", 1, "mem://i-0")
+    assert (item.attempt, item.hop, item.first_index, item.num_tokens) == (2, 3, 0, 1)
+    await until(lambda: bed.engine.num_begun == 2)  # or the abort would come before the step
+    bed.f0.send(HERE, AbortRequests(("r", "unknown")))
     await bed.taken_in(0)
     bed.engine.go_on()  # it ends the step that it was in, with a token of "r"
-    await bed.status(lambda s: s.num_steps > 0)
+    quiet = await bed.status(lambda s: s.num_steps > 1 and s.snapshot.num_running == 0)
+    assert quiet.snapshot.num_free_blocks == 64
     await bed.pull()
     assert bed.num_outputs() == 0
 
 
-async def test_a_dispatch_to_another_incarnation_is_refused_and_may_be_sent_again(
-    bed: Bed,
-) -> None:
-    await bed.start()
+async def test_a_dispatch_to_another_incarnation_is_refused_and_may_be_sent_again(bed: Bed) -> None:
     bed.add("r", seq=9, incarnation=2)
     refused = await bed.f0.receive(RequestRefused)
     assert (refused.request_id, refused.retryable) == ("r", True)
     assert (await bed.pull()).last_dispatch_seq == 0, "another incarnation's account"
 
 
-async def test_a_request_that_the_engine_cannot_take_is_refused_and_accounted(bed: Bed) -> None:
-    await bed.start()
-    bed.add("long", seq=1, num_prompt_tokens=600)
+@pytest.mark.parametrize("why", ["the prompt is too long", "no adapter of that name", ""])
+async def test_a_request_that_the_engine_cannot_take_is_refused_and_accounted(
+    bed: Bed, why: str
+) -> None:
+    bed.engine.refuses_at_add.add("r")
+    if why:
+        bed.add("r", seq=4, num_prompt_tokens=600 if "long" in why else 4)
+    else:  # it does not decode
+        bed.f0.send(HERE, AddRequest("r", "mem://f-0", 1, 4), [b"\xc1"])
     refused = await bed.f0.receive(RequestRefused)
-    assert refused == RequestRefused("long", "the prompt is too long", retryable=False)
-    status = await bed.status(lambda s: s.last_dispatch_seq == 1)
+    assert (refused.request_id, refused.retryable) == ("r", False)
+    assert not why or refused.message == why
+    status = await bed.status(lambda s: s.last_dispatch_seq == 4)
     assert (status.snapshot.num_running, status.snapshot.num_queued) == (0, 0)
+    assert bed.llumlet.num_live_reqs == 0
 
 
 async def test_the_time_to_first_token_is_told_by_rank(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    unstarted: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bed = unstarted
     monkeypatch.setattr("controller.runtime.instance.live_requests.PERCENTILE_EVERY_S", 0.0)
     await bed.start()
     assert not (await bed.pull()).ttft_p99_by_rank_s
@@ -204,7 +177,6 @@ async def test_the_time_to_first_token_is_told_by_rank(
 
 async def test_an_evicted_queue_head_says_since_when(bed: Bed) -> None:
     """No further step is taken meanwhile: its 50 tokens would be there first."""
-    await bed.start()
     bed.engine.hold(blocks_thread=False)
     bed.add("r", max_tokens=50)
     bed.engine.allow(1)
@@ -218,24 +190,7 @@ async def test_an_evicted_queue_head_says_since_when(bed: Bed) -> None:
     assert status.snapshot.queue_head.evicted_at_s == 7.0
 
 
-async def test_a_request_that_does_not_decode_is_refused(bed: Bed) -> None:
-    await bed.start()
-    bed.f0.send(HERE, AddRequest("r", "mem://f-0", 1, 4), [b"\xc1"])
-    assert not (await bed.f0.receive(RequestRefused)).retryable
-    assert (await bed.status(lambda s: s.last_dispatch_seq == 4)).snapshot.num_running == 0
-
-
-async def test_a_request_refused_when_it_is_added_is_refused_to_the_frontend(bed: Bed) -> None:
-    bed.engine.refuses_at_add.add("r")
-    await bed.start()
-    bed.add("r", seq=3)
-    assert (await bed.f0.receive(RequestRefused)).message == "no adapter of that name"
-    await bed.status(lambda s: s.last_dispatch_seq == 3)
-    assert bed.llumlet.num_live_reqs == 0
-
-
 async def test_a_dispatch_that_is_not_used_is_accounted(bed: Bed) -> None:
-    await bed.start()
     bed.f0.send(HERE, DispatchUnused(1, 6))
     await bed.status(lambda s: s.last_dispatch_seq == 6)
     bed.f0.send(HERE, DispatchUnused(2, 8))
@@ -243,7 +198,6 @@ async def test_a_dispatch_that_is_not_used_is_accounted(bed: Bed) -> None:
 
 
 async def test_no_status_names_a_dispatch_whose_request_it_does_not_count(bed: Bed) -> None:
-    await bed.start()
     bed.engine.hold()
     seen: list[StatusPushed] = []
     for seq in range(1, 40):
@@ -262,7 +216,6 @@ async def test_no_status_names_a_dispatch_whose_request_it_does_not_count(bed: B
 
 
 async def test_a_frontend_that_is_gone_has_its_requests_aborted(bed: Bed) -> None:
-    await bed.start()
     bed.engine.hold()
     bed.add("a", frontend=bed.f0)
     bed.add("b", frontend=bed.f1)
@@ -278,7 +231,6 @@ async def test_a_frontend_that_is_gone_has_its_requests_aborted(bed: Bed) -> Non
 
 
 async def test_the_controller_s_end_touches_no_request(bed: Bed) -> None:
-    await bed.start()
     bed.engine.hold()
     bed.add("r", max_tokens=20)
     bed.engine.allow(2)
@@ -290,13 +242,18 @@ async def test_the_controller_s_end_touches_no_request(bed: Bed) -> None:
 # -- start, end, fencing ------------------------------------------------------------------
 
 
-async def test_it_serves_only_once_the_engine_has_started(bed: Bed) -> None:
+async def test_it_serves_only_once_the_engine_has_started(unstarted: Bed) -> None:
+    bed = unstarted
     bed.build.start = queue.SimpleQueue()
     bed.run()
     await bed.welcome()
     await bed.controller.receive(Hello, lambda h: (h.phase, h.detail) == ("starting", "loading"))
     bed.add("early")
     assert (await bed.f0.receive(RequestRefused)).retryable
+    for dry_run in (True, False):
+        order = MoveOrder("m", "r", InstanceRef("i-1", 1, "mem://i-1"), "test")
+        bed.controller.send(HERE, MoveAsked("q", order, dry_run))
+        assert await bed.controller.receive(MoveAnswered) == MoveAnswered("q", "unknown")
     bed.build.start.put(None)
     active = await bed.controller.receive(Hello, lambda h: h.phase == "active")
     assert active.info == INFO
@@ -304,38 +261,34 @@ async def test_it_serves_only_once_the_engine_has_started(bed: Bed) -> None:
     assert await bed.tokens("r") == tokens_of("r", 5)
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
-async def test_a_move_that_is_asked_before_the_engine_serves_is_refused_at_once(
-    bed: Bed, dry_run: bool
+@pytest.mark.parametrize("is_built", [False, True])
+async def test_an_engine_that_cannot_start_is_reported_as_failed_and_held(
+    unstarted: Bed, monkeypatch: pytest.MonkeyPatch, is_built: bool
 ) -> None:
-    bed.build.start = queue.SimpleQueue()
-    bed.run()
-    await bed.welcome()
-    destination = InstanceRef("i-1", 1, "mem://i-1")
-    asked = MoveAsked("q", MoveOrder("m", "r", destination, "test"), dry_run)
-    bed.controller.send(HERE, asked)
-    assert await bed.controller.receive(MoveAnswered) == MoveAnswered("q", "unknown")
-    bed.build.start.put(None)
-    await bed.controller.receive(Hello, lambda h: h.phase == "active")
+    def no_socket(*_: object) -> None:
+        raise OSError("no socket can be had")
 
-
-async def test_an_engine_that_cannot_start_is_reported_as_failed_and_held(bed: Bed) -> None:
-    bed.build.error = RuntimeError("no memory")
+    bed = unstarted
+    if is_built:
+        monkeypatch.setattr(FakeTransfer, "start", no_socket)
+    else:
+        bed.build.error = OSError("no socket can be had")
     bed.run()
-    await bed.controller.receive(
-        Hello, lambda h: (h.phase, h.detail) == ("failed", "RuntimeError: no memory")
-    )
+    failed = await bed.controller.receive(Hello, lambda h: h.phase == "failed")
+    assert failed.detail == "OSError: no socket can be had"
     await bed.welcome()
-    repeated = await bed.controller.receive(Hello, lambda h: h.incarnation == 1)
-    assert repeated.phase == "failed"
     bed.add("r")
     assert (await bed.f0.receive(RequestRefused)).retryable
+    bed.controller.inbox.clear()
+    bed.controller.send(HERE, StatusPull())
+    for _ in range(2):
+        assert (await bed.controller.receive(Hello)).phase == "failed"
+    assert bed.controller.received(StatusPushed) == []
     assert not bed.task.done()
     bed.task.cancel()
 
 
 async def test_the_engine_thread_s_death_ends_the_process(bed: Bed) -> None:
-    await bed.start()
     bed.engine.hold()
     bed.add("r", max_tokens=1000)
     bed.engine.allow(5)
@@ -347,39 +300,20 @@ async def test_the_engine_thread_s_death_ends_the_process(bed: Bed) -> None:
     assert HERE not in bed.network.mailboxes, "its inbox is closed, so others notice"
 
 
-async def test_an_engine_that_is_built_but_cannot_serve_is_reported_as_failed(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_socket(*_: object) -> None:
-        raise OSError("no socket can be had")
-
-    monkeypatch.setattr(FakeTransfer, "start", no_socket)
-    bed.run()
-    failed = await bed.controller.receive(Hello, lambda hello: hello.phase == "failed")
-    assert failed.detail == "OSError: no socket can be had"
-    bed.add("early")
-    assert (await bed.f0.receive(RequestRefused)).retryable
-    bed.controller.inbox.clear()
-    bed.controller.send(HERE, StatusPull())
-    for _ in range(2):
-        assert (await bed.controller.receive(Hello)).phase == "failed"
-    assert bed.controller.received(StatusPushed) == []
-
-
 async def test_an_engine_of_which_nobody_could_be_told_ends_the_process(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    unstarted: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def defect(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(bed.member, "report", defect)
-    bed.run()
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # it fails in a callback
+    monkeypatch.setattr(unstarted.member, "report", defect)
+    unstarted.run()
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(bed.task, PATIENCE_S)
+        await asyncio.wait_for(unstarted.task, PATIENCE_S)
 
 
 async def test_a_fenced_instance_drops_all_that_it_ran(bed: Bed) -> None:
-    await bed.start()
     bed.engine.hold()
     for request_id in ("a", "b"):
         bed.add(request_id, seq=5)
@@ -402,15 +336,7 @@ async def test_a_fenced_instance_drops_all_that_it_ran(bed: Bed) -> None:
 # -- statuses -----------------------------------------------------------------------------
 
 
-async def test_an_idle_instance_shows_that_it_is_alive(bed: Bed) -> None:
-    await bed.start()
-    for _ in range(3):
-        status = await bed.status()
-    assert (status.num_steps, status.snapshot.num_free_blocks) == (0, 64)
-
-
 async def test_a_hanging_engine_is_silent(bed: Bed) -> None:
-    await bed.start()
     bed.engine.hold()
     bed.add("r")
     await bed.taken_in(1)
@@ -425,42 +351,6 @@ async def test_a_hanging_engine_is_silent(bed: Bed) -> None:
     assert await bed.tokens("r") == tokens_of("r", 5)
 
 
-async def test_a_busy_instance_pushes_no_more_often_than_asked(
-    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = FakeClock()
-    monkeypatch.setattr(engine_thread, "time", clock.module)
-    bed = Bed(network, status_interval_s=0.005)
-    bed.engine._on_step = lambda: clock.advance(0.001)
-    await bed.start()
-    bed.add("r", max_tokens=100)
-    last = await bed.status(lambda s: s.num_steps == 100)
-    assert last.snapshot.num_running == 0, "the end of the work is told at once"
-    assert last.step_time_s == pytest.approx(0.001)
-    assert last.busy_s == pytest.approx(0.1)
-    busy = [s.num_steps for s in bed.controller.received(StatusPushed) if s.snapshot.num_running]
-    assert len(busy) in (19, 20)
-    assert {b - a for a, b in pairwise(busy)} == {5}
-    await bed.end()
-
-
-async def test_an_engine_without_work_is_not_busy(
-    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = FakeClock()
-    monkeypatch.setattr(engine_thread, "time", clock.module)
-    bed = Bed(network, status_interval_s=0.005)
-    bed.engine._on_step = lambda: clock.advance(0.001)
-    await bed.start()
-    bed.add("r", max_tokens=10)
-    await bed.status(lambda s: s.num_steps == 10)
-    clock.advance(5.0)
-    bed.add("s", max_tokens=10)
-    last = await bed.status(lambda s: s.num_steps == 20)
-    assert last.busy_s == pytest.approx(0.02)
-    await bed.end()
-
-
 @pytest.mark.parametrize(
     ("phase", "seen"),
     [  # (steps that are over, running, waiting)
@@ -473,7 +363,6 @@ async def test_an_engine_without_work_is_not_busy(
 async def test_a_status_goes_out_at_the_phase_that_is_asked_for(
     bed: Bed, phase: StepPhase, seen: tuple[int, int, int]
 ) -> None:
-    await bed.start()
     bed.controller.send(HERE, StatusPushSet(0.0, (phase,)))
     bed.f0.send(HERE, DispatchUnused(1, 6))
     await bed.status(lambda s: s.last_dispatch_seq == 6)  # nothing before it wants a status now
@@ -486,7 +375,6 @@ async def test_a_status_goes_out_at_the_phase_that_is_asked_for(
 async def test_where_none_is_pushed_each_pull_is_answered_and_nothing_else_goes_out(
     bed: Bed,
 ) -> None:
-    await bed.start()
     bed.controller.send(HERE, StatusPushSet(0.0, ()))
     await bed.pull()
     bed.controller.inbox.clear()
@@ -496,87 +384,69 @@ async def test_where_none_is_pushed_each_pull_is_answered_and_nothing_else_goes_
     assert (await bed.pull()).num_steps == 40
 
 
-class AfterALongTurn:
-    """The process was stopped for a while in its tenth step; `r` and `s` run."""
+class Stepping:
+    """Each step takes a millisecond, and the tenth as long as the test wants."""
 
-    def __init__(self, network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock = FakeClock()
+    def __init__(self, bed: Bed, monkeypatch: pytest.MonkeyPatch, tenth_s: float = 0.001) -> None:
+        self.clock, self.tenth_s = FakeClock(), tenth_s
         monkeypatch.setattr(engine_thread, "time", self.clock.module)
-        monkeypatch.setattr("controller.runtime.controller_link.HELLO_INTERVAL_S", 1000.0)
-        self.bed = Bed(network, status_interval_s=0.005)
-        self.bed.engine._on_step = self._step
+        bed.engine.on_step = self._step
         self.num_steps = 0
 
     def _step(self) -> None:
         self.num_steps += 1
-        self.clock.advance(engine_thread.LONG_TURN_S if self.num_steps == 10 else 0.001)
-
-    async def begin(self) -> Hello:
-        """What it asks."""
-        bed = self.bed
-        bed.run()
-        nonce = (await bed.controller.receive(Hello, lambda h: h.phase == "active")).nonce
-        bed.controller.send(HERE, Welcome(nonce, 1))
-        await bed.pull()
-        bed.add("r", max_tokens=100)
-        return await bed.controller.receive(Hello, lambda h: h.asks)
+        self.clock.advance(self.tenth_s if self.num_steps == 10 else 0.001)
 
 
-async def test_after_a_long_turn_it_makes_no_step_before_it_knows_that_it_is_not_fenced(
-    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("changed_to_s", [None, 0.02])
+async def test_a_busy_instance_pushes_no_more_often_than_asked(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch, changed_to_s: float | None
 ) -> None:
-    monkeypatch.setattr(engine_thread, "ANSWER_S", 1000.0)
-    stopped = AfterALongTurn(network, monkeypatch)
-    asked = await stopped.begin()
-    assert (asked.incarnation, stopped.num_steps) == (1, 10)
-    stopped.bed.controller.send(HERE, Welcome(asked.nonce, 1))
-    assert await stopped.bed.tokens("r") == tokens_of("r", 100)
-    await stopped.bed.end()
-
-
-async def test_one_that_was_fenced_meanwhile_drops_its_requests_before_the_next_step(
-    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_thread, "ANSWER_S", 1000.0)
-    stopped = AfterALongTurn(network, monkeypatch)
-    asked = await stopped.begin()
-    stopped.bed.controller.send(HERE, Welcome(asked.nonce, 2, fenced=True))
-    last = await stopped.bed.status(lambda s: s.snapshot.incarnation == 2)
-    assert (last.snapshot.num_running, last.num_steps, stopped.num_steps) == (0, 10, 10)
-    await stopped.bed.end()
-
-
-async def test_without_a_controller_it_goes_on(
-    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_thread, "ANSWER_S", 0.01)
-    stopped = AfterALongTurn(network, monkeypatch)
-    await stopped.begin()
-    assert await stopped.bed.tokens("r") == tokens_of("r", 100)
-    await stopped.bed.end()
-
-
-async def test_how_often_it_pushes_may_change_while_it_serves(
-    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = FakeClock()
-    monkeypatch.setattr(engine_thread, "time", clock.module)
     bed = Bed(network, status_interval_s=0.005)
-    bed.engine._on_step = lambda: clock.advance(0.001)
+    Stepping(bed, monkeypatch)
     await bed.start()
-    bed.controller.send(HERE, StatusPushSet(0.02))
-    await bed.pull()
+    for _ in range(3):
+        status = await bed.status()
+    assert (status.num_steps, status.snapshot.num_free_blocks) == (0, 64), "idle, and alive"
+    if changed_to_s is not None:
+        bed.controller.send(HERE, StatusPushSet(changed_to_s))
+        await bed.pull()
     bed.add("r", max_tokens=100)
-    await bed.status(lambda s: s.num_steps == 100)
+    last = await bed.status(lambda s: s.num_steps == 100)
+    assert last.snapshot.num_running == 0, "the end of the work is told at once"
+    assert last.step_time_s == pytest.approx(0.001)
+    assert last.busy_s == pytest.approx(0.1)
     busy = [s.num_steps for s in bed.controller.received(StatusPushed) if s.snapshot.num_running]
-    assert {b - a for a, b in pairwise(busy)} == {20}
+    every = 5 if changed_to_s is None else 20
+    assert len(busy) in (100 // every - 1, 100 // every)
+    assert {b - a for a, b in pairwise(busy)} == {every}
     await bed.end()
 
 
-async def test_a_pull_is_answered(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    await bed.start()
-    monkeypatch.setattr(engine_thread, "HEARTBEAT_S", 1000.0)
-    await bed.pull()  # ends a wait of the old length
-    assert (await bed.pull()).snapshot.incarnation == 1
-    monkeypatch.setattr(engine_thread, "HEARTBEAT_S", 0.02)
+@pytest.mark.parametrize("answer", ["welcome", "fenced", "none"])
+async def test_after_a_long_turn_it_makes_no_step_before_it_knows_whether_it_is_fenced(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """The process was stopped for a while in its tenth step. Without a controller it goes on, and
+    if it was fenced it drops its requests before the next step."""
+    monkeypatch.setattr(engine_thread, "ANSWER_S", 0.01 if answer == "none" else 1000.0)
+    monkeypatch.setattr("controller.runtime.controller_link.HELLO_INTERVAL_S", 1000.0)
+    bed = Bed(network, status_interval_s=0.005)
+    stepping = Stepping(bed, monkeypatch, engine_thread.LONG_TURN_S)
+    bed.run()
+    nonce = (await bed.controller.receive(Hello, lambda h: h.phase == "active")).nonce
+    bed.controller.send(HERE, Welcome(nonce, 1))
     await bed.pull()
+    bed.add("r", max_tokens=100)
+    asked = await bed.controller.receive(Hello, lambda h: h.asks)
+    assert asked.incarnation == 1
+    if answer != "none":
+        assert stepping.num_steps == 10
+        fenced = answer == "fenced"
+        bed.controller.send(HERE, Welcome(nonce, 2 if fenced else 1, fenced=fenced))
+    if answer == "fenced":
+        last = await bed.status(lambda s: s.snapshot.incarnation == 2)
+        assert (last.snapshot.num_running, last.num_steps, stepping.num_steps) == (0, 10, 10)
+    else:
+        assert await bed.tokens("r") == tokens_of("r", 100)
+    await bed.end()

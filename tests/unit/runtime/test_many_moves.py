@@ -29,7 +29,7 @@ class Chaos:
         self.aborted: set[str] = set()
         self.move_ids: list[str] = []
         for instance in moving.instances.values():
-            instance.engine._on_step = lambda: time.sleep(0.0005)  # or a move takes 50 steps
+            instance.engine.on_step = lambda: time.sleep(0.0005)  # or a move takes 50 steps
 
     async def submit(self) -> None:
         for request_id, lengths in self.lengths.items():

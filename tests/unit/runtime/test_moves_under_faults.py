@@ -13,11 +13,11 @@ import pytest
 from controller.core.migration.protocol import DEFAULT_TIMING, Verb
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
-from controller.runtime.messages.members import Message, Welcome
-from controller.runtime.messages.move_messages import FenceAsked, MoveEnvelope, RequestMoved
+from controller.runtime.messages.move_messages import FenceAsked, RequestMoved
 from controller.runtime.messages.requests import OutputsUnread
 from tests.unit.runtime.fake_engine import assert_empty, tokens_of
-from tests.unit.runtime.moving_cluster import MovingCluster
+from tests.unit.runtime.fakes import settle
+from tests.unit.runtime.moving_cluster import MovingCluster, says
 
 
 @dataclass
@@ -29,10 +29,6 @@ class Phase:
 
 
 Hold = Callable[[MovingCluster], Awaitable[Phase]]
-
-
-def says(verb: Verb) -> Callable[[Message], bool]:
-    return lambda envelope: isinstance(envelope, MoveEnvelope) and envelope.message.verb is verb
 
 
 async def planning(moving: MovingCluster) -> Phase:
@@ -157,18 +153,20 @@ async def test_nothing_but_a_pause(moving: MovingCluster, hold: Hold) -> None:
     await moving.stream()
     phase = await hold(moving)
     phase.let_go()
-    answer = await moving.answer(phase.move_id)
-    assert answer.record is not None
-    assert answer.record.outcome == ("resumed" if hold is fencing else "migrated")
-    await moving.finishes()
-    await moving.nothing_is_left()
+    outcome, _ = await moving.outcome(phase.move_id)
+    assert outcome == ("resumed" if hold is fencing else "migrated")
 
 
 @every_phase
-async def test_the_client_leaves(moving: MovingCluster, hold: Hold) -> None:
+@pytest.mark.parametrize("source_hears_it_first", [False, True])
+async def test_the_client_leaves(
+    moving: MovingCluster, hold: Hold, source_hears_it_first: bool
+) -> None:
     await moving.stream()
     phase = await hold(moving)
-    moving.frontend.router.abort(["r"], RequestState.ABORTED, "the client left")
+    moving.abort()
+    if source_hears_it_first and hold is not committed:
+        await moving.until(lambda: "r" not in moving.a.serving.requests)
     phase.let_go()
     await moving.nothing_is_left()
     assert moving.record().state is RequestState.ABORTED
@@ -176,28 +174,12 @@ async def test_the_client_leaves(moving: MovingCluster, hold: Hold) -> None:
     assert moving.source_state(phase.move_id) is None
 
 
-@pytest.mark.parametrize("hold", [hold for hold in PHASES if hold is not committed])
-async def test_the_client_leaves_and_the_source_hears_it_first(
-    moving: MovingCluster, hold: Hold
-) -> None:
-    """What holds the move goes on after the source has dealt with it."""
-    await moving.stream()
-    phase = await hold(moving)
-    moving.frontend.router.abort(["r"], RequestState.ABORTED, "the client left")
-    await moving.until(lambda: "r" not in moving.a.llumlet.serving.requests)
-    phase.let_go()
-    await moving.nothing_is_left()
-
-
 @every_phase
 async def test_the_frontend_dies(moving: MovingCluster, hold: Hold) -> None:
     await moving.stream()
     phase = await hold(moving)
-    moving.network.lose("mem://f-0")
-    for request_id in list(moving.frontend.router.routes.machine.live):
-        moving.frontend.router.routes.machine.live.pop(request_id)
+    moving.frontend.die()
     phase.let_go()
-    await moving.nothing_is_left()
 
 
 @pytest.mark.parametrize("hold", [reserving, copying, suspended])
@@ -207,27 +189,32 @@ async def test_the_destination_alone_hears_that_the_frontend_is_gone(
     """The destination frees what it holds, even if the source says nothing."""
     await moving.stream()
     phase = await hold(moving)
-    moving.b.llumlet.serving.address_lost("mem://f-0")
+    moving.b.serving.address_lost("mem://f-0")
     await moving.until(lambda: moving.destination_state(phase.move_id) == "aborted")
     phase.let_go()
     await moving.at_boundary(moving.b, assert_empty)
     await moving.finishes()
     assert moving.record().instance_id == "i-0"
-    await moving.nothing_is_left()
 
 
 @every_phase
-async def test_the_source_dies(moving: MovingCluster, hold: Hold) -> None:
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_the_source_dies_or_is_fenced(
+    moving: MovingCluster, hold: Hold, is_dead: bool
+) -> None:
     await moving.stream()
     phase = await hold(moving)
-    await moving.kill("i-0", phase.let_go)
+    if is_dead:
+        await moving.kill("i-0", phase.let_go)
+    else:
+        await moving.fence("i-0")
+        phase.let_go()
     if hold in (applying, *AFTER_COMMIT):
         await moving.finishes()
         assert moving.record().instance_id == "i-1"
     else:
         assert await moving.ends() == "failed"
         assert moving.record().state is RequestState.FAILED
-    await moving.nothing_is_left()
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -241,10 +228,9 @@ async def test_what_a_dead_source_had_sent_still_comes_with_its_commit(
     transfer.comes_late = lambda stage_id: stage_id.endswith("/1")
     move_id = moving.order()
     await moving.until(lambda: moving.source_state(move_id) == "committing")
-    instance_moves = moving.b.llumlet.serving.instance_moves
-    await moving.until(lambda: instance_moves.incoming[move_id].machine._has_commit())
+    await settle()  # COMMIT comes, and then the news of the death
     await moving.kill("i-0")
-    await moving.until(lambda: instance_moves.incoming[move_id].machine._source_is_dead)
+    await settle()
     assert moving.destination_state(move_id) == "receiving"
     assert transfer.forgotten == [], "its bytes would be lost"
     if comes:
@@ -255,26 +241,32 @@ async def test_what_a_dead_source_had_sent_still_comes_with_its_commit(
         moving.clock.now_s += DEFAULT_TIMING.lease_s + 1
         assert await moving.ends() == "failed"
     await moving.until(lambda: transfer.forgotten == ["i-0"])
-    await moving.nothing_is_left()
 
 
 @every_phase
-async def test_the_destination_dies(moving: MovingCluster, hold: Hold) -> None:
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_the_destination_dies_or_is_fenced(
+    moving: MovingCluster, hold: Hold, is_dead: bool
+) -> None:
     await moving.stream()
     phase = await hold(moving)
-    await moving.kill("i-1", phase.let_go)
+    if is_dead:
+        await moving.kill("i-1", phase.let_go)
+    else:
+        await moving.fence("i-1")
+        phase.let_go()
     if hold in AFTER_COMMIT:
         assert await moving.ends() == "failed"
-    else:
-        await moving.finishes()
-        assert moving.record().instance_id == "i-0"
-        answer = await moving.answer(phase.move_id)
-        assert answer.record is not None
-        kept = hold in BEFORE_THE_CUT
-        assert answer.record.outcome == ("kept" if kept else "resumed")
-        assert answer.code in ("destination_died", "no_answer")
+        return
+    await moving.finishes()
+    assert moving.record().instance_id == "i-0"
+    if is_dead:
+        outcome, code = await moving.outcome(phase.move_id)
+        assert outcome == ("kept" if hold in BEFORE_THE_CUT else "resumed")
+        assert code in ("destination_died", "no_answer")
         assert len(moving.events(EventKind.MIGRATION_FAILED)) == 1
-    await moving.nothing_is_left()
+    elif hold is pre_allocating:
+        assert moving.destination_state(phase.move_id) is None, "meant for the one before it"
 
 
 @pytest.mark.parametrize("hold", [planning, pre_allocating, reserving, copying])
@@ -283,14 +275,11 @@ async def test_the_request_finishes_meanwhile(moving: MovingCluster, hold: Hold)
     phase = await hold(moving)
     if hold is planning:
         phase.let_go()
-        await moving.finishes(max_tokens=6)
     else:
         await moving.more("r", 1, moving.a)
-        await moving.finishes(max_tokens=6)
-        answer = await moving.answer(phase.move_id)
-        assert (answer.code, answer.record and answer.record.outcome) == ("finished", "ended")
+        await moving.finishes()
+        assert await moving.outcome(phase.move_id) == ("ended", "finished")
         phase.let_go()
-    await moving.nothing_is_left()
 
 
 @pytest.mark.parametrize("hold", [pre_allocating, reserving, copying])
@@ -299,31 +288,8 @@ async def test_the_request_is_evicted_meanwhile(moving: MovingCluster, hold: Hol
     phase = await hold(moving)
     moving.a.engine.admits = False
     await moving.evict("r", moving.a)
-    answer = await moving.answer(phase.move_id)
-    assert (answer.code, answer.record and answer.record.outcome) == ("evicted", "kept")
+    assert await moving.outcome(phase.move_id) == ("kept", "evicted")
     phase.let_go()
-    moving.a.engine.admits = True
-    await moving.finishes()
-    await moving.nothing_is_left()
-
-
-@every_phase
-async def test_the_destination_is_fenced(moving: MovingCluster, hold: Hold) -> None:
-    """The cluster took it for dead; it comes back with another incarnation and without requests."""
-    await moving.stream()
-    phase = await hold(moving)
-    nonce = moving.controller.members["i-1"].nonce
-    moving.controller.send("i-1", Welcome(nonce, 2, fenced=True))
-    moving.tell_lost("i-1")
-    await moving.until(lambda: moving.b.member.incarnation == 2)
-    phase.let_go()
-    if hold in AFTER_COMMIT:
-        assert await moving.ends() == "failed"
-    else:
-        await moving.finishes()
-    if hold is pre_allocating:
-        assert moving.destination_state(phase.move_id) is None, "meant for the one before it"
-    await moving.nothing_is_left()
 
 
 async def test_a_destination_that_is_fenced_while_it_applies_gives_the_request_back(
@@ -333,34 +299,14 @@ async def test_a_destination_that_is_fenced_while_it_applies_gives_the_request_b
     await moving.stream()
     phase = await applying(moving)
     moving.network.hold(lambda envelope: isinstance(envelope, FenceAsked))
-    nonce = moving.controller.members["i-1"].nonce
-    moving.controller.send("i-1", Welcome(nonce, 2, fenced=True))
-    moving.tell_lost("i-1")
+    await moving.fence("i-1")
     await moving.until(lambda: moving.source_state(phase.move_id) == "fencing")
-    await moving.until(lambda: moving.network.num_held and moving.b.member.incarnation == 2)
+    await moving.until(lambda: moving.network.num_held)
     phase.let_go()
     await moving.until(lambda: moving.destination_state(phase.move_id) == "aborted")
     moving.network.release()
     await moving.finishes()
     assert moving.record().instance_id == "i-0"
-    await moving.nothing_is_left()
-
-
-@every_phase
-async def test_the_source_is_fenced(moving: MovingCluster, hold: Hold) -> None:
-    await moving.stream()
-    phase = await hold(moving)
-    nonce = moving.controller.members["i-0"].nonce
-    moving.controller.send("i-0", Welcome(nonce, 2, fenced=True))
-    moving.tell_lost("i-0")
-    await moving.until(lambda: moving.a.member.incarnation == 2)
-    phase.let_go()
-    if hold in (applying, *AFTER_COMMIT):
-        await moving.finishes()
-        assert moving.record().instance_id == "i-1"
-    else:
-        assert await moving.ends() == "failed"
-    await moving.nothing_is_left()
 
 
 @every_phase
@@ -374,8 +320,6 @@ async def test_a_second_move_is_not_begun(moving: MovingCluster, hold: Hold) -> 
         again = await moving.move("i-1", "i-2")
         assert (again.code, again.record) == ("moving", None)
     phase.let_go()
-    await moving.finishes()
-    await moving.nothing_is_left()
 
 
 # -- outputs that nobody reads ---------------------------------------------------------------
@@ -416,4 +360,3 @@ async def test_what_the_destination_may_have_is_not_aborted_as_unread(
     moving.frontend.router.routes.send(moving.a.address, OutputsUnread((("r", 0, 0),)))
     phase.let_go()
     await moving.finishes()
-    await moving.nothing_is_left()

@@ -29,8 +29,6 @@ from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 from tests.unit.runtime.moving_cluster import MovingCluster
 from tests.unit.runtime.router_bed import Bed
 
-every_phase = pytest.mark.parametrize("hold", PHASES)
-
 
 def order(
     query_id: str = "q", request_id: str = "r", *, reason: str = "", dry_run: bool = False
@@ -48,33 +46,30 @@ async def abort(moving: MovingCluster, asked: AbortAsked) -> AbortAnswered:
 # -- one that an instance has -------------------------------------------------------------
 
 
-async def test_of_one_that_runs(moving: MovingCluster) -> None:
+@pytest.mark.parametrize("is_queued", [False, True])
+async def test_of_one_that_an_instance_has(moving: MovingCluster, is_queued: bool) -> None:
     await moving.stream()
-    answer = await abort(moving, order(reason="too long"))
-    assert answer == AbortAnswered("q", "", ("r",), RequestState.RUNNING, "i-0", 5)
+    if is_queued:
+        moving.a.engine.admits = False
+        await moving.evict("r", moving.a)
+    state = RequestState.EVICTED if is_queued else RequestState.RUNNING
+    for asked in (order("dry", dry_run=True), order(reason="too long")):
+        assert not moving.events(EventKind.ABORTED)
+        answer = await abort(moving, asked)
+        assert answer == AbortAnswered(asked.query_id, "", ("r",), state, "i-0", 5)
+    assert (await abort(moving, order("q-2"))).code == "ended", "by the first order"
+    assert (await abort(moving, order("q-3", "another"))).code == "unknown"
     assert await moving.ends() == TOLD_TO_THE_CLIENT, "the operator's reason stays here"
     assert moving.frontend.tokens["r"] == tokens_of("r", 5)
     record = moving.record()
-    assert (record.state, record.finish_reason) == (
-        RequestState.ABORTED,
-        "an operator ended it: too long",
-    )
+    assert record.state is RequestState.ABORTED
+    assert record.finish_reason == "an operator ended it: too long"
     (event,) = moving.events(EventKind.ABORTED)
     assert (event.cause_id, event.actor) == ("op-1", "ann")
     await moving.until(lambda: event in moving.controller.events)
-    await moving.nothing_is_left()
 
 
-async def test_of_one_that_is_queued(moving: MovingCluster) -> None:
-    await moving.stream()
-    moving.a.engine.admits = False
-    await moving.evict("r", moving.a)
-    assert (await abort(moving, order())).state is RequestState.EVICTED
-    assert await moving.ends() == TOLD_TO_THE_CLIENT
-    await moving.nothing_is_left()
-
-
-@every_phase
+@pytest.mark.parametrize("hold", PHASES)
 async def test_in_each_phase_of_a_move(moving: MovingCluster, hold: Hold) -> None:
     await moving.stream()
     phase = await hold(moving)
@@ -84,31 +79,6 @@ async def test_in_each_phase_of_a_move(moving: MovingCluster, hold: Hold) -> Non
     await moving.nothing_is_left()
     assert moving.record().state is RequestState.ABORTED
     assert len(moving.events(EventKind.ABORTED)) == 1
-
-
-async def test_a_dry_run_ends_nothing(moving: MovingCluster) -> None:
-    await moving.stream()
-    answer = await abort(moving, order(dry_run=True))
-    assert answer == AbortAnswered("q", "", ("r",), RequestState.RUNNING, "i-0", 5)
-    await moving.finishes()
-    assert not moving.events(EventKind.ABORTED)
-    await moving.nothing_is_left()
-
-
-async def test_of_one_that_has_ended_or_is_not_known(moving: MovingCluster) -> None:
-    await moving.stream()
-    await moving.finishes()
-    assert (await abort(moving, order())).code == "ended"
-    assert (await abort(moving, order("q-2", "another"))).code == "unknown"
-    assert moving.record().state is RequestState.FINISHED
-
-
-async def test_a_second_order_finds_it_ended(moving: MovingCluster) -> None:
-    await moving.stream()
-    assert (await abort(moving, order())).code == ""
-    assert (await abort(moving, order("q-2"))).code == "ended"
-    assert await moving.ends() == TOLD_TO_THE_CLIENT
-    await moving.nothing_is_left()
 
 
 # -- one that no instance has yet ---------------------------------------------------------
@@ -130,7 +100,6 @@ async def test_of_one_that_is_held(network: FakeNetwork) -> None:
     assert bed.told.aborted == [("r", TOLD_TO_THE_CLIENT)]
     assert bed.router.num_live_reqs == 0
     assert bed.instances["i-0"].inbox == []
-    await bed.router.close()
 
 
 @virtual_time
@@ -146,7 +115,6 @@ async def test_as_its_dispatch_comes(network: FakeNetwork) -> None:
     assert await bed.instances["i-1"].receive(DispatchUnused) == DispatchUnused(1, 7)
     assert bed.told.aborted == [("r", TOLD_TO_THE_CLIENT)]
     assert bed.router.num_live_reqs == 0
-    await bed.router.close()
 
 
 # -- several choices of one request -------------------------------------------------------
@@ -178,4 +146,3 @@ async def test_choices_of_one_request_end_together(network: FakeNetwork) -> None
     assert (await bed.controller.receive(AbortAnswered)).request_ids == ("alone",)
     await settle()
     assert bed.router.live_request_ids == ["0_other"]
-    await bed.router.close()

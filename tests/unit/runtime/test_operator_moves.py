@@ -9,7 +9,6 @@ import pytest
 
 from controller.core.emptying.by_hand import (
     MAX_TIMED_PATIENCE_S,
-    MAX_TRIES,
     TIMED_PATIENCE_S,
     Attempt,
     MoveByHand,
@@ -40,14 +39,15 @@ from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 
 ORDER = MoveByHand("r", "i-0", 4, "by hand")
 PATIENCE_S = 60.0
-FAILED_THERE = [code for code, each in REASONS.items() if each.cools]
 REFUSED_THERE = ("no_blocks", "no_slot", "no_adapter", "not_taken", "fingerprint", "too_many_moves")
 
 
-async def serving(network: FakeNetwork, num_instances: int = 3) -> Bed:
-    bed = Bed(network, num_instances)
-    await bed.serve()
-    return bed
+pytestmark = virtual_time
+
+
+@pytest.fixture
+async def bed(network: FakeNetwork) -> Bed:
+    return await Bed.serving(network, num_instances=3)
 
 
 def ordered(
@@ -81,9 +81,7 @@ def tells_downtime(bed: Bed, migration_id: str) -> None:
     bed.says("f-0", EventsReported("f-0", 1, 0, (event,)))
 
 
-@virtual_time
-async def test_a_move_to_an_instance_that_was_named(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_a_move_to_an_instance_that_was_named(bed: Bed) -> None:
     moving = ordered(bed, "i-2", replace(ORDER, verify_kv=True))
     asked = await asked_of(bed)
     assert asked.order.destination == InstanceRef("i-2", 1, "mem://i-2")
@@ -101,40 +99,30 @@ async def test_a_move_to_an_instance_that_was_named(network: FakeNetwork) -> Non
     assert log.typical_excess_s() == 0.004
 
 
-@virtual_time
-async def test_the_downtime_may_be_told_before_the_source_answers(network: FakeNetwork) -> None:
-    bed = await serving(network)
+@pytest.mark.parametrize("told_after_s", [-1.0, 3.08])
+async def test_the_downtime_is_told_before_the_source_answers_or_with_a_slow_first_step(
+    bed: Bed, told_after_s: float
+) -> None:
     moving = ordered(bed)
     asked = await asked_of(bed)
-    tells_downtime(bed, asked.order.migration_id)
-    await settle()
+    if told_after_s < 0:
+        tells_downtime(bed, asked.order.migration_id)
+        await settle()
     answers(bed, asked)
+    if told_after_s > 0:
+        await asyncio.sleep(told_after_s)
+        tells_downtime(bed, asked.order.migration_id)
     (attempt,) = await moving
     assert attempt.downtime_s == 0.024
     assert bed.controller.operator_moves.log.recent[0].downtime_s == 0.024
 
 
-@virtual_time
-async def test_the_downtime_of_a_slow_first_step_is_told(network: FakeNetwork) -> None:
-    """The destination compiled for 3 s, and the report said nothing of a downtime."""
-    bed = await serving(network)
-    moving = ordered(bed)
-    asked = await asked_of(bed)
-    answers(bed, asked)
-    await asyncio.sleep(3.08)
-    tells_downtime(bed, asked.order.migration_id)
-    (attempt,) = await moving
-    assert attempt.downtime_s == 0.024
-
-
-@virtual_time
 @pytest.mark.parametrize(
     ("order_s", "waits_s"), [(PATIENCE_S, MAX_TIMED_PATIENCE_S), (0.5, TIMED_PATIENCE_S)]
 )
 async def test_a_downtime_that_nobody_tells_is_not_waited_for_long(
-    network: FakeNetwork, order_s: float, waits_s: float
+    bed: Bed, order_s: float, waits_s: float
 ) -> None:
-    bed = await serving(network)
     moving = ordered(bed, patience_s=order_s)
     answers(bed, await asked_of(bed))
     began_s = asyncio.get_running_loop().time()
@@ -144,9 +132,7 @@ async def test_a_downtime_that_nobody_tells_is_not_waited_for_long(
     assert waited_s == pytest.approx(waits_s, abs=0.2)
 
 
-@virtual_time
-async def test_the_freest_that_is_not_the_source_is_chosen(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_the_freest_that_is_not_the_source_is_chosen(bed: Bed) -> None:
     await bed.reports("i-1", free=40, num_running=1)
     moving = ordered(bed)
     assert (await asked_of(bed)).order.destination.instance_id == "i-2"
@@ -156,14 +142,10 @@ async def test_the_freest_that_is_not_the_source_is_chosen(network: FakeNetwork)
     assert bed.controller.operator_moves.choose("i-0", 65) is None
 
 
-@virtual_time
 @pytest.mark.parametrize(
     "code", [*(code for code, each in REASONS.items() if each.cools), *REFUSED_THERE]
 )
-async def test_another_is_tried_where_the_destination_failed(
-    network: FakeNetwork, code: str
-) -> None:
-    bed = await serving(network)
+async def test_another_is_tried_where_the_destination_failed(bed: Bed, code: str) -> None:
     moving = ordered(bed)
     first = await asked_of(bed)
     answers(bed, first, "kept", code)
@@ -184,23 +166,19 @@ async def test_another_is_tried_where_the_destination_failed(
     assert for_all == (code == DESTINATION_DIED), "its source may be at fault"
 
 
-@virtual_time
 @pytest.mark.parametrize(
     ("outcome", "code"),
     [("kept", "evicted"), ("ended", ""), ("ended", "no_answer"), ("kept", "in_prefill")],
 )
 async def test_no_other_is_tried_where_the_request_is_the_reason(
-    network: FakeNetwork, outcome: str, code: str
+    bed: Bed, outcome: str, code: str
 ) -> None:
-    bed = await serving(network)
     moving = ordered(bed)
     answers(bed, await asked_of(bed), outcome, code)
     assert [each.outcome for each in await moving] == [outcome]
 
 
-@virtual_time
-async def test_one_that_was_named_is_tried_once_though_it_cools(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_one_that_was_named_is_tried_once_though_it_cools(bed: Bed) -> None:
     for _ in range(2):
         moving = ordered(bed, "i-1")
         answers(bed, await asked_of(bed), "resumed", "no_answer")
@@ -211,95 +189,69 @@ async def test_one_that_was_named_is_tried_once_though_it_cools(network: FakeNet
     assert bed.controller.operator_moves.choose("i-0", 4) == "i-1"
 
 
-@virtual_time
-async def test_tries_are_bounded(network: FakeNetwork) -> None:
-    bed = await serving(network, num_instances=MAX_TRIES + 3)
-    moving = ordered(bed)
-    for _ in range(MAX_TRIES):
-        answers(bed, await asked_of(bed), "kept", "transfer")
-    attempts = await moving
-    assert len({each.destination_id for each in attempts}) == MAX_TRIES
-    assert len({each.migration_id for each in attempts}) == MAX_TRIES
-
-
-@virtual_time
 async def test_without_a_destination_nothing_is_tried(network: FakeNetwork) -> None:
-    bed = await serving(network, num_instances=1)
+    bed = await Bed.serving(network, num_instances=1)
     assert list(await ordered(bed)) == []
     assert bed.peers["i-0"].received(MoveAsked) == []
 
 
-@virtual_time
-async def test_what_a_source_refuses_was_not_begun(network: FakeNetwork) -> None:
-    bed = await serving(network)
-    moving = ordered(bed)
-    asked = await asked_of(bed)
-    bed.says("i-0", MoveAnswered(asked.query_id, "in_prefill"))
-    (attempt,) = await moving
-    assert (attempt.outcome, attempt.code, attempt.record) == ("refused", "in_prefill", None)
-    assert not bed.controller.operator_moves.log.recent
-
-
-@virtual_time
-@pytest.mark.parametrize("to", [None, "i-1"])
-async def test_a_source_that_was_faster_is_asked_again(
-    network: FakeNetwork, to: str | None
+@pytest.mark.parametrize(
+    ("to", "outcome", "code"),
+    [
+        (None, "", "too_many_moves"),
+        ("i-2", "", "too_many_moves"),
+        ("i-2", "kept", "too_many_moves"),
+        (None, "", "in_prefill"),
+    ],
+)
+async def test_one_that_seemed_to_have_room_is_asked_again_and_nobody_else_is(
+    bed: Bed, to: str | None, outcome: str, code: str
 ) -> None:
-    bed = await serving(network)
+    """Without an outcome the source refused the move, so it was not begun."""
     moving = ordered(bed, to)
     first = await asked_of(bed)
-    bed.says("i-0", MoveAnswered(first.query_id, "too_many_moves"))
-    second = await asked_of(bed)
-    assert second.order.migration_id != first.order.migration_id
-    assert second.order.destination == first.order.destination
-    answers(bed, second)
-    assert [each.outcome for each in await moving] == ["migrated"]
+    if outcome:
+        answers(bed, first, outcome, code)
+    else:
+        bed.says("i-0", MoveAnswered(first.query_id, code))
+    if code == "too_many_moves":
+        second = await asked_of(bed)
+        assert second.order.migration_id != first.order.migration_id
+        assert second.order.destination == first.order.destination
+        answers(bed, second)
+        assert [each.outcome for each in await moving] == ["migrated"]
+    else:
+        (attempt,) = await moving
+        assert (attempt.outcome, attempt.code, attempt.record) == ("refused", code, None)
+        assert not bed.controller.operator_moves.log.recent
 
 
-@virtual_time
-async def test_a_destination_that_was_named_is_asked_again(network: FakeNetwork) -> None:
-    bed = await serving(network)
-    moving = ordered(bed, "i-2")
-    answers(bed, await asked_of(bed), "kept", "too_many_moves")
-    again = await asked_of(bed)
-    assert again.order.destination.instance_id == "i-2"
-    answers(bed, again)
-    assert [each.outcome for each in await moving] == ["migrated"]
-
-
-@virtual_time
-async def test_moves_at_the_same_time_wait_for_their_turn(network: FakeNetwork) -> None:
+async def test_moves_at_the_same_time_wait_for_their_turn(bed: Bed) -> None:
     """Six were refused, though two would have been over in a moment."""
-    bed = await serving(network)
+    operator_moves = bed.controller.operator_moves
     limit = bed.controller.live.rescheduling.max_moves
-    wanted = [replace(ORDER, request_id=f"r{number}") for number in range(limit + 2)]
+    wanted = [replace(ORDER, request_id=f"r{number}") for number in range(limit + 3)]
     moving = [ordered(bed, "i-1", order) for order in wanted]
     asked = [await asked_of(bed) for _ in range(limit)]
     await settle()
     assert bed.peers["i-0"].received(MoveAsked) == []
-    assert [each.wanted.request_id for each in bed.controller.operator_moves.machine.waiting] == [
-        "r4",
-        "r5",
-    ]
-    elsewhere = ordered(bed, "i-1", MoveByHand("s", "i-2", 4, "by hand"))
-    await settle()
-    assert bed.peers["i-2"].received(MoveAsked) == [], "the destination is full"
+    waiting = [each.wanted.request_id for each in operator_moves.machine.waiting]
+    assert waiting == ["r4", "r5", "r6"]
+    operator_moves.machine.max_moves += 1
+    operator_moves.look()
+    asked.append(await asked_of(bed))
     for each in asked:
         answers(bed, each)
     rest = [await asked_of(bed), await asked_of(bed)]
-    assert [each.order.request_id for each in rest] == ["r4", "r5"]
-    other = await asked_of(bed, "i-2")
+    assert [each.order.request_id for each in rest] == ["r5", "r6"]
     for each in rest:
         answers(bed, each)
-    bed.says("i-2", MoveAnswered(other.query_id, "", record=record_of(other)))
-    outcomes = [attempts[-1].outcome for attempts in await asyncio.gather(*moving, elsewhere)]
-    assert outcomes == ["migrated"] * (limit + 3)
-    assert bed.controller.operator_moves.machine.waiting == ()
+    outcomes = [attempts[-1].outcome for attempts in await asyncio.gather(*moving)]
+    assert outcomes == ["migrated"] * len(wanted)
+    assert operator_moves.machine.waiting == ()
 
 
-@virtual_time
-async def test_a_move_whose_turn_does_not_come_says_so(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_a_move_whose_turn_does_not_come_says_so(bed: Bed) -> None:
     bed.controller.operator_moves.machine.max_moves = 1
     first = ordered(bed, "i-1")
     asked = await asked_of(bed)
@@ -313,42 +265,24 @@ async def test_a_move_whose_turn_does_not_come_says_so(network: FakeNetwork) -> 
     assert (attempt.outcome, attempt.code, attempt.queued_s) == ("refused", "no_moves", 0.0)
 
 
-@virtual_time
-async def test_a_higher_limit_lets_the_next_begin(network: FakeNetwork) -> None:
-    bed = await serving(network)
-    bed.controller.operator_moves.machine.max_moves = 1
-    moving = [ordered(bed, "i-1"), ordered(bed, "i-1", replace(ORDER, request_id="r2"))]
-    asked = [await asked_of(bed)]
-    bed.controller.operator_moves.machine.max_moves = 2
-    bed.controller.operator_moves.look()
-    asked.append(await asked_of(bed))
-    for each in asked:
-        answers(bed, each)
-    assert [(await each)[-1].outcome for each in moving] == ["migrated"] * 2
-
-
-@virtual_time
-async def test_what_dies_while_a_move_waits_for_it(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_what_dies_while_a_move_waits_for_it(bed: Bed) -> None:
     bed.controller.operator_moves.machine.max_moves = 1
     first = ordered(bed, "i-1")
     asked = await asked_of(bed)
     second = ordered(bed, "i-2", replace(ORDER, request_id="r2"))
     await settle()
-    network.lose("mem://i-2")
+    bed.network.lose("mem://i-2")
     answers(bed, asked)
     (attempt,) = await second
     assert (attempt.outcome, attempt.code) == ("refused", DESTINATION_DIED)
     await first
 
 
-@virtual_time
 @pytest.mark.parametrize("gone", ["i-1", "i-0", ""])
 async def test_what_is_removed_or_closed_just_before_the_source_is_asked(
-    network: FakeNetwork, gone: str
+    bed: Bed, gone: str
 ) -> None:
     """Its turn has come, and the question goes out a moment later."""
-    bed = await serving(network)
     bed.controller.operator_moves.machine.max_moves = 1
     moving = ordered(bed, "i-1")
     await asyncio.sleep(0)
@@ -359,11 +293,9 @@ async def test_what_is_removed_or_closed_just_before_the_source_is_asked(
     assert (attempt.outcome, attempt.code) == ("refused", code)
 
 
-@virtual_time
 async def test_a_question_that_cannot_be_asked_ends_its_order(
-    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bed = await serving(network)
     operator_moves = bed.controller.operator_moves
     operator_moves.machine.max_moves = 1
 
@@ -379,31 +311,20 @@ async def test_a_question_that_cannot_be_asked_ends_its_order(
     assert [each.outcome for each in await again] == ["migrated"], "its place is free again"
 
 
-@virtual_time
-async def test_a_source_that_dies_is_not_waited_for(network: FakeNetwork) -> None:
-    bed = await serving(network)
-    moving = ordered(bed)
-    await asked_of(bed)
-    network.lose("mem://i-0")
-    (attempt,) = await moving
-    assert (attempt.outcome, attempt.code) == ("unknown", "source_died")
-
-
-@virtual_time
-async def test_a_request_that_moved_before_its_source_died_has_moved(network: FakeNetwork) -> None:
-    bed = await serving(network)
+@pytest.mark.parametrize("has_moved", [True, False])
+async def test_a_source_that_dies_is_not_waited_for(bed: Bed, has_moved: bool) -> None:
     moving = ordered(bed)
     asked = await asked_of(bed)
-    network.lose("mem://i-0")
-    await settle()
-    tells_downtime(bed, asked.order.migration_id)
+    bed.network.lose("mem://i-0")
+    if has_moved:
+        await settle()
+        tells_downtime(bed, asked.order.migration_id)
     (attempt,) = await moving
-    assert (attempt.outcome, attempt.code, attempt.downtime_s) == ("migrated", "", 0.024)
+    found = (attempt.outcome, attempt.code, attempt.downtime_s)
+    assert found == (("migrated", "", 0.024) if has_moved else ("unknown", "source_died", None))
 
 
-@virtual_time
-async def test_a_move_that_takes_too_long_goes_on_and_is_counted(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_a_move_that_takes_too_long_goes_on_and_is_counted(bed: Bed) -> None:
     moving = ordered(bed, patience_s=3.0)
     asked = await asked_of(bed)
     (attempt,) = await moving
@@ -415,9 +336,7 @@ async def test_a_move_that_takes_too_long_goes_on_and_is_counted(network: FakeNe
     assert log.last_minute(bed.controller.now_s()) == (1, 0)
 
 
-@virtual_time
-async def test_a_stranger_s_answer_changes_nothing(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_a_stranger_s_answer_changes_nothing(bed: Bed) -> None:
     moving = ordered(bed)
     asked = await asked_of(bed)
     bed.says("i-0", MoveAnswered("another-0", "in_prefill"))
@@ -429,9 +348,7 @@ async def test_a_stranger_s_answer_changes_nothing(network: FakeNetwork) -> None
     assert [each.outcome for each in await moving] == ["migrated"]
 
 
-@virtual_time
-async def test_a_plan(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_a_plan(bed: Bed) -> None:
     operator_moves = bed.controller.operator_moves
     planning = asyncio.create_task(operator_moves.ask_source(ORDER, "i-1", dry_run=True))
     asked = await asked_of(bed)
@@ -446,7 +363,7 @@ async def test_a_plan(network: FakeNetwork) -> None:
     assert waited_s == pytest.approx(calls.PATIENCE_S, abs=0.2)
     planning = asyncio.create_task(operator_moves.ask_source(ORDER, "i-1", dry_run=True))
     await settle()
-    network.lose("mem://i-0")
+    bed.network.lose("mem://i-0")
     with pytest.raises(MemberDiedError):
         await planning
 
@@ -457,9 +374,7 @@ async def refused(bed: Bed, instance_id: str, *refusals: tuple[str, str]) -> Any
     return asked.request_ids
 
 
-@virtual_time
-async def test_all_instances_are_asked_at_once_who_cannot_move(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_all_instances_are_asked_at_once_who_cannot_move(bed: Bed) -> None:
     wanted = {"i-0": ["a", "b"], "i-1": ["c"], "i-2": ["d"]}
     asking = asyncio.create_task(bed.controller.queries.refusals(wanted))
     assert await refused(bed, "i-0", ("b", "in_prefill")) == ("a", "b")

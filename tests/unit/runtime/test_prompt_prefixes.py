@@ -31,7 +31,6 @@ async def test_a_frontend_hashes_only_while_the_controller_goes_by_it(network: F
     bed.say(FrontendLimits())
     await settle()
     assert prefixes.of(PROMPT) == ()
-    await bed.router.close()
 
 
 @given(shared=st.integers(0, 1000), first=st.integers(0, 600), second=st.integers(0, 600))

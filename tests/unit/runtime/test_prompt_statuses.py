@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from controller.runtime.messages.requests import AbortRequests
-from tests.unit.runtime.fakes import FakeNetwork
+from tests.unit.runtime.fakes import FakeNetwork, until
 from tests.unit.runtime.llumlet_bed import HERE, Bed
 
 
@@ -28,7 +28,7 @@ async def added(bed: Bed, *requests: tuple[str, int, int]) -> None:
     await bed.taken_in(len(requests))
     wanted = (len(requests), bed.engine.num_steps + 2)
     bed.engine.allow(2)
-    await bed.until(lambda: (len(bed.engine.running), bed.engine.num_steps) == wanted)
+    await until(lambda: (len(bed.engine.running), bed.engine.num_steps) == wanted)
 
 
 async def test_the_end_of_a_request_is_told_after_its_step(bed: Bed) -> None:
@@ -41,7 +41,7 @@ async def test_the_end_of_a_request_is_told_after_its_step(bed: Bed) -> None:
 async def test_an_eviction_is_told_after_its_step(bed: Bed) -> None:
     await added(bed, ("stays", 4, 200), ("leaves", 4, 200))
     bed.engine.admits = False
-    bed.engine._on_step = lambda: "leaves" in bed.engine.running and bed.engine.evict("leaves")
+    bed.engine.on_step = lambda: "leaves" in bed.engine.running and bed.engine.evict("leaves")
     bed.engine.allow(1)
     told = await bed.status(lambda s: s.snapshot.num_evicted_queued == 1)
     assert told.num_steps == bed.engine.num_steps

@@ -1,6 +1,5 @@
 """Requests that come again to an instance, in a new attempt; its peers are played by the test."""
 
-from collections.abc import AsyncIterator
 from concurrent.futures import Future
 
 import pytest
@@ -18,45 +17,38 @@ from controller.runtime.messages.requests import (
     RequestRefused,
 )
 from tests.unit.runtime.fake_engine import decode_outputs, request_frames, tokens_of
-from tests.unit.runtime.fakes import FakeNetwork, settle, until
+from tests.unit.runtime.fakes import settle, until
 from tests.unit.runtime.llumlet_bed import HERE, Bed
 
 T = tokens_of("r", 20)
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.runtime.instance.engine_thread.HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("controller.runtime.controller_link.HELLO_INTERVAL_S", 0.02)
-
-
 @pytest.fixture
-async def bed(network: FakeNetwork) -> AsyncIterator[Bed]:
-    bed = Bed(network)
-    await bed.start()
-    yield bed
-    await bed.end()
+async def bed(unstarted: Bed) -> Bed:
+    await unstarted.start()
+    return unstarted
 
 
 def send(bed: Bed, num_outputs: int, attempt: int = 1, seq: int = 3, max_tokens: int = 8) -> None:
-    add = AddRequest(
-        "r",
-        bed.f0.address,
-        1,
-        seq,
-        attempt=attempt,
-        num_output_tokens=num_outputs,
-    )
+    add = AddRequest("r", bed.f0.address, 1, seq, attempt=attempt, num_output_tokens=num_outputs)
     frames = [bytes(frame) for frame in request_frames("r", 4, max_tokens)]
     if num_outputs:
         frames.append(encode_tokens(T[:num_outputs]))
     bed.f0.send(HERE, add, frames)
 
 
-async def next_item(bed: Bed) -> tuple[OutputItem, list[int]]:
-    emitted, payload = await bed.f0.receive_with_payload(OutputsEmitted, lambda e: bool(e.items))
+async def next_item(bed: Bed, request_id: str = "r") -> tuple[OutputItem, list[int]]:
+    emitted, payload = await bed.f0.receive_with_payload(
+        OutputsEmitted, lambda e: bool(e.items) and e.items[0].request_id == request_id
+    )
     (item,), (output,) = emitted.items, decode_outputs(payload)
     return item, output.tokens
+
+
+def compiles(bed: Bed) -> Future[None]:
+    """The grammar of `r` does, until the test ends that."""
+    compiling = bed.engine.moves.compiles["r"] = Future[None]()
+    return compiling
 
 
 @pytest.mark.parametrize("num_outputs", [0, 1, 5])
@@ -124,8 +116,7 @@ async def test_an_attempt_that_comes_after_a_later_one_is_not_run(bed: Bed, late
 
 
 async def test_it_waits_for_its_grammar_and_others_go_on(bed: Bed) -> None:
-    compiling: Future[None] = Future()
-    bed.engine.moves.compiles["r"] = compiling
+    compiling = compiles(bed)
     send(bed, 2)
     bed.add("other")
     await bed.f0.receive(
@@ -133,25 +124,8 @@ async def test_it_waits_for_its_grammar_and_others_go_on(bed: Bed) -> None:
     )
     assert bed.llumlet.num_live_reqs == 0
     compiling.set_result(None)
-    item, tokens = await next_item_of(bed, "r")
+    item, tokens = await next_item(bed)
     assert (item.first_index, tokens) == (2, T[2:3])
-
-
-async def next_item_of(bed: Bed, request_id: str) -> tuple[OutputItem, list[int]]:
-    emitted, payload = await bed.f0.receive_with_payload(
-        OutputsEmitted, lambda e: bool(e.items) and e.items[0].request_id == request_id
-    )
-    return emitted.items[0], decode_outputs(payload)[0].tokens
-
-
-async def test_a_grammar_that_does_not_compile_is_refused(bed: Bed) -> None:
-    compiling: Future[None] = Future()
-    bed.engine.moves.compiles["r"] = compiling
-    send(bed, 2)
-    compiling.set_exception(ValueError("secret"))
-    refused = await bed.f0.receive(RequestRefused)
-    assert refused == RequestRefused("r", "its grammar does not compile there", attempt=1)
-    await bed.status(lambda s: s.last_dispatch_seq == 3)
 
 
 async def test_outputs_that_are_not_its_own_are_refused(bed: Bed) -> None:
@@ -163,26 +137,29 @@ async def test_outputs_that_are_not_its_own_are_refused(bed: Bed) -> None:
     assert bed.llumlet.num_live_reqs == 0
 
 
-@pytest.mark.parametrize("how", ["too busy", "called off"])
-async def test_a_grammar_that_has_had_no_time_is_left_to_another_instance(
+@pytest.mark.parametrize("how", ["does not compile", "too busy", "called off"])
+async def test_a_grammar_that_does_not_come_is_refused(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
+    """One that has had no time is left to another instance."""
     monkeypatch.setattr(llumlet, "GRAMMAR_TIMEOUT_S", 0.01 if how == "too busy" else 10.0)
-    compiling: Future[None] = Future()
-    bed.engine.moves.compiles["r"] = compiling
+    compiling = compiles(bed)
     send(bed, 2)
-    if how == "called off":
+    if how == "does not compile":
+        compiling.set_exception(ValueError("secret"))
+    elif how == "called off":
         await bed.pull()
         compiling.cancel()
+    why = llumlet.NO_GRAMMAR if how == "does not compile" else llumlet.NOT_YET
     refused = await bed.f0.receive(RequestRefused)
-    assert refused == RequestRefused("r", llumlet.NOT_YET, retryable=True, attempt=1)
+    assert refused == RequestRefused("r", why, retryable=why == llumlet.NOT_YET, attempt=1)
     await bed.status(lambda s: s.last_dispatch_seq == 3)
 
 
 async def test_a_grammar_that_nobody_waits_for_is_not_begun(bed: Bed) -> None:
     bed.engine.hold(blocks_thread=False)
     for attempt in (1, 2):
-        bed.engine.moves.compiles["r"] = compiling = Future[None]()
+        compiling = compiles(bed)
         send(bed, 2, attempt=attempt, seq=2 + attempt)
         if attempt == 1:
             first = compiling
@@ -196,8 +173,7 @@ async def test_a_grammar_that_nobody_waits_for_is_not_begun(bed: Bed) -> None:
 
 async def test_what_an_older_attempt_here_ends_by_does_not_end_it(bed: Bed) -> None:
     """The older one moves to here while the new one's grammar compiles, and nobody reads it."""
-    compiling: Future[None] = Future()
-    bed.engine.moves.compiles["r"] = compiling
+    compiling = compiles(bed)
     bed.engine.hold(blocks_thread=False)
     send(bed, 2)
     await bed.pull()
@@ -214,9 +190,8 @@ async def test_what_an_older_attempt_here_ends_by_does_not_end_it(bed: Bed) -> N
 
 @pytest.mark.parametrize("how", ["aborted", "frontend lost", "replaced"])
 async def test_one_that_is_over_before_its_grammar_is_there(bed: Bed, how: str) -> None:
-    compiling: Future[None] = Future()
+    compiling = compiles(bed)
     compiling.set_running_or_notify_cancel()
-    bed.engine.moves.compiles["r"] = compiling
     send(bed, 2)
     await bed.pull()
     if how == "aborted":

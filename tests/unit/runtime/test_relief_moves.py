@@ -1,7 +1,6 @@
 """Sources that relieve themselves, with real llumlets, engine threads and moves."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -13,19 +12,16 @@ from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.source import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import ReschedulingConfig
-from controller.ports.engine import Engine
 from controller.runtime.instance.live_requests import MAX_HOPS
-from controller.runtime.messages.members import DrainSet, Message
+from controller.runtime.messages.members import DrainSet
 from controller.runtime.messages.move_messages import (
-    MoveEnvelope,
     MoveLimitsSet,
     ReliefFruitless,
     ReliefOrdered,
 )
-from tests.unit.runtime.moving_cluster import MovingCluster
+from tests.unit.runtime.moving_cluster import MovingCluster, says
 
 CONFIG = ReschedulingConfig()
 UNGUARDED = replace(CONFIG, guard=False)
@@ -33,10 +29,8 @@ UNGUARDED = replace(CONFIG, guard=False)
 
 
 async def snapshot(moving: MovingCluster, instance_id: str) -> InstanceSnapshot:
-    def look(engine: Engine) -> InstanceSnapshot:
-        return engine.snapshot(instance_id, 1)
-
-    return await moving.at_boundary(moving.instances[instance_id], look)
+    instance = moving.instances[instance_id]
+    return await moving.at_boundary(instance, lambda engine: engine.snapshot(instance_id, 1))
 
 
 async def order(
@@ -64,27 +58,12 @@ async def order(
     moving.controller.send(source_id, ReliefOrdered("round-x-1", relief))
 
 
-async def crowd(moving: MovingCluster, lengths: dict[str, int], **options: Any) -> None:
-    """On i-0, with so many prompt tokens each, one token on their way. Nothing steps by itself."""
-    moving.hold()
-    for request_id, num_prompt_tokens in lengths.items():
-        await moving.frontend.submit(request_id, num_prompt_tokens, options.get("max_tokens", 20))
-    await moving.until(lambda: len(moving.a.engine.waiting) == len(lengths))
-    moving.a.engine.allow(1)
-    await moving.until(lambda: all(moving.frontend.tokens[r] for r in lengths))
-
-
 def at(moving: MovingCluster, instance_id: str) -> set[str]:
-    return set(moving.instances[instance_id].llumlet.serving.requests)
-
-
-def state_of_the_move(moving: MovingCluster) -> str | None:
-    """None once it is over."""
-    return next((move.state for move in moving.a.llumlet.serving.instance_moves.in_flight()), None)
+    return set(moving.instances[instance_id].serving.requests)
 
 
 def view(moving: MovingCluster) -> RelievingView:
-    machine = moving.a.llumlet.serving.chosen_moves.machine
+    machine = moving.a.serving.chosen_moves.machine
     machine.check()
     return machine.view()
 
@@ -93,10 +72,7 @@ def told(moving: MovingCluster) -> list[LoggedEvent]:
     return [e for e in moving.controller.events if e.kind is EventKind.NOT_MOVED]
 
 
-def pre_alloc(envelope: Message) -> bool:
-    return isinstance(envelope, MoveEnvelope) and envelope.message.verb is Verb.PRE_ALLOC
-
-
+PRE_ALLOC = says(Verb.PRE_ALLOC)
 LENGTHS = {"r0": 65, "r1": 81, "r2": 113, "r3": 129, "r4": 145, "r5": 161}
 """49 blocks of 64: 40 steps for the six of them, 64 without r0, 104 without
 r1 too."""
@@ -105,120 +81,97 @@ TWO = replace(UNGUARDED, source_below_steps=100.0, destination_above_steps=100.0
 
 async def first_of_two_is_held(moving: MovingCluster) -> None:
     """Two requests of i-0 are to move, one at a time; the first has asked for its blocks."""
-    await crowd(moving, LENGTHS)
+    await moving.crowd(LENGTHS)
     moving.controller.send("i-0", MoveLimitsSet(1, None))
-    moving.network.hold(pre_alloc)
+    moving.network.hold(PRE_ALLOC)
     await order(moving, config=TWO)
     await moving.until(lambda: moving.network.num_held)
 
 
 async def test_the_shortest_leave_until_the_instance_is_no_source(moving: MovingCluster) -> None:
-    await crowd(moving, LENGTHS)
+    await moving.crowd(LENGTHS)
     await order(moving, config=TWO)
     await moving.until(lambda: len(moving.controller.records) == 2)
     assert at(moving, "i-1") == {"r0", "r1"}
     assert at(moving, "i-0") == {"r2", "r3", "r4", "r5"}
     records = sorted(moving.controller.records, key=lambda record: record.migration_id)
-    assert [(r.request_id, r.outcome, r.reason) for r in records] == [
-        ("r0", "migrated", "balance"),
-        ("r1", "migrated", "balance"),
-    ]
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
+    outcomes = [(r.request_id, r.outcome, r.reason) for r in records]
+    assert outcomes == [("r0", "migrated", "balance"), ("r1", "migrated", "balance")]
+    await moving.all_finish()
     (event,) = moving.events(EventKind.MIGRATED, "r0")
     assert event.numbers["freeness_of_i-0"] == event.numbers["source_freeness_steps"] == 40.0
     assert event.numbers["freeness_of_i-1"] == 1024.0
     assert event.numbers["num_stages"] == len(records[0].stages)
     assert len(moving.controller.records) == 2
-    await moving.nothing_is_left()
 
 
-async def test_no_more_moves_at_once_than_allowed(moving: MovingCluster) -> None:
-    await first_of_two_is_held(moving)
-    await order(moving, config=TWO)
-    await snapshot(moving, "i-0")
-    assert [m.request_id for m in moving.a.llumlet.serving.instance_moves.in_flight()] == ["r0"]
-    moving.network.release()
-    await moving.until(lambda: at(moving, "i-1") == {"r0", "r1"})
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    assert len(moving.controller.records) == 2
-    await moving.nothing_is_left()
-
-
-@pytest.mark.parametrize("how", ["withdrawn", "expired", "disabled"])
+@pytest.mark.parametrize("how", ["withdrawn", "expired", "destination died"])
 async def test_without_an_order_no_further_move_begins(moving: MovingCluster, how: str) -> None:
     """What is under way ends."""
     await first_of_two_is_held(moving)
     if how == "expired":  # and no other one came: the controller is gone
         moving.clock.now_s += 2 * CONFIG.interval_s
+    elif how == "destination died":
+        await moving.kill("i-1")
+        await moving.until(lambda: moving.controller.records)
     else:
         moving.controller.send("i-0", ReliefOrdered("round-x-2"))
         await moving.until(lambda: view(moving).destination is None)
     moving.network.release()
     await moving.until(lambda: moving.controller.records)
-    assert at(moving, "i-1") == {"r0"}
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    assert len(moving.controller.records) == 1
-    await moving.nothing_is_left()
-
-
-async def test_an_order_ends_with_its_destination(moving: MovingCluster) -> None:
-    await first_of_two_is_held(moving)
-    await moving.kill("i-1")
-    await moving.until(lambda: moving.controller.records)
-    moving.network.release()
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    assert [record.code for record in moving.controller.records] == ["destination_died"]
-    await moving.nothing_is_left()
+    await moving.all_finish()
+    (record,) = moving.controller.records
+    died = how == "destination died"
+    assert (record.request_id, record.code) == ("r0", "destination_died" if died else "")
 
 
 async def test_everybody_leaves_a_draining_instance(moving: MovingCluster) -> None:
-    await crowd(moving, LENGTHS)
+    await moving.crowd(LENGTHS)
     moving.controller.send("i-0", DrainSet(draining=True))
     await order(moving)
     await moving.until(lambda: not at(moving, "i-0"))
     assert at(moving, "i-1") == set(LENGTHS)
     assert {record.reason for record in moving.controller.records} == {"drain"}
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    await moving.nothing_is_left()
 
 
-def hold_in(moving: MovingCluster, state: SourceState) -> None:
-    """Moves out of i-0 get so far."""
-    if state is SourceState.PRE_ALLOCATING:
-        moving.network.hold(pre_alloc)
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("stage", ["/0", "/1"])
+async def test_when_a_drain_is_cancelled_whoever_it_sends_and_is_not_handed_over_stays(
+    moving: MovingCluster, stage: str, by_hand: bool
+) -> None:
+    """In its last stage a request is out of the batch, and goes on."""
+    await moving.stream()
+    moving.controller.send("i-0", DrainSet(draining=True))
+    moving.a.transfer.holds = lambda stage_id: stage_id.endswith(stage)
+    if by_hand:
+        moving.order()
     else:
-        last = state is SourceState.SUSPENDED
-        moving.a.transfer.holds = lambda stage_id: stage_id.endswith("/1") == last
-
-
-def let_go(moving: MovingCluster) -> None:
-    moving.network.release()
-    moving.a.transfer.let_go()
-
-
-async def undrained(moving: MovingCluster) -> None:
+        await order(moving)
+    await moving.until(lambda: moving.a.transfer.holds_some)
     moving.controller.send("i-0", DrainSet(draining=False))
-    await moving.until(lambda: not moving.a.llumlet.serving.instance_moves.draining)
-
-
-HELD = (SourceState.PRE_ALLOCATING, SourceState.COPYING, SourceState.SUSPENDED)
+    await moving.until(lambda: not moving.a.serving.instance_moves.draining)
+    moving.a.transfer.let_go()
+    if by_hand or stage == "/1":
+        await moving.until(lambda: at(moving, "i-1") == {"r"})
+    else:
+        await moving.until(lambda: moving.controller.records)
+        (record,) = moving.controller.records
+        assert (record.outcome, record.code) == ("kept", "drain_cancelled")
+        (event,) = moving.events(EventKind.MIGRATION_FAILED)
+        assert event.reason == "the drain was cancelled; drain"
+        assert at(moving, "i-0") == {"r"}
 
 
 async def test_one_that_will_be_ended_sends_one_after_the_other_over_a_limited_link(
     moving: MovingCluster,
 ) -> None:
-    await crowd(moving, LENGTHS)
+    await moving.crowd(LENGTHS)
     moving.controller.send("i-0", MoveLimitsSet(4, 1e12))
     moving.controller.send("i-0", DrainSet(draining=True, leaves_in_s=600.0))
-    moving.network.hold(pre_alloc)
+    moving.network.hold(PRE_ALLOC)
 
     def leaving() -> list[str]:
-        moves = moving.a.llumlet.serving.instance_moves.in_flight()
+        moves = moving.a.serving.instance_moves.in_flight()
         return [move.request_id for move in moves]
 
     await order(moving)
@@ -232,67 +185,24 @@ async def test_one_that_will_be_ended_sends_one_after_the_other_over_a_limited_l
     assert leaving() == ["r5", "r4"]
     moving.network.release()
     await moving.until(lambda: not at(moving, "i-0"))
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
+    await moving.all_finish()
     assert {record.reason for record in moving.controller.records} == {"evacuate"}
-    await moving.nothing_is_left()
 
 
 async def test_a_limit_of_a_link_that_was_never_used_says_what_is_too_late(
     moving: MovingCluster,
 ) -> None:
-    await crowd(moving, LENGTHS)
+    await moving.crowd(LENGTHS)
     moving.controller.send("i-0", MoveLimitsSet(4, 1.0))
     moving.controller.send("i-0", DrainSet(draining=True, leaves_in_s=60.0))
     await order(moving)
     await moving.until(lambda: moving.controller.fruitless)
     assert {event.labels["code"] for event in told(moving)} == {"too_late"}
     assert at(moving, "i-0") == set(LENGTHS)
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-
-
-@pytest.mark.parametrize("state", HELD)
-async def test_when_a_drain_is_cancelled_whoever_is_not_handed_over_stays(
-    moving: MovingCluster, state: SourceState
-) -> None:
-    await moving.stream()
-    moving.controller.send("i-0", DrainSet(draining=True))
-    hold_in(moving, state)
-    await order(moving)
-    await moving.until(lambda: state_of_the_move(moving) is state)
-    await undrained(moving)
-    if state is SourceState.SUSPENDED:
-        assert state_of_the_move(moving) is state, "it is out of the batch: it goes on"
-    let_go(moving)
-    await moving.until(lambda: moving.controller.records)
-    (record,) = moving.controller.records
-    if state is SourceState.SUSPENDED:
-        assert (record.outcome, record.code) == ("migrated", "")
-    else:
-        assert (record.outcome, record.code) == ("kept", "drain_cancelled")
-        (event,) = moving.events(EventKind.MIGRATION_FAILED)
-        assert event.reason == "the drain was cancelled; drain"
-        assert moving.record().instance_id == "i-0"
-    await moving.finishes()
-    await moving.nothing_is_left()
-
-
-async def test_a_move_by_hand_is_no_matter_of_the_drain(moving: MovingCluster) -> None:
-    await moving.stream()
-    moving.controller.send("i-0", DrainSet(draining=True))
-    hold_in(moving, SourceState.COPYING)
-    by_hand = moving.order()
-    await moving.until(lambda: moving.source_state(by_hand) is SourceState.COPYING)
-    await undrained(moving)
-    let_go(moving)
-    assert (await moving.answer(by_hand)).code == ""
-    await moving.finishes()
-    await moving.nothing_is_left()
 
 
 async def test_others_make_room_for_an_evicted_request(moving: MovingCluster) -> None:
-    await crowd(moving, LENGTHS)
+    await moving.crowd(LENGTHS)
     moving.a.engine.admits = False
     await moving.evict("r5", moving.a)
     taken = await moving.at_boundary(moving.a, lambda _: moving.a.engine.blocks.take(18))
@@ -302,9 +212,6 @@ async def test_others_make_room_for_an_evicted_request(moving: MovingCluster) ->
     assert (record.request_id, record.reason) == ("r0", "queue head")
     moving.a.engine.admits = True
     await moving.at_boundary(moving.a, lambda _: moving.a.engine.blocks.drop(taken))
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    await moving.nothing_is_left()
 
 
 # -- what was sent, and what was not ----------------------------------------------------------
@@ -312,7 +219,7 @@ async def test_others_make_room_for_an_evicted_request(moving: MovingCluster) ->
 
 async def test_what_was_sent_counts_at_its_destination_once(moving: MovingCluster) -> None:
     """Here for the place that it takes: by the sender's word until the destination says so."""
-    await crowd(moving, LENGTHS)
+    await moving.crowd(LENGTHS)
     one_place = replace(await snapshot(moving, "i-1"), max_num_running=1)
     await order(moving, config=TWO, destination=one_place)
     await moving.until(lambda: moving.controller.records)
@@ -325,38 +232,30 @@ async def test_what_was_sent_counts_at_its_destination_once(moving: MovingCluste
     moving.clock.now_s += 0.1
     await order(moving, config=TWO, destination=one_place)
     await moving.until(lambda: at(moving, "i-1") == {"r0", "r1"})
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    await moving.nothing_is_left()
 
 
 async def test_a_request_whose_move_failed_is_not_tried_again_at_once(
     moving: MovingCluster,
 ) -> None:
-    await crowd(moving, {"r0": 64, "r1": 300, "r2": 320}, max_tokens=60)
+    await moving.crowd({"r0": 64, "r1": 300, "r2": 320}, max_tokens=60)
     idle = await snapshot(moving, "i-1")
-    filled = await moving.at_boundary(moving.b, lambda _: moving.b.engine.blocks.take(60))
     config = replace(UNGUARDED, source_below_steps=200.0, destination_above_steps=200.0)
     moving.controller.send("i-0", MoveLimitsSet(1, None))
-    for _ in range(2):
-        moved = len(moving.controller.records)
-        await order(moving, config=config, destination=idle)
-        await moving.until(lambda n=moved: len(moving.controller.records) > n)
+    async with moving.filled(60):
+        for num_failed in (1, 2):
+            await order(moving, config=config, destination=idle)
+            await moving.until(lambda n=num_failed: len(moving.controller.records) == n)
     failed = [(record.request_id, record.code) for record in moving.controller.records]
     assert failed == [("r0", "no_blocks"), ("r1", "no_blocks")]
-    await moving.at_boundary(moving.b, lambda _: moving.b.engine.blocks.drop(filled))
     moving.clock.now_s += 1.0
     await order(moving, config=config, destination=idle)
     await moving.until(lambda: at(moving, "i-1") == {"r0"})
-    for request_id in ("r0", "r1", "r2"):
-        await moving.finishes(request_id, 60)
-    await moving.nothing_is_left()
 
 
 async def test_why_a_request_is_not_moved_is_told_once_and_not_too_often(
     moving: MovingCluster,
 ) -> None:
-    await crowd(moving, LENGTHS)
+    await moving.crowd(LENGTHS)
     moves = moving.a.engine.moves
     moves.refusals = dict.fromkeys(LENGTHS, MoveRefusal.MULTIMODAL)
     for _ in range(3):
@@ -383,8 +282,6 @@ async def test_why_a_request_is_not_moved_is_told_once_and_not_too_often(
         "freeness_of_i-0": 40.0,
         "freeness_of_i-1": 1024.0,
     }
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
 
 
 # -- nothing that may go there ----------------------------------------------------------------
@@ -393,7 +290,7 @@ async def test_why_a_request_is_not_moved_is_told_once_and_not_too_often(
 async def test_the_controller_hears_once_of_an_order_that_nobody_can_go_there(
     moving: MovingCluster,
 ) -> None:
-    await crowd(moving, LENGTHS)
+    await moving.crowd(LENGTHS)
     moving.a.engine.moves.refusals = dict.fromkeys(LENGTHS, MoveRefusal.MULTIMODAL)
     fruitless = moving.controller.fruitless
     await order(moving)
@@ -406,90 +303,6 @@ async def test_the_controller_hears_once_of_an_order_that_nobody_can_go_there(
     await order(moving, config=TWO)
     await moving.until(lambda: len(moving.controller.records) == 2)
     assert len(fruitless) == 2, "something came of this one"
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    await moving.nothing_is_left()
-
-
-async def test_while_something_is_on_its_way_there_an_order_is_not_fruitless(
-    moving: MovingCluster,
-) -> None:
-    await crowd(moving, LENGTHS)
-    moving.network.hold(pre_alloc)
-    await order(moving, config=TWO)
-    await moving.until(lambda: moving.network.num_held == 2)
-    moving.a.engine.moves.refusals = dict.fromkeys(LENGTHS, MoveRefusal.MULTIMODAL)
-    much = replace(TWO, source_below_steps=900.0, destination_above_steps=900.0)
-    await order(moving, config=much)
-    await moving.until(lambda: told(moving))
-    await snapshot(moving, "i-0")
-    assert not moving.controller.fruitless
-    await order(moving, "i-0", "i-2", much)
-    await moving.until(lambda: moving.controller.fruitless)
-    assert moving.controller.fruitless[0].destination_id == "i-2"
-    moving.network.release()
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    await moving.nothing_is_left()
-
-
-async def test_who_only_waits_for_moves_elsewhere_says_nothing(moving: MovingCluster) -> None:
-    """Once they are over it is not a source any more, so nothing speaks against the new
-    destination."""
-    await crowd(moving, LENGTHS)
-    moving.network.hold(pre_alloc)
-    await order(moving, config=TWO)
-    await moving.until(lambda: moving.network.num_held == 2)
-    await order(moving, "i-0", "i-2", TWO)
-    await moving.until(lambda: view(moving).destination == moving.controller.ref("i-2"))
-    await snapshot(moving, "i-0")
-    await snapshot(moving, "i-0")
-    moving.network.release()
-    await moving.until(lambda: len(moving.controller.records) == 2)
-    assert not moving.controller.fruitless
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    await moving.nothing_is_left()
-
-
-async def test_one_with_an_evicted_request_and_room_enough_says_so(moving: MovingCluster) -> None:
-    """To the controller it is a source; nobody need leave it."""
-    await crowd(moving, LENGTHS)
-    moving.a.engine.admits = False
-    await moving.evict("r5", moving.a)
-    never = replace(UNGUARDED, source_below_steps=-1000.0, destination_above_steps=-1000.0)
-    await order(moving, config=never)
-    await moving.until(lambda: moving.controller.fruitless)
-    assert not moving.controller.records
-    moving.a.engine.admits = True
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    await moving.nothing_is_left()
-
-
-async def test_a_draining_instance_that_nobody_can_leave_says_so(moving: MovingCluster) -> None:
-    await crowd(moving, LENGTHS)
-    moving.a.engine.moves.refusals = dict.fromkeys(LENGTHS, MoveRefusal.MULTIMODAL)
-    moving.controller.send("i-0", DrainSet(draining=True))
-    await order(moving)
-    await moving.until(lambda: moving.controller.fruitless)
-    assert not moving.controller.records
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    await moving.nothing_is_left()
-
-
-async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster) -> None:
-    await crowd(moving, LENGTHS)
-    await order(moving, config=TWO)
-    await moving.until(lambda: len(moving.controller.records) == 2)
-    assert view(moving).under_way == ()
-    assert len(view(moving).not_counted) == 2
-    moving.controller.send("i-0", ReliefOrdered("round-x-2"))
-    await moving.until(lambda: not view(moving).not_counted)
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    await moving.nothing_is_left()
 
 
 def test_as_many_moves_may_be_set_as_are_remembered() -> None:
@@ -504,7 +317,7 @@ async def test_where_a_request_came_from_travels_with_it(moving: MovingCluster) 
     moving.clock.now_s += 5.0
     await moving.move("i-1", "i-2")
     moving.clock.now_s += 2.0
-    past_instances = moving.instances["i-2"].llumlet.serving.requests["r"].past_instances
+    past_instances = moving.instances["i-2"].serving.requests["r"].past_instances
     assert past_instances.ages(moving.clock.now_s) == (("i-0", 7.0), ("i-1", 2.0))
     anyhow = replace(CONFIG, source_below_steps=2000.0, destination_above_steps=2000.0)
     await order(moving, "i-2", "i-1", anyhow)
@@ -513,4 +326,3 @@ async def test_where_a_request_came_from_travels_with_it(moving: MovingCluster) 
     assert (event.numbers["left_ago_s"], event.numbers["not_back_s"]) == (2.0, 10.0)
     await moving.finishes()
     assert not moving.controller.records
-    await moving.nothing_is_left()

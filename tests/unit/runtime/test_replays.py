@@ -29,7 +29,6 @@ from controller.runtime.messages.requests import (
     RankChangeAsked,
     RankSet,
     Refused,
-    ReplayTaken,
     RequestRefused,
     RequestsAsked,
 )
@@ -52,8 +51,16 @@ async def dispatch(bed: Bed, instance_id: str, seq: int = 9) -> tuple[AddRequest
     return await bed.instances[instance_id].receive_with_payload(AddRequest)
 
 
-async def running(network: FakeNetwork, num_tokens: int = 3) -> Bed:
-    """On i-0, with so many tokens."""
+pytestmark = virtual_time
+
+
+@pytest.fixture
+async def bed(network: FakeNetwork) -> Bed:
+    """A request runs on i-0, with three tokens."""
+    return await running(network, 3)
+
+
+async def running(network: FakeNetwork, num_tokens: int) -> Bed:
     bed = Bed(network, max_replays=3)
     await bed.know()
     await bed.runs_on("i-0")
@@ -77,15 +84,12 @@ def history(bed: Bed) -> tuple[LoggedEvent, ...]:
     return record.history
 
 
-@virtual_time
-async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(network: FakeNetwork) -> None:
-    bed = await running(network)
+async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(bed: Bed) -> None:
     await lose(bed)
     asked = (await bed.controller.receive(DispatchAsked)).asked
     assert asked.replayed
     assert (asked.num_prompt_tokens, asked.arrival_time_s) == (13, 5.0)
     found = bed.book.find("r")
-    assert found is not None
     assert (found.state, found.instance_id) == (RequestState.DISPATCHING, None)
     assert bed.router.num_live_reqs == 1, "though it is also asked for"
     bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))
@@ -109,26 +113,10 @@ async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(network: FakeNe
     assert replayed.numbers["attempt"] == 1
     assert replayed.numbers["downtime_s"] is not None
     record = bed.book.find("r")
-    assert record is not None
     assert (record.num_replays, record.num_output_tokens) == (1, 5)
 
 
-@virtual_time
-async def test_one_without_outputs_is_sent_as_it_came(network: FakeNetwork) -> None:
-    bed = await running(network, num_tokens=0)
-    await lose(bed)
-    add, payload = await dispatch(bed, "i-1")
-    assert (add.attempt, add.num_output_tokens, payload) == (1, 0, [b"x"])
-    assert new_tokens(bed.accept(0, T[:1], epoch=(1, 0), last=True, sender=I1)) == T[:1]
-    (replayed,) = [e for e in history(bed) if e.kind is EventKind.REPLAYED]
-    assert replayed.numbers["downtime_s"] is None
-
-
-@virtual_time
-async def test_late_tokens_of_the_dead_are_delivered_and_not_computed_again(
-    network: FakeNetwork,
-) -> None:
-    bed = await running(network)
+async def test_late_tokens_of_the_dead_are_delivered_and_not_computed_again(bed: Bed) -> None:
     await lose(bed)
     assert new_tokens(bed.accept(3, T[3:6])) == T[3:6]
     add, payload = await dispatch(bed, "i-1")
@@ -136,9 +124,7 @@ async def test_late_tokens_of_the_dead_are_delivered_and_not_computed_again(
     assert payload[-1] == encode_tokens(T[:6])
 
 
-@virtual_time
-async def test_a_late_end_calls_the_replay_off(network: FakeNetwork) -> None:
-    bed = await running(network)
+async def test_a_late_end_calls_the_replay_off(bed: Bed) -> None:
     await lose(bed)
     await bed.controller.receive(DispatchAsked)
     assert new_tokens(bed.accept(3, T[3:6], last=True)) == T[3:6]
@@ -147,36 +133,6 @@ async def test_a_late_end_calls_the_replay_off(network: FakeNetwork) -> None:
     assert bed.told.failed == []
 
 
-@virtual_time
-async def test_it_is_replayed_as_often_as_allowed(network: FakeNetwork) -> None:
-    bed = await running(network)
-    for number, (lost, there) in enumerate([("i-0", "i-1"), ("i-1", "i-0"), ("i-0", "i-1")]):
-        await lose(bed, lost)
-        await bed.know()  # it comes back
-        add, _ = await dispatch(bed, there)
-        assert add.attempt == number + 1
-        bed.say(ReplayTaken("r", add.attempt))
-        await settle()
-    await lose(bed, "i-1")
-    assert "it was replayed as often as allowed" in why_failed(bed)
-    record = bed.book.find("r")
-    assert record is not None
-    assert (record.num_replays, record.not_replayable) == (3, "too_often")
-
-
-@virtual_time
-async def test_instances_that_were_dead_already_count_for_nothing(network: FakeNetwork) -> None:
-    bed = await running(network)
-    for lost, there in [("i-0", "i-1"), ("i-1", "i-0")] * 3:
-        await lose(bed, lost)
-        await bed.know()
-        await dispatch(bed, there)
-    record = bed.book.find("r")
-    assert record is not None
-    assert (record.num_replays, record.instance_id) == (1, "i-0")
-
-
-@virtual_time
 async def test_tokens_beyond_the_limit_are_not_kept(network: FakeNetwork) -> None:
     bed = Bed(network, max_replays=3)
     bed.router.routes.machine.replays.config = ReplayConfig(max_tokens_kept=15)
@@ -185,9 +141,7 @@ async def test_tokens_beyond_the_limit_are_not_kept(network: FakeNetwork) -> Non
     bed.accept(0, T[:5])
     assert bed.router.routes.machine.replays.num_copied_tokens == 15
     await bed.runs_on("i-0", "other")
-    other = bed.book.find("other")
-    assert other is not None
-    assert other.not_replayable == "not_kept", "beforehand"
+    assert bed.book.find("other").not_replayable == "not_kept", "beforehand"
     bed.accept(5, T[5:6])
     assert bed.router.routes.machine.replays.num_copied_tokens == 0
     await lose(bed)
@@ -196,9 +150,7 @@ async def test_tokens_beyond_the_limit_are_not_kept(network: FakeNetwork) -> Non
 
 
 @pytest.mark.parametrize("how", ["client", "operator"])
-@virtual_time
-async def test_an_abort_while_it_waits(network: FakeNetwork, how: str) -> None:
-    bed = await running(network)
+async def test_an_abort_while_it_waits(bed: Bed, how: str) -> None:
     await lose(bed)
     await bed.controller.receive(DispatchAsked)
     if how == "client":
@@ -214,18 +166,14 @@ async def test_an_abort_while_it_waits(network: FakeNetwork, how: str) -> None:
     assert bed.instances["i-0"].received(AbortRequests) == [], "nobody listens there"
 
 
-@virtual_time
-async def test_an_abort_of_a_replayed_one_goes_where_it_is_now(network: FakeNetwork) -> None:
-    bed = await running(network)
+async def test_an_abort_of_a_replayed_one_goes_where_it_is_now(bed: Bed) -> None:
     await lose(bed)
     await dispatch(bed, "i-1")
     bed.router.abort(["r"], RequestState.ABORTED, "the client left")
     assert (await bed.instances["i-1"].receive(AbortRequests)).request_ids == ("r",)
 
 
-@virtual_time
-async def test_a_rank_that_changes_while_it_waits(network: FakeNetwork) -> None:
-    bed = await running(network)
+async def test_a_rank_that_changes_while_it_waits(bed: Bed) -> None:
     await lose(bed)
     await bed.controller.receive(DispatchAsked)
     bed.say(RankChangeAsked("q", "r", 1, "op", "me", "", dry_run=False))
@@ -240,26 +188,23 @@ async def test_a_rank_that_changes_while_it_waits(network: FakeNetwork) -> None:
     assert (told.rank, told.change) == (1, 1)
 
 
-@virtual_time
 async def test_a_refusal_by_one_that_restarted_is_no_replay(network: FakeNetwork) -> None:
+    """One without outputs is sent as it came."""
     bed = await running(network, num_tokens=0)
     for attempt in range(MAX_REFUSALS):
         at = bed.instances[f"i-{attempt % 2}"]
         bed.say(RequestRefused("r", "restarted", retryable=True, attempt=attempt), at)
         bed.say(RequestRefused("r", "restarted", retryable=True, attempt=attempt), at)
-        add, _ = await dispatch(bed, f"i-{1 - attempt % 2}")
-        assert add.attempt == attempt + 1
+        add, payload = await dispatch(bed, f"i-{1 - attempt % 2}")
+        assert (add.attempt, add.num_output_tokens, payload) == (attempt + 1, 0, [b"x"])
     record = bed.book.find("r")
-    assert record is not None
     assert record.num_replays == 0
     bed.say(RequestRefused("r", "restarted", retryable=True, attempt=MAX_REFUSALS))
     await settle()
     assert why_failed(bed) == "restarted"
 
 
-@virtual_time
-async def test_an_engine_that_cannot_go_on_with_it(network: FakeNetwork) -> None:
-    bed = await running(network)
+async def test_an_engine_that_cannot_go_on_with_it(bed: Bed) -> None:
     await lose(bed)
     await dispatch(bed, "i-1")
     bed.say(RequestRefused("r", "of the old attempt"), bed.instances["i-1"])
@@ -267,14 +212,11 @@ async def test_an_engine_that_cannot_go_on_with_it(network: FakeNetwork) -> None
     await settle()
     assert "cannot be replayed: the engine decodes speculatively" in why_failed(bed)
     record = bed.book.find("r")
-    assert record is not None
     assert record.not_replayable == "not_taken"
 
 
 @pytest.mark.parametrize("patience_s", [30.0, 7.0])
-@virtual_time
-async def test_no_instance_for_long(network: FakeNetwork, patience_s: float) -> None:
-    bed = await running(network)
+async def test_no_instance_for_long(bed: Bed, patience_s: float) -> None:
     bed.router.routes.machine.replays.config = ReplayConfig(patience_s=patience_s)
     began_s = asyncio.get_running_loop().time()
     await lose(bed)
@@ -290,9 +232,7 @@ async def test_no_instance_for_long(network: FakeNetwork, patience_s: float) -> 
     assert patience_s <= waited_s < patience_s + 3
 
 
-@virtual_time
-async def test_a_silent_controller_is_bypassed_for_a_replay_too(network: FakeNetwork) -> None:
-    bed = await running(network)
+async def test_a_silent_controller_is_bypassed_for_a_replay_too(bed: Bed) -> None:
     bed.network.lose("mem://controller")
     bed.network.lose("mem://i-0")
     await asyncio.sleep(3.0)
@@ -300,29 +240,7 @@ async def test_a_silent_controller_is_bypassed_for_a_replay_too(network: FakeNet
     assert (add.attempt, add.num_output_tokens, add.dispatch_seq) == (1, 3, 0)
 
 
-@virtual_time
-async def test_one_that_had_moved_before_its_source_died_is_not_replayed(
-    network: FakeNetwork,
-) -> None:
-    """The source's announcement was lost with it."""
-    bed = await running(network)
-    await lose(bed)
-    await bed.controller.receive(DispatchAsked)
-    bed.say(RequestMoved("r", 1, owner=I1, began_index=3), bed.instances["i-1"])
-    assert await bed.controller.receive(DispatchWithdrawn)
-    await settle()
-    assert new_tokens(bed.accept(3, T[3:4], epoch=(0, 1), last=True, sender=I1)) == T[3:4]
-    record = bed.book.find("r")
-    assert record is not None
-    assert (record.num_replays, record.instance_id) == (0, "i-1")
-    assert bed.instances["i-1"].received(AddRequest) == []
-
-
-@virtual_time
-async def test_words_of_an_old_attempt_count_for_nothing_and_it_is_stopped(
-    network: FakeNetwork,
-) -> None:
-    bed = await running(network)
+async def test_words_of_an_old_attempt_count_for_nothing_and_it_is_stopped(bed: Bed) -> None:
     await lose(bed)
     await dispatch(bed, "i-1")
     old = bed.instances["i-0"]
@@ -338,9 +256,7 @@ async def test_words_of_an_old_attempt_count_for_nothing_and_it_is_stopped(
     assert bed.told.failed == []
 
 
-@virtual_time
-async def test_tokens_that_were_lost_on_their_way_are_computed_again(network: FakeNetwork) -> None:
-    bed = await running(network)
+async def test_tokens_that_were_lost_on_their_way_are_computed_again(bed: Bed) -> None:
     assert bed.accept(5, T[5:6]) == [], "3 and 4 do not come"
     add, _ = await dispatch(bed, "i-1")
     assert add.num_output_tokens == 3
@@ -348,9 +264,7 @@ async def test_tokens_that_were_lost_on_their_way_are_computed_again(network: Fa
     assert new_tokens(bed.accept(3, T[3:7], epoch=(1, 0), last=True, sender=I1)) == T[3:7]
 
 
-@virtual_time
-async def test_a_replay_to_the_only_instance_waits_for_it(network: FakeNetwork) -> None:
-    bed = await running(network)
+async def test_a_replay_to_the_only_instance_waits_for_it(bed: Bed) -> None:
     await bed.know(directory(idle_snapshot("i-0")))
     await lose(bed)
     await bed.controller.receive(DispatchAsked)

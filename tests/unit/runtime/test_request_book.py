@@ -1,6 +1,7 @@
 """What a frontend knows of its requests."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -52,39 +53,37 @@ class Bed:
         )
 
     def happened(self, request_id: str, kind: EventKind, incarnation: int = 1) -> None:
-        self.book.happened(
-            LoggedEvent(
-                kind,
-                self.now_s,
-                "step-i-0-1-7",
-                instance_id="i-0",
-                incarnation=incarnation,
-                request_id=request_id,
-            )
-        )
+        where = {"instance_id": "i-0", "incarnation": incarnation, "request_id": request_id}
+        self.book.happened(LoggedEvent(kind, self.now_s, "step-i-0-1-7", **where))
 
     def one(self, request_id: str) -> RequestRecord:
         (record,), num = self.ask(matching=request_id, history=True)
         assert num == 1
         return record
 
-    def ask(
-        self,
-        instance_id: str | None = None,
-        states: tuple[RequestState, ...] = (),
-        matching: str | None = None,
-        history: bool = False,
-        max_requests: int = 100,
-    ) -> tuple[tuple[RequestRecord, ...], int]:
-        asked = RequestsAsked("q", instance_id, states, matching, history, max_requests)
+    def ask(self, **what: Any) -> tuple[tuple[RequestRecord, ...], int]:
+        everything = {"instance_id": None, "states": (), "matching": None, "history": False}
+        asked = RequestsAsked("q", **{**everything, "max_requests": 100, **what})
         return self.book.answer(asked)
 
-    def ids(self, **what: object) -> list[str]:
+    def ids(self, **what: Any) -> list[str]:
         return [record.request_id for record in self.ask(**what)[0]]
 
 
-def test_the_life_of_a_request() -> None:
-    bed = Bed()
+@pytest.fixture
+def bed() -> Bed:
+    return Bed()
+
+
+@pytest.fixture
+def sent(bed: Bed) -> Bed:
+    """`r` is on i-0."""
+    bed.arrive("r")
+    bed.send("r")
+    return bed
+
+
+def test_the_life_of_a_request(bed: Bed) -> None:
     bed.arrive("r", rank=1)
     assert bed.one("r").state is RequestState.DISPATCHING
     bed.now_s += 0.25
@@ -118,8 +117,7 @@ def test_the_life_of_a_request() -> None:
     ]
 
 
-def test_an_end_comes_once() -> None:
-    bed = Bed()
+def test_an_end_comes_once(bed: Bed) -> None:
     bed.arrive("r")
     bed.book.ended("r", RequestState.FAILED, "i-0 died", "lost-i-0-1")
     bed.book.ended("r", RequestState.ABORTED, "the client left")
@@ -134,18 +132,14 @@ def test_an_end_comes_once() -> None:
     ("finish_reason", "state"),
     [("stop", "finished"), ("length", "finished"), ("error", "failed"), ("abort", "aborted")],
 )
-def test_how_the_engine_ended_it(finish_reason: str, state: str) -> None:
-    bed = Bed()
-    bed.arrive("r")
-    bed.send("r")
-    bed.book.emitted("r", 1, finish_reason)
-    assert (bed.one("r").state, bed.one("r").finish_reason) == (state, finish_reason)
-    assert bed.observed[-1][0] == state
-    assert [event.kind.value for event in bed.events] == [state]
+def test_how_the_engine_ended_it(sent: Bed, finish_reason: str, state: str) -> None:
+    sent.book.emitted("r", 1, finish_reason)
+    assert (sent.one("r").state, sent.one("r").finish_reason) == (state, finish_reason)
+    assert sent.observed[-1][0] == state
+    assert [event.kind.value for event in sent.events] == [state]
 
 
-def test_only_where_it_runs_can_say_what_happened_to_it() -> None:
-    bed = Bed()
+def test_only_where_it_runs_can_say_what_happened_to_it(bed: Bed) -> None:
     bed.arrive("r")
     bed.happened("r", EventKind.ADMITTED)
     bed.send("r")
@@ -161,54 +155,37 @@ def timed(request_id: str, migration_id: str = "m-1") -> tuple[MoveRecord, float
     return MoveRecord(*ids, "migrated", "", 100, 2, 0.05, stages), 0.02
 
 
-def test_a_request_that_moved_is_where_it_went_and_tells_of_it() -> None:
-    bed = Bed()
-    bed.arrive("r")
-    bed.send("r")
-    bed.happened("r", EventKind.ADMITTED)
-    bed.book.moved("r", "i-1", 4)
-    assert (bed.one("r").instance_id, bed.one("r").incarnation) == ("i-1", 4)
-    assert bed.one("r").num_moves == 0, "it has no token from there yet"
-    bed.book.move_timed(*timed("r"), 0.024)
-    found = bed.one("r")
+def test_a_request_that_moved_is_where_it_went_and_tells_of_it(sent: Bed) -> None:
+    sent.happened("r", EventKind.ADMITTED)
+    sent.book.moved("r", "i-1", 4)
+    assert (sent.one("r").instance_id, sent.one("r").incarnation) == ("i-1", 4)
+    assert sent.one("r").num_moves == 0, "it has no token from there yet"
+    sent.book.move_timed(*timed("r"), 0.024)
+    found = sent.one("r")
     assert (found.num_moves, found.state) == (1, RequestState.RUNNING)
     event = found.history[-1]
-    assert bed.events == [event], "the cluster hears of it"
+    assert sent.events == [event], "the cluster hears of it"
     assert (event.kind, event.cause_id) == (EventKind.MIGRATED, "m-1")
     assert event.reason == "from i-0 to i-1: by hand"
     assert (event.instance_id, event.incarnation) == ("i-1", 4)
     assert event.numbers["downtime_s"] == 0.024
     assert event.numbers["excess_s"] == pytest.approx(0.004)
     assert (event.numbers["num_bytes"], event.numbers["stage_1_blocks"]) == (7000, 1)
-    bed.happened("r", EventKind.EVICTED)
-    assert bed.one("r").num_evictions == 0, "i-0 has it no more"
+    sent.happened("r", EventKind.EVICTED)
+    assert sent.one("r").num_evictions == 0, "i-0 has it no more"
 
 
-def test_a_request_that_moved_before_its_first_token_was_not_down() -> None:
-    bed = Bed()
-    bed.arrive("r")
-    bed.send("r")
-    bed.book.moved("r", "i-1", 1)
-    bed.book.move_timed(*timed("r"), None)
-    numbers = bed.one("r").history[-1].numbers
+def test_a_request_that_moved_before_its_first_token_was_not_down(sent: Bed) -> None:
+    sent.book.moved("r", "i-1", 1)
+    sent.book.move_timed(*timed("r"), None)
+    numbers = sent.one("r").history[-1].numbers
     assert (numbers["downtime_s"], numbers["excess_s"]) == (None, None)
-    bed.book.moved("gone", "i-1", 1)
-    bed.book.move_timed(*timed("gone"), 0.1)
-    assert len(bed.events) == 1
+    sent.book.moved("gone", "i-1", 1)
+    sent.book.move_timed(*timed("gone"), 0.1)
+    assert len(sent.events) == 1
 
 
-def test_a_move_that_came_to_nothing_leaves_the_request_as_it_was() -> None:
-    bed = Bed()
-    bed.arrive("r")
-    bed.send("r")
-    bed.happened("r", EventKind.MIGRATION_FAILED)
-    found = bed.one("r")
-    assert (found.state, found.num_moves) == (RequestState.WAITING, 0)
-    assert found.history[-1].kind is EventKind.MIGRATION_FAILED
-
-
-def test_a_decision_that_the_controller_does_not_know_of_is_told() -> None:
-    bed = Bed()
+def test_a_decision_that_the_controller_does_not_know_of_is_told(bed: Bed) -> None:
     bed.arrive("r")
     bed.send("r", tell=True)
     (event,) = bed.events
@@ -216,8 +193,7 @@ def test_a_decision_that_the_controller_does_not_know_of_is_told() -> None:
     assert event.numbers == {"score_of_i-0": 80.0, "score_of_i-9": 3.0}
 
 
-def test_which_are_listed_and_in_what_order() -> None:
-    bed = Bed()
+def test_which_are_listed_and_in_what_order(bed: Bed) -> None:
     for request_id in ("a", "b", "c", "d", "e"):
         bed.arrive(request_id)
     for request_id in ("b", "c"):
@@ -238,16 +214,14 @@ def test_which_are_listed_and_in_what_order() -> None:
 
 
 @pytest.mark.parametrize("named", ["0_p", "client-x", "p", "0_"])
-def test_by_which_names_one_is_found(named: str) -> None:
-    bed = Bed()
+def test_by_which_names_one_is_found(bed: Bed, named: str) -> None:
     bed.arrive("0_p-1", parent_id="p")
     bed.arrive("x")
     assert bed.ids(matching=named) == (["x"] if named == "client-x" else ["0_p-1"])
     assert bed.ids(matching="nothing") == []
 
 
-def test_the_ended_are_bounded_and_so_are_histories() -> None:
-    bed = Bed()
+def test_the_ended_are_bounded_and_so_are_histories(bed: Bed) -> None:
     for n in range(5):
         bed.arrive(f"r{n}")
         bed.now_s += 1.0
@@ -264,8 +238,7 @@ def test_the_ended_are_bounded_and_so_are_histories() -> None:
     assert history[-1].kind is EventKind.EVICTED
 
 
-def test_the_p99_of_ttft() -> None:
-    bed = Bed()
+def test_the_p99_of_ttft(bed: Bed) -> None:
     assert bed.book.ttft_p99().all_s is None
     for n in range(3):
         bed.arrive(f"r{n}")

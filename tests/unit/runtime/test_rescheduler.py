@@ -6,18 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.load.snapshot import QueueHead
 from controller.core.scheduler_events import InstanceStalled
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.messages.codec import decode
 from controller.runtime.messages.move_messages import ReliefFruitless, ReliefOrdered
-from tests.unit.runtime.controller_bed import Bed
-from tests.unit.runtime.fakes import FakeNetwork, settle
+from tests.unit.runtime.controller_bed import HERE, Bed
+from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 
 # Rounds are the tests'.
 NEVER = ReschedulingConfig(interval_s=3600.0)
 BUSY = {"free": 4, "num_running": 20}  # 16 * 4 / 20: 3.2 steps
 FULL = {"free": 20, "num_running": 10}  # 32 steps
+
+
+pytestmark = virtual_time
 
 
 @pytest.fixture
@@ -79,21 +81,6 @@ async def test_who_is_not_paired_any_more_is_told_once(bed: Bed) -> None:
     assert await told(bed) == {}
 
 
-async def test_a_source_without_a_destination_gets_no_order(bed: Bed) -> None:
-    for instance_id in ("i-0", "i-1", "i-2", "i-3"):
-        await bed.reports(instance_id, **BUSY)
-    assert await told(bed) == {}
-
-
-async def test_an_evicted_request_that_waits_makes_a_source_and_no_destination(bed: Bed) -> None:
-    head = QueueHead("r", 0, 3, 0.0, evicted=True)
-    evicted = {"num_queued": 1, "queue_head": head, "num_evicted_queued": 1}
-    await bed.reports("i-3", num_running=1, **evicted)
-    assert await told(bed) == {"i-3": "i-0"}
-    await bed.reports("i-0", **BUSY)
-    assert await told(bed) == {"i-0": "i-2", "i-3": "i-1"}
-
-
 async def test_what_failed_lately_or_does_not_report_gets_nothing(bed: Bed) -> None:
     controller = bed.controller
     await bed.reports("i-0", **BUSY)
@@ -105,34 +92,15 @@ async def test_what_failed_lately_or_does_not_report_gets_nothing(bed: Bed) -> N
     assert await told(bed) == {"i-0": ""}
 
 
-async def test_what_failed_with_one_source_is_still_there_for_another(bed: Bed) -> None:
-    controller = bed.controller
-    await bed.reports("i-0", **BUSY)
-    await bed.reports("i-1", **FULL)
-    controller.operator_moves.cooling.failed("i-0", "i-3", controller.now_s())
-    assert await told(bed) == {"i-0": "i-2", "i-1": "i-3"}
-
-
-async def test_one_that_drains_and_hangs_gets_no_order(bed: Bed) -> None:
-    await bed.reports("i-0", free=60, num_running=1, draining=True)
-    assert await told(bed) == {"i-0": "i-3"}
-    bed.controller.handle(InstanceStalled("i-0", 1))
-    assert await told(bed) == {"i-0": ""}
-
-
 async def fruitless(bed: Bed, source_id: str, destination_id: str, incarnation: int = 1) -> None:
     said = ReliefFruitless("round-1", source_id, 1, destination_id, incarnation)
     bed.says(source_id, said)
     await settle()
 
 
-async def test_a_pair_that_came_to_nothing_is_left_out_for_a_while(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rescheduler = bed.controller.rescheduler
-    rescheduler.machine.rules = replace(rescheduler.machine.rules, config=ReschedulingConfig())
-    now_s = bed.controller.now_s()
-    monkeypatch.setattr(rescheduler, "_now_s", lambda: now_s)
+async def test_a_pair_that_came_to_nothing_is_left_out_for_a_while(bed: Bed) -> None:
+    machine = bed.controller.rescheduler.machine
+    machine.rules = replace(machine.rules, config=ReschedulingConfig())
     await bed.reports("i-0", **BUSY)
     await bed.reports("i-1", **FULL)
     assert await told(bed) == {"i-0": "i-3", "i-1": "i-2"}
@@ -140,7 +108,7 @@ async def test_a_pair_that_came_to_nothing_is_left_out_for_a_while(
     assert await told(bed) == {"i-0": "i-2", "i-1": "i-3"}
     await fruitless(bed, "i-0", "i-2")
     assert await told(bed) == {"i-0": "", "i-1": "i-3"}
-    now_s += 1.0
+    await asyncio.sleep(1.0)
     assert await told(bed) == {"i-0": "i-3", "i-1": "i-2"}
 
 
@@ -159,7 +127,7 @@ async def test_orders_do_not_pile_up_for_one_that_does_not_read(
 ) -> None:
     sent = []
     monkeypatch.setattr(
-        bed.controller._mailbox,
+        bed.network.mailboxes[HERE],
         "send",
         lambda address, frame, *_, droppable=False: sent.append((decode(frame), droppable)),
     )
@@ -175,18 +143,6 @@ async def test_disabled_only_draining_instances_are_relieved(bed: Bed) -> None:
     assert await told(bed) == {"i-1": "i-3"}
     bed.controller.rescheduler.config = NEVER
     assert await told(bed) == {"i-1": "i-3", "i-0": "i-2"}
-
-
-async def test_a_dead_instance_is_told_nothing_and_takes_nothing(bed: Bed) -> None:
-    await bed.reports("i-0", **BUSY)
-    await bed.reports("i-1", **FULL)
-    assert await told(bed) == {"i-0": "i-3", "i-1": "i-2"}
-    bed.network.lose("mem://i-0")
-    bed.network.lose("mem://i-3")
-    await settle()
-    for peer in bed.peers.values():
-        peer.inbox.clear()
-    assert await told(bed) == {"i-1": "i-2"}
 
 
 async def test_another_configuration_counts_at_once(bed: Bed) -> None:

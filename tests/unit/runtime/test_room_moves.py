@@ -3,21 +3,17 @@
 Each instance has 64 blocks of 16 tokens.
 """
 
-from dataclasses import replace
-
 from controller.core.emptying.rounds import HeadOrder, Opening, RoomOrder
 from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import ReschedulingConfig
-from controller.ports.engine import Engine
-from controller.runtime.messages.members import DrainSet, Message
+from controller.runtime.messages.members import DrainSet
 from controller.runtime.messages.move_messages import (
     HeadMoveOrdered,
-    MoveEnvelope,
     MoveLimitsSet,
     RoomOrdered,
 )
-from tests.unit.runtime.moving_cluster import MovingCluster
+from tests.unit.runtime.moving_cluster import MovingCluster, says
 
 CONFIG = ReschedulingConfig()
 LENGTHS = {"r0": 65, "r1": 129, "r2": 193}
@@ -25,23 +21,9 @@ LENGTHS = {"r0": 65, "r1": 129, "r2": 193}
 HELD = "held"
 
 
-async def crowd(moving: MovingCluster, lengths: dict[str, int] | None = None) -> None:
-    """On i-0, with so many prompt tokens each, one token on their way. Nothing steps by itself."""
-    lengths = LENGTHS if lengths is None else lengths
-    moving.hold()
-    for request_id, num_prompt_tokens in lengths.items():
-        await moving.frontend.submit(request_id, num_prompt_tokens, 20)
-    await moving.until(lambda: len(moving.a.engine.waiting) == len(lengths))
-    moving.a.engine.allow(1)
-    # A step's tokens come in one message. Before it nothing runs, and so all that runs had some.
-    await moving.until(lambda: any(moving.frontend.tokens.values()))
-
-
 def order(
     moving: MovingCluster,
     lacking_blocks: int,
-    config: ReschedulingConfig = CONFIG,
-    rank: int = 0,
     request_id: str = HELD,
     source_id: str = "i-0",
     **spare_blocks: int,
@@ -51,32 +33,19 @@ def order(
         Opening(moving.controller.ref(name.replace("_", "-")), blocks)
         for name, blocks in spare_blocks.items()
     )
-    moving.controller.send(
-        source_id,
-        RoomOrdered(
-            RoomOrder(
-                "round-x-1",
-                request_id,
-                moving.controller.members["f-0"].address if request_id else "",
-                rank,
-                lacking_blocks,
-                openings,
-                config,
-            )
-        ),
-    )
+    frontend = moving.controller.members["f-0"].address if request_id else ""
+    room = RoomOrder("round-x-1", request_id, frontend, 0, lacking_blocks, openings, CONFIG)
+    moving.controller.send(source_id, RoomOrdered(room))
 
 
 async def looked(moving: MovingCluster, source_id: str = "i-0") -> None:
     """The order before this call has been looked at."""
     source = moving.instances[source_id]
 
-    def nothing(_engine: Engine) -> None: ...
-
     limit = MoveLimitsSet(source.serving.instance_moves.max_moves, None)
     moving.controller.send(source_id, limit)
     for _ in range(3):
-        await moving.at_boundary(source, nothing)
+        await moving.at_boundary(source, lambda engine: None)
 
 
 def under_way(moving: MovingCluster) -> dict[str, str]:
@@ -89,36 +58,18 @@ def told(moving: MovingCluster) -> list[LoggedEvent]:
     return [e for e in moving.controller.events if e.kind is EventKind.ROOM_NOT_MADE]
 
 
-def pre_alloc(envelope: Message) -> bool:
-    return isinstance(envelope, MoveEnvelope) and envelope.message.verb is Verb.PRE_ALLOC
-
-
 async def test_those_leave_that_make_the_room_with_the_fewest_blocks(moving: MovingCluster) -> None:
-    await crowd(moving)
+    await moving.crowd(LENGTHS)
     order(moving, 7, i_1=20, i_2=12)
     await moving.until(lambda: moving.controller.records)
     (record,) = moving.controller.records
     assert (record.request_id, record.destination_id) == ("r1", "i-2")
     assert (record.outcome, record.reason) == ("migrated", "room")
     assert (record.decision["lacking_blocks"], record.decision["freed_blocks"]) == (7, 9)
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-
-
-async def test_several_leave_for_several_instances(moving: MovingCluster) -> None:
-    await crowd(moving)
-    order(moving, 20, i_1=15, i_2=11)
-    await moving.until(lambda: len(moving.controller.records) == 2)
-    assert {r.request_id: r.destination_id for r in moving.controller.records} == {
-        "r1": "i-2",
-        "r2": "i-1",
-    }
-    assert {r.decision["num_moves_of_plan"] for r in moving.controller.records} == {2}
-    assert told(moving) == []
 
 
 async def test_a_plan_is_given_up_whole_when_one_of_its_moves_fails(moving: MovingCluster) -> None:
-    await crowd(moving)
+    await moving.crowd(LENGTHS)
     moving.controller.send("i-2", DrainSet(draining=True))
     await moving.until(lambda: moving.instances["i-2"].serving.instance_moves.draining)
     order(moving, 20, i_1=15, i_2=11)
@@ -132,13 +83,10 @@ async def test_a_plan_is_given_up_whole_when_one_of_its_moves_fails(moving: Movi
     assert event.reason == (
         "on i-0: of 2 moves one to i-2 failed: the destination is draining (draining)"
     )
-    for request_id in LENGTHS:
-        await moving.finishes(request_id, 20)
-    await moving.nothing_is_left()
 
 
 async def test_no_move_begins_where_no_set_of_them_would_do(moving: MovingCluster) -> None:
-    await crowd(moving)
+    await moving.crowd(LENGTHS)
     for _ in range(2):
         order(moving, 20, i_1=13, i_2=6)
         await looked(moving)
@@ -153,29 +101,12 @@ async def test_no_move_begins_where_no_set_of_them_would_do(moving: MovingCluste
     }
 
 
-async def test_what_is_on_its_way_counts_as_gone(moving: MovingCluster) -> None:
-    await crowd(moving)
-    moving.network.hold(pre_alloc)
-    order(moving, 9, i_1=20)
-    await moving.until(lambda: under_way(moving))
-    order(moving, 9, i_1=20)
-    await looked(moving)
-    assert under_way(moving) == {"r1": "i-1"}
-    order(moving, 14, i_1=20)
-    await moving.until(lambda: len(under_way(moving)) == 2)
-    assert under_way(moving) == {"r1": "i-1", "r0": "i-1"}
-    moving.network.release()
-    await moving.until(lambda: len(moving.controller.records) == 2)
-
-
 async def test_one_that_has_come_stays_until_its_source_has_let_go_of_it(
     moving: MovingCluster,
 ) -> None:
     """In the hop after this one its source may have it back: two instances would decode in it."""
     await moving.stream("r")
-    moving.network.drops = lambda m: (
-        isinstance(m, MoveEnvelope) and m.message.verb is Verb.COMMITTED
-    )
+    moving.network.drops = says(Verb.COMMITTED)
     move_id = moving.order(request_id="r")
     await moving.until(lambda: moving.destination_state(move_id) == "committed")
     order(moving, 1, source_id="i-1", i_2=60)
@@ -191,33 +122,10 @@ async def test_one_that_has_come_stays_until_its_source_has_let_go_of_it(
     order(moving, 1, source_id="i-1", i_2=60)
     await moving.until(lambda: moving.controller.records)
     assert moving.controller.records[0].destination_id == "i-2"
-    await moving.finishes("r")
-
-
-async def test_higher_ranks_stay(moving: MovingCluster) -> None:
-    await crowd(moving)
-    order(moving, 7, rank=-1, i_1=60)
-    await looked(moving)
-    assert under_way(moving) == {}
-    await moving.until(lambda: told(moving))
-
-
-async def test_limits_of_moves_are_kept(moving: MovingCluster) -> None:
-    await crowd(moving)
-    moving.controller.send("i-0", MoveLimitsSet(1, None))
-    await moving.until(lambda: moving.a.serving.instance_moves.max_moves == 1)
-    order(moving, 20, i_1=15, i_2=11)
-    await looked(moving)
-    assert under_way(moving) == {}
-    await moving.until(lambda: told(moving))
-    assert told(moving)[0].labels["code"] == "plan_too_large"
-    order(moving, 7, replace(CONFIG, max_moves_per_minute=0), i_1=60)
-    await looked(moving)
-    assert under_way(moving) == {}
 
 
 async def test_room_for_growth_is_nobody_s_and_told_nobody(moving: MovingCluster) -> None:
-    await crowd(moving)
+    await moving.crowd(LENGTHS)
     order(moving, 40, request_id="", i_1=60)
     await looked(moving)
     assert (under_way(moving), told(moving)) == ({}, [])
@@ -227,7 +135,7 @@ async def test_room_for_growth_is_nobody_s_and_told_nobody(moving: MovingCluster
 
 
 async def test_a_blocked_head_goes_elsewhere_with_nothing_to_copy(moving: MovingCluster) -> None:
-    await crowd(moving, {"r0": 480, "r1": 480, "r2": 100})
+    await moving.crowd({"r0": 480, "r1": 480, "r2": 100})
     assert list(moving.a.engine.waiting) == ["r2"]
     destination = moving.controller.ref("i-1")
     for request_id in ("r0", "r2"):  # r0 runs: it is no head any more
@@ -238,14 +146,3 @@ async def test_a_blocked_head_goes_elsewhere_with_nothing_to_copy(moving: Moving
     assert (record.request_id, record.outcome) == ("r2", "migrated")
     assert (record.reason, record.num_bytes) == ("blocked head", 0)
     assert set(moving.b.serving.requests) == {"r2"}
-
-
-async def test_those_behind_a_blocked_head_go_where_they_fit(moving: MovingCluster) -> None:
-    await crowd(moving, {"r0": 480, "r1": 480, "r2": 300, "r3": 100, "r4": 100})
-    assert list(moving.a.engine.waiting) == ["r2", "r3", "r4"]
-    order(moving, 19, request_id="r2", i_1=8, i_2=4)
-    await moving.until(lambda: moving.controller.records)
-    (record,) = moving.controller.records
-    assert (record.request_id, record.destination_id) == ("r3", "i-1")
-    assert (record.reason, record.num_bytes) == ("behind a blocked head", 0)
-    assert {"r2", "r4"} <= set(moving.a.serving.requests), "there is no room for them"

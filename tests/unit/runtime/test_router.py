@@ -46,13 +46,20 @@ from tests.unit.runtime.fakes import (
 )
 from tests.unit.runtime.router_bed import BOTH, HERE, I0, Bed, new_tokens
 
+pytestmark = virtual_time
+
+
+@pytest.fixture
+async def bed(network: FakeNetwork) -> Bed:
+    bed = Bed(network)
+    await bed.know()
+    return bed
+
+
 # -- dispatch -----------------------------------------------------------------------------
 
 
-@virtual_time
-async def test_a_request_goes_where_the_controller_says(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
+async def test_a_request_goes_where_the_controller_says(bed: Bed) -> None:
     submitted = bed.submit("r", [b"one", b"two"])
     ask = await bed.controller.receive(DispatchAsked)
     assert ask == DispatchAsked(DispatchRequested("r", "f-0", 10, 0, 5.0))
@@ -66,7 +73,6 @@ async def test_a_request_goes_where_the_controller_says(network: FakeNetwork) ->
     await bed.router.close()
 
 
-@virtual_time
 async def test_a_refusal_is_raised(network: FakeNetwork) -> None:
     bed = Bed(network)
     submitted = bed.submit()
@@ -78,43 +84,30 @@ async def test_a_refusal_is_raised(network: FakeNetwork) -> None:
     assert bed.router.num_live_reqs == 0
 
 
-@virtual_time
-async def test_a_client_that_leaves_while_its_request_is_held_withdraws_it(
-    network: FakeNetwork,
-) -> None:
-    bed = Bed(network)
+@pytest.mark.parametrize("how", ["the client leaves", "it is aborted", "it is asked for again"])
+async def test_a_request_that_ends_while_it_is_asked_for_is_withdrawn(bed: Bed, how: str) -> None:
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
-    submitted.cancel()
-    assert await bed.controller.receive(DispatchWithdrawn) == DispatchWithdrawn(
-        DispatchCancelled("r", "f-0")
-    )
-    with pytest.raises(asyncio.CancelledError):
+    if how == "it is asked for again":
+        bed.say(Dispatched(Dispatch("r", "f-0", "i-7", 1, 1)))
+        await settle()
+        bed.controller.inbox.clear()
+    if how == "the client leaves":
+        submitted.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submitted
+    else:
+        bed.router.abort(["r"], RequestState.ABORTED, "the client left")
         await submitted
+    withdrawn = DispatchWithdrawn(DispatchCancelled("r", "f-0"))
+    if how != "it is asked for again":
+        assert await bed.controller.receive(DispatchWithdrawn) == withdrawn
     assert bed.router.num_live_reqs == 0
-
-
-@virtual_time
-async def test_an_abort_while_asked_ends_the_submit_and_sends_nothing(
-    network: FakeNetwork,
-) -> None:
-    bed = Bed(network)
-    await bed.know()
-    submitted = bed.submit()
-    await bed.controller.receive(DispatchAsked)
-    bed.router.abort(["r"], RequestState.ABORTED, "the client left")
-    await submitted
-    await bed.controller.receive(DispatchWithdrawn)
-    assert bed.router.num_live_reqs == 0
+    assert bed.controller.received(DispatchAsked) == []
     assert bed.instances["i-0"].inbox == []
 
 
-@virtual_time
-async def test_an_abort_just_after_the_answer_sends_nothing_and_accounts_for_it(
-    network: FakeNetwork,
-) -> None:
-    bed = Bed(network)
-    await bed.know()
+async def test_an_abort_just_after_the_answer_sends_nothing_and_accounts_for_it(bed: Bed) -> None:
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
     answer = Dispatch("r", "f-0", "i-0", 1, 4)
@@ -126,12 +119,7 @@ async def test_an_abort_just_after_the_answer_sends_nothing_and_accounts_for_it(
     assert bed.router.num_live_reqs == 0
 
 
-@virtual_time
-async def test_an_answer_that_nobody_waits_for_any_more_is_accounted(
-    network: FakeNetwork,
-) -> None:
-    bed = Bed(network)
-    await bed.know()
+async def test_an_answer_that_nobody_waits_for_any_more_is_accounted(bed: Bed) -> None:
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
     bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))  # under way as the client leaves
@@ -142,10 +130,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_accounted(
     assert bed.instances["i-1"].inbox == []
 
 
-@virtual_time
-async def test_a_lost_question_is_asked_again(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
+async def test_a_lost_question_is_asked_again(bed: Bed) -> None:
     bed.mailbox.deaf = True
     submitted = bed.submit()
     await settle()
@@ -159,10 +144,7 @@ async def test_a_lost_question_is_asked_again(network: FakeNetwork) -> None:
     assert sent.request_id == "r"
 
 
-@virtual_time
-async def test_a_dispatch_to_an_incarnation_that_died_in_between(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
+async def test_a_dispatch_to_an_incarnation_that_died_in_between(bed: Bed) -> None:
     submitted = bed.submit()
     for dispatch in (Dispatch("r", "f-0", "i-0", 2, 1), Dispatch("r", "f-0", "i-7", 1, 1)):
         await bed.controller.receive(DispatchAsked)
@@ -174,10 +156,7 @@ async def test_a_dispatch_to_an_incarnation_that_died_in_between(network: FakeNe
     assert (await bed.instances["i-1"].receive(AddRequest)).dispatch_seq == 2
 
 
-@virtual_time
-async def test_a_request_is_not_asked_for_without_end(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
+async def test_a_request_is_not_asked_for_without_end(bed: Bed) -> None:
     submitted = bed.submit()
     for _ in range(len(GONE_WAITS_S) + 1):
         await bed.controller.receive(DispatchAsked)
@@ -188,22 +167,6 @@ async def test_a_request_is_not_asked_for_without_end(network: FakeNetwork) -> N
     assert bed.router.num_live_reqs == 0
 
 
-@virtual_time
-async def test_an_abort_before_a_dispatch_is_asked_for_again(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
-    submitted = bed.submit()
-    await bed.controller.receive(DispatchAsked)
-    bed.say(Dispatched(Dispatch("r", "f-0", "i-7", 1, 1)))
-    await settle()
-    bed.controller.inbox.clear()
-    bed.router.abort(["r"], RequestState.ABORTED, "the client left")
-    await submitted
-    assert bed.router.num_live_reqs == 0
-    assert bed.controller.received(DispatchAsked) == []
-
-
-@virtual_time
 async def test_a_dispatch_to_one_that_is_not_listed_is_declined_once_it_is(
     network: FakeNetwork,
 ) -> None:
@@ -226,7 +189,6 @@ async def test_a_dispatch_to_one_that_is_not_listed_is_declined_once_it_is(
 # -- without the controller ---------------------------------------------------------------
 
 
-@virtual_time
 async def test_a_silent_controller_is_bypassed_by_own_requests(network: FakeNetwork) -> None:
     bed = Bed(network)
     await bed.know(directory(idle_snapshot("i-0", free=40), idle_snapshot("i-1", free=60)))
@@ -243,7 +205,6 @@ async def test_a_silent_controller_is_bypassed_by_own_requests(network: FakeNetw
     assert arrived["i-1"][0].request_id == "r0", "more free blocks"
 
 
-@virtual_time
 async def test_a_controller_that_holds_a_request_is_not_bypassed(network: FakeNetwork) -> None:
     bed = Bed(network)
 
@@ -262,7 +223,6 @@ async def test_a_controller_that_holds_a_request_is_not_bypassed(network: FakeNe
     assert asyncio.get_running_loop().time() - began_s <= 2.1 * CONTROLLER_SILENCE_S
 
 
-@virtual_time
 @pytest.mark.parametrize("room_to_grow_tokens", [None, 64])
 async def test_nobody_to_choose_from_is_unavailable_after_a_while(
     network: FakeNetwork, room_to_grow_tokens: int | None
@@ -281,7 +241,6 @@ async def test_nobody_to_choose_from_is_unavailable_after_a_while(
     assert 20.0 <= loop.time() - began_s <= 22.0
 
 
-@virtual_time
 @pytest.mark.parametrize("room_to_grow_tokens", [None, 64])
 async def test_a_held_request_outlives_its_controller(
     network: FakeNetwork, room_to_grow_tokens: int | None
@@ -305,70 +264,33 @@ async def test_a_held_request_outlives_its_controller(
 # -- losses -------------------------------------------------------------------------------
 
 
-@virtual_time
-async def test_a_lost_instance_fails_exactly_its_requests_once(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
-    await bed.runs_on("i-0", "a")
-    await bed.runs_on("i-1", "b")
-    await bed.runs_on("i-0", "c")
-    bed.network.lose("mem://i-0")  # noticed by the socket, then told by the controller
+@pytest.mark.parametrize("by", ["socket", "socket alone", "controller", "directory"])
+async def test_a_lost_instance_fails_exactly_its_requests_once(bed: Bed, by: str) -> None:
+    for instance_id, request_id in (("i-0", "a"), ("i-1", "b"), ("i-0", "c")):
+        await bed.runs_on(instance_id, request_id)
+    if by == "socket alone":  # a controller that was just restarted does not know all of them yet
+        await bed.know(Directory(()))
+    bed.say(InstanceLost("i-0", 2))  # not the one that runs them
     await settle()
+    assert bed.told.failed == []
+    if by == "directory":
+        await bed.know(directory(idle_snapshot("i-0", incarnation=2), idle_snapshot("i-1")))
+    elif by == "controller":
+        bed.say(InstanceLost("i-0", 1))
+    else:
+        bed.network.lose("mem://i-0")
+    await settle()
+    assert [request_id for request_id, _ in bed.told.failed] == ["a", "c"]
     bed.say(InstanceLost("i-0", 1))
     await bed.know(directory(idle_snapshot("i-1")))
-    assert [request_id for request_id, _ in bed.told.failed] == ["a", "c"]
+    assert len(bed.told.failed) == 2, "told already"
     assert "i-0 died" in bed.told.failed[0][1]
     assert bed.router.live_request_ids == ["b"]
     assert bed.accept(0, [1], r="a") == [], "late tokens reach nobody"
+    assert by != "controller" or bed.mailbox.forgotten == ["mem://i-0"]
 
 
-@virtual_time
-async def test_the_controller_s_word_alone_is_enough(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
-    await bed.runs_on("i-0", "a")
-    bed.say(InstanceLost("i-0", 2))  # not the one that runs it
-    await settle()
-    assert bed.told.failed == []
-    bed.say(InstanceLost("i-0", 1))
-    bed.say(InstanceLost("i-0", 1))
-    await settle()
-    assert [request_id for request_id, _ in bed.told.failed] == ["a"]
-    assert bed.mailbox.forgotten == ["mem://i-0"]
-
-
-@virtual_time
-async def test_a_socket_s_word_is_enough_for_an_instance_missing_in_the_directory(
-    network: FakeNetwork,
-) -> None:
-    """A controller that has just been restarted does not know all of them yet."""
-    bed = Bed(network)
-    await bed.know()
-    await bed.runs_on("i-0", "a")
-    await bed.know(Directory(()))
-    assert bed.told.failed == []
-    bed.network.lose("mem://i-0")
-    await settle()
-    assert [request_id for request_id, _ in bed.told.failed] == ["a"]
-
-
-@virtual_time
-async def test_a_directory_with_the_successor_says_that_the_predecessor_is_gone(
-    network: FakeNetwork,
-) -> None:
-    bed = Bed(network)
-    await bed.know()
-    await bed.runs_on("i-0", "a")
-    await bed.runs_on("i-1", "b")
-    await bed.know(directory(idle_snapshot("i-0", incarnation=2), idle_snapshot("i-1")))
-    assert [request_id for request_id, _ in bed.told.failed] == ["a"]
-    assert bed.router.live_request_ids == ["b"]
-
-
-@virtual_time
-async def test_the_controller_s_end_fails_nothing(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
+async def test_the_controller_s_end_fails_nothing(bed: Bed) -> None:
     await bed.runs_on("i-0", "a")
     bed.network.lose("mem://controller")
     await settle()
@@ -376,10 +298,7 @@ async def test_the_controller_s_end_fails_nothing(network: FakeNetwork) -> None:
     assert new_tokens(bed.accept(0, [5], r="a")) == [5]
 
 
-@virtual_time
-async def test_what_an_instance_refuses_is_told_once(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
+async def test_what_an_instance_refuses_is_told_once(bed: Bed) -> None:
     await bed.runs_on("i-0", "a")
     await bed.runs_on("i-0", "b")
     for _ in range(2):
@@ -391,10 +310,7 @@ async def test_what_an_instance_refuses_is_told_once(network: FakeNetwork) -> No
     assert bed.router.num_live_reqs == 0
 
 
-@virtual_time
-async def test_aborts_go_to_the_instances_that_run_the_requests(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
+async def test_aborts_go_to_the_instances_that_run_the_requests(bed: Bed) -> None:
     for instance_id, request_id in (("i-0", "a"), ("i-1", "b"), ("i-0", "c")):
         await bed.runs_on(instance_id, request_id)
     bed.router.abort(["a", "b", "c", "unknown"], RequestState.ABORTED, "the client left")
@@ -409,10 +325,7 @@ async def test_aborts_go_to_the_instances_that_run_the_requests(network: FakeNet
 # -- tokens -------------------------------------------------------------------------------
 
 
-@virtual_time
-async def test_tokens_out_of_order_doubled_or_of_an_older_epoch(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
+async def test_tokens_out_of_order_doubled_or_of_an_older_epoch(bed: Bed) -> None:
     await bed.runs_on("i-0")
     t = tokens_of("r", 8)
     assert new_tokens(bed.accept(0, t[:2])) == t[:2]
@@ -426,10 +339,7 @@ async def test_tokens_out_of_order_doubled_or_of_an_older_epoch(network: FakeNet
     assert bed.accept(7, t[7:8], epoch=(0, 1), last=True) == []
 
 
-@virtual_time
-async def test_one_message_with_several_requests(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    await bed.know()
+async def test_one_message_with_several_requests(bed: Bed) -> None:
     await bed.runs_on("i-0", "a")
     await bed.runs_on("i-0", "b")
     items = tuple(
@@ -444,7 +354,6 @@ async def test_one_message_with_several_requests(network: FakeNetwork) -> None:
 # -- membership ---------------------------------------------------------------------------
 
 
-@virtual_time
 async def test_it_belongs_to_the_cluster(network: FakeNetwork) -> None:
     bed = Bed(network)
     nonce = (await bed.controller.receive(Hello)).nonce
@@ -463,7 +372,6 @@ async def test_it_belongs_to_the_cluster(network: FakeNetwork) -> None:
     assert HERE not in network.mailboxes
 
 
-@virtual_time
 async def test_it_is_ready_while_an_instance_takes_requests(network: FakeNetwork) -> None:
     bed = Bed(network)
     assert "no instance" in bed.router.why_not_ready()

@@ -30,7 +30,6 @@ from controller.runtime.messages.requests import (
     OutputsMissing,
     OutputsReceived,
     OutputsUnread,
-    RequestEvents,
     RequestsAsked,
 )
 from tests.unit.runtime.fake_engine import FakeOutput, tokens_of
@@ -70,12 +69,20 @@ class MoveBed(Bed):
         assert self.emit(I0, 0, 0, 5) == T[:5]
 
 
-@virtual_time
-async def test_the_downtime_is_from_the_last_token_of_one_to_the_first_of_the_next(
-    network: FakeNetwork,
-) -> None:
+pytestmark = virtual_time
+
+
+@pytest.fixture
+async def bed(network: FakeNetwork) -> MoveBed:
+    """A request runs on i-0, with five tokens."""
     bed = MoveBed(network)
     await bed.begin()
+    return bed
+
+
+async def test_the_downtime_is_from_the_last_token_of_one_to_the_first_of_the_next(
+    bed: MoveBed,
+) -> None:
     await bed.hear(
         MoveAnnounced("r", 1, destination=I1), RequestMoved("r", 1, owner=I1, began_index=5)
     )
@@ -91,12 +98,9 @@ async def test_the_downtime_is_from_the_last_token_of_one_to_the_first_of_the_ne
     assert bed.record().state is RequestState.FINISHED
 
 
-@virtual_time
 async def test_a_first_token_that_overtakes_the_last_ones_is_timed_when_it_is_delivered(
-    network: FakeNetwork,
+    bed: MoveBed,
 ) -> None:
-    bed = MoveBed(network)
-    await bed.begin()
     await bed.hear(RequestMoved("r", 1, owner=I1, began_index=7), timed())
     assert bed.emit(I1, 1, 7, 8) == []
     assert bed.moves() == []
@@ -107,10 +111,7 @@ async def test_a_first_token_that_overtakes_the_last_ones_is_timed_when_it_is_de
     assert len(bed.moves()) == 1, "each once"
 
 
-@virtual_time
-async def test_a_move_that_was_fenced_off_is_not_counted(network: FakeNetwork) -> None:
-    bed = MoveBed(network)
-    await bed.begin()
+async def test_a_move_that_was_fenced_off_is_not_counted(bed: MoveBed) -> None:
     await bed.hear(MoveAnnounced("r", 1, destination=I1), FenceAsked("r", 2, owner=I0))
     assert await bed.instances["i-0"].receive(FenceAnswered) == FenceAnswered("r", 2, fenced=True)
     await bed.hear(RequestMoved("r", 1, owner=I1, began_index=5), timed())
@@ -120,16 +121,6 @@ async def test_a_move_that_was_fenced_off_is_not_counted(network: FakeNetwork) -
     assert bed.record().instance_id == "i-0"
 
 
-@virtual_time
-async def test_a_fence_is_refused_once_the_destination_was_heard(network: FakeNetwork) -> None:
-    bed = MoveBed(network)
-    await bed.begin()
-    await bed.hear(RequestMoved("r", 1, owner=I1, began_index=5), FenceAsked("r", 2, owner=I0))
-    assert await bed.instances["i-0"].receive(FenceAnswered) == FenceAnswered("r", 2, fenced=False)
-    assert bed.emit(I1, 1, 5, 6) == T[5:6]
-
-
-@virtual_time
 async def test_who_wants_back_what_is_over_gets_it_and_ends_it(network: FakeNetwork) -> None:
     bed = MoveBed(network)
     await bed.know()
@@ -141,20 +132,14 @@ async def test_who_wants_back_what_is_over_gets_it_and_ends_it(network: FakeNetw
     assert await bed.instances["i-1"].receive(AbortRequests) == AbortRequests(("r",))
 
 
-@virtual_time
-async def test_an_abort_goes_to_both_while_a_move_is_announced(network: FakeNetwork) -> None:
-    bed = MoveBed(network)
-    await bed.begin()
+async def test_an_abort_goes_to_both_while_a_move_is_announced(bed: MoveBed) -> None:
     await bed.hear(MoveAnnounced("r", 1, destination=I1))
     bed.router.abort(["r"], RequestState.ABORTED, "the client left")
     for instance in bed.instances.values():
         assert await instance.receive(AbortRequests) == AbortRequests(("r",))
 
 
-@virtual_time
-async def test_the_destination_is_asked_again_and_again_who_owns_it(network: FakeNetwork) -> None:
-    bed = MoveBed(network)
-    await bed.begin()
+async def test_the_destination_is_asked_again_and_again_who_owns_it(bed: MoveBed) -> None:
     await bed.hear(MoveAnnounced("r", 1, destination=I1), InstanceLost("i-0", 1))
     for _ in range(3):
         assert await bed.instances["i-1"].receive(OwnerAsked) == OwnerAsked("r", 1, frontend=HERE)
@@ -167,10 +152,7 @@ async def test_the_destination_is_asked_again_and_again_who_owns_it(network: Fak
 
 
 @pytest.mark.parametrize("answers", [True, False])
-@virtual_time
-async def test_a_request_that_nobody_owns_fails_once(network: FakeNetwork, answers: bool) -> None:
-    bed = MoveBed(network)
-    await bed.begin()
+async def test_a_request_that_nobody_owns_fails_once(bed: MoveBed, answers: bool) -> None:
     await bed.hear(MoveAnnounced("r", 1, destination=I1), InstanceLost("i-0", 1))
     if answers:
         await bed.hear(RequestNotMoved("r", 1), RequestNotMoved("r", 1))
@@ -180,10 +162,7 @@ async def test_a_request_that_nobody_owns_fails_once(network: FakeNetwork, answe
     assert bed.router.num_live_reqs == 0
 
 
-@virtual_time
-async def test_what_is_missing_is_asked_of_the_owner(network: FakeNetwork) -> None:
-    bed = MoveBed(network)
-    await bed.begin()
+async def test_what_is_missing_is_asked_of_the_owner(bed: MoveBed) -> None:
     await bed.hear(RequestMoved("r", 1, owner=I1, began_index=8))
     assert bed.emit(I1, 1, 8, 9) == []
     await asyncio.sleep(MISSING_S * 3)
@@ -194,22 +173,14 @@ async def test_what_is_missing_is_asked_of_the_owner(network: FakeNetwork) -> No
     assert bed.told.failed == []
 
 
-@virtual_time
-async def test_a_gap_that_stays_is_an_error(network: FakeNetwork) -> None:
-    bed = MoveBed(network)
-    await bed.begin()
+async def test_a_gap_that_stays_is_an_error(bed: MoveBed) -> None:
     assert bed.emit(I0, 0, 6, 7) == []
     await asyncio.sleep(UNCLEAR_S * 2)
     assert [request_id for request_id, _ in bed.told.failed] == ["r"]
 
 
-@virtual_time
-async def test_an_instance_that_is_not_listed_is_known_by_its_request(
-    network: FakeNetwork,
-) -> None:
+async def test_an_instance_that_is_not_listed_is_known_by_its_request(bed: MoveBed) -> None:
     """A controller that was restarted does not know all instances at once."""
-    bed = MoveBed(network)
-    await bed.begin()
     await bed.hear(RequestMoved("r", 1, owner=I1, began_index=5), Directory(()))
     assert bed.emit(I1, 1, 5, 40) == T[5:40]
     assert await bed.instances["i-1"].receive(OutputsReceived) == OutputsReceived((("r", 40),))
@@ -219,24 +190,8 @@ async def test_an_instance_that_is_not_listed_is_known_by_its_request(
     assert await bed.instances["i-1"].receive(AbortRequests) == AbortRequests(("r",))
 
 
-@virtual_time
-async def test_a_move_that_failed_changes_no_state(network: FakeNetwork) -> None:
-    bed = MoveBed(network)
-    await bed.know()
-    await bed.runs_on("i-0")
-    event = LoggedEvent(EventKind.MIGRATION_FAILED, 1.0, "m-1", "kept", "i-0", 1, request_id="r")
-    await bed.hear(RequestEvents((event,)))
-    assert bed.record().state is RequestState.WAITING
-    assert event in bed.record().history
-
-
-@virtual_time
-async def test_who_was_fenced_off_is_told_to_stop_and_not_for_each_token(
-    network: FakeNetwork,
-) -> None:
+async def test_who_was_fenced_off_is_told_to_stop_and_not_for_each_token(bed: MoveBed) -> None:
     """The destination applied COMMIT, its words were late, and the source died with its ABORT."""
-    bed = MoveBed(network)
-    await bed.begin()
     await bed.hear(MoveAnnounced("r", 1, destination=I1), FenceAsked("r", 2, owner=I0))
     for first in range(5, 8):
         assert bed.emit(I1, 1, first, first + 1) == []
@@ -249,10 +204,7 @@ async def test_who_was_fenced_off_is_told_to_stop_and_not_for_each_token(
     assert bed.instances["i-0"].received(OutputsUnread) == []
 
 
-@virtual_time
-async def test_an_instance_that_was_lost_by_mistake_is_told_to_stop(network: FakeNetwork) -> None:
-    bed = MoveBed(network)
-    await bed.begin()
+async def test_an_instance_that_was_lost_by_mistake_is_told_to_stop(bed: MoveBed) -> None:
     await bed.hear(InstanceLost("i-0", 1))
     assert bed.emit(I0, 0, 5, 6) == []
     assert bed.emit(I0, 0, 6, 7, last=True) == []
@@ -260,46 +212,23 @@ async def test_an_instance_that_was_lost_by_mistake_is_told_to_stop(network: Fak
     assert bed.instances["i-0"].received(OutputsUnread) == [OutputsUnread((("r", 0, 0),))]
 
 
-@pytest.mark.parametrize("finished", [True, False])
-@virtual_time
-async def test_a_request_that_moved_to_one_lost_by_mistake_ends(
-    network: FakeNetwork, finished: bool
-) -> None:
+async def test_a_request_that_moved_to_one_lost_by_mistake_ends(bed: MoveBed) -> None:
     """Its tokens do not count there, and its source has let go of it."""
-    bed = MoveBed(network)
-    await bed.begin()
     await bed.hear(MoveAnnounced("r", 1, destination=I1), InstanceLost("i-1", 1))
     assert bed.told.failed == []
     await bed.hear(RequestMoved("r", 1, owner=I1, began_index=5))
     assert [request_id for request_id, _ in bed.told.failed] == ["r"]
     assert bed.instances["i-1"].received(OutputsUnread) == [OutputsUnread((("r", 0, 1),))]
-    assert bed.emit(I1, 1, 5, 6, last=finished) == []
+    assert bed.emit(I1, 1, 5, 6, last=True) == []
     await bed.hear(RequestLost("r", 1, owner=I1))
     assert len(bed.told.failed) == 1
 
 
-@virtual_time
-async def test_one_lost_by_mistake_is_not_told_that_its_request_moved_on(
-    network: FakeNetwork,
-) -> None:
+async def test_one_lost_by_mistake_is_not_told_that_its_request_moved_on(bed: MoveBed) -> None:
     """It would let go of it; what the destination has is not known yet."""
-    bed = MoveBed(network)
-    await bed.begin()
     await bed.hear(
         MoveAnnounced("r", 1, destination=I1), InstanceLost("i-0", 1), FenceAsked("r", 2, owner=I0)
     )
     assert bed.instances["i-0"].received(FenceAnswered) == []
     await bed.hear(RequestMoved("r", 1, owner=I1, began_index=5), FenceAsked("r", 2, owner=I0))
     assert bed.instances["i-0"].received(FenceAnswered) == [FenceAnswered("r", 2, fenced=False)]
-
-
-@virtual_time
-async def test_a_request_that_only_one_lost_by_mistake_has_ends(network: FakeNetwork) -> None:
-    bed = MoveBed(network)
-    await bed.begin()
-    await bed.hear(
-        MoveAnnounced("r", 1, destination=I1), InstanceLost("i-1", 1), FenceAsked("r", 3, owner=I1)
-    )
-    assert [request_id for request_id, _ in bed.told.failed] == ["r"]
-    assert bed.instances["i-1"].received(FenceAnswered) == [FenceAnswered("r", 3, fenced=True)]
-    assert bed.instances["i-1"].received(AbortRequests) == [AbortRequests(("r",))]

@@ -53,15 +53,17 @@ def requests(found: Iterable[TrafficTold]) -> list[RequestTraffic]:
     return [request for each in found for request in each.requests]
 
 
-async def serving(network: FakeNetwork) -> Bed:
+pytestmark = virtual_time
+
+
+@pytest.fixture
+async def bed(network: FakeNetwork) -> Bed:
     bed = Bed(network)
     await bed.know()
     return bed
 
 
-@virtual_time
-async def test_a_request_that_ends_is_told_without_its_ids(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_a_request_that_ends_is_told_without_its_ids(bed: Bed) -> None:
     await record(bed)
     await run(bed, "r", session="ann")
     bed.accept(0, [7, 8, 9], last=True)
@@ -79,29 +81,23 @@ async def test_a_request_that_ends_is_told_without_its_ids(network: FakeNetwork)
     ]
     assert len(found[-1].requests[0].prefix_hashes) == 2 * 8, "only full blocks"
     assert (found[-1].key, found[-1].frontend_id, found[-1].num_live) == (KEY, "f-0", 0)
-    await bed.router.close()
 
 
-@virtual_time
-async def test_each_outcome(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_each_outcome(bed: Bed) -> None:
     await record(bed)
     for request_id in ("left", "lost"):
         await run(bed, request_id)
     bed.accept(0, [7], r="left")
     bed.router.abort(["left"], RequestState.ABORTED, "the client left")
-    network.lose("mem://i-0")
+    bed.network.lose("mem://i-0")
     found = requests(await told(bed, 2))
     assert [(each.outcome, each.num_output_tokens) for each in found] == [
         (RequestState.ABORTED, 1),
         (RequestState.FAILED, 0),
     ]
-    await bed.router.close()
 
 
-@virtual_time
-async def test_without_a_recording_nothing_is_noted_or_told(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_without_a_recording_nothing_is_noted_or_told(bed: Bed) -> None:
     await run(bed, "before")
     await record(bed)
     await run(bed, "r")
@@ -114,14 +110,10 @@ async def test_without_a_recording_nothing_is_noted_or_told(network: FakeNetwork
     bed.controller.inbox.clear()
     await asyncio.sleep(3.0)
     assert bed.controller.received(TrafficTold) == []
-    assert not bed.router.traffic._live
-    await bed.router.close()
 
 
-@virtual_time
-async def test_a_recording_that_nobody_asks_for_any_more_ends(network: FakeNetwork) -> None:
+async def test_a_recording_that_nobody_asks_for_any_more_ends(bed: Bed) -> None:
     """The controller died."""
-    bed = await serving(network)
     await record(bed)
     await run(bed, "r")
     for _ in range(3):
@@ -135,12 +127,9 @@ async def test_a_recording_that_nobody_asks_for_any_more_ends(network: FakeNetwo
     bed.accept(0, [1], last=True, r="later")
     await asyncio.sleep(3.0)
     assert bed.controller.received(TrafficTold) == []
-    await bed.router.close()
 
 
-@virtual_time
-async def test_another_key_is_another_recording(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_another_key_is_another_recording(bed: Bed) -> None:
     await record(bed)
     await run(bed, "r")
     await record(bed, TrafficAsked(OTHER_KEY, 4))
@@ -151,12 +140,9 @@ async def test_another_key_is_another_recording(network: FakeNetwork) -> None:
     assert [each.num_output_tokens for each in requests(found)] == [2]
     assert requests(found)[0].prefix_hashes == b"".join(prefix_hashes(OTHER_KEY, TOKENS, 4))
     assert (found[-1].num_before, found[-1].num_live) == (0, 0)
-    await bed.router.close()
 
 
-@virtual_time
-async def test_requests_that_run_are_counted(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_requests_that_run_are_counted(bed: Bed) -> None:
     await record(bed)
     await run(bed, "r")
     await run(bed, "s")
@@ -164,59 +150,37 @@ async def test_requests_that_run_are_counted(network: FakeNetwork) -> None:
     bed.accept(0, [1], last=True)
     (last,) = [each for each in await told(bed) if each.requests]
     assert last.num_live == 1
-    await bed.router.close()
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MAX_WAITING", 3), ("MAX_WAITING_TOKENS", 35)])
-def test_what_waits_is_bounded_and_what_is_lost_is_counted(
-    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+async def test_what_waits_is_bounded_and_what_is_lost_is_counted(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     monkeypatch.setattr(traffic_recorder, limit, value)
-
-    @virtual_time
-    async def test() -> None:
-        bed = await serving(network)
-        await record(bed)
-        for _ in range(2):
-            for place in range(5):
-                await run(bed, f"r{place}")
-            for place in range(5):
-                bed.accept(0, [1], last=True, r=f"r{place}")
-            await asyncio.sleep(1.0)
-        found = [each for each in await told(bed, 6) if each.requests]
-        assert [(each.num_before, len(each.requests)) for each in found] == [(2, 3), (7, 3)]
-        await bed.router.close()
-
-    test()
+    await record(bed)
+    for _ in range(2):
+        for place in range(5):
+            await run(bed, f"r{place}")
+        for place in range(5):
+            bed.accept(0, [1], last=True, r=f"r{place}")
+        await asyncio.sleep(1.0)
+    found = [each for each in await told(bed, 6) if each.requests]
+    assert [(each.num_before, len(each.requests)) for each in found] == [(2, 3), (7, 3)]
 
 
-@virtual_time
-async def test_a_long_prompt_is_hashed_in_many_turns(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_a_long_prompt_is_hashed_in_many_turns(bed: Bed) -> None:
     await record(bed, TrafficAsked(KEY, 1))
     tokens = list(range(20 * traffic_recorder.HASHES_PER_TURN))
     await run(bed, "r", tokens)
     bed.accept(0, [1], last=True)
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
-    await bed.router.traffic._tell_ended(KEY)
-    counting.cancel()
-    assert turns >= 20
+    loop = asyncio.get_running_loop()
+    before = loop.num_turns
     (request,) = requests(await told(bed))
+    assert loop.num_turns - before >= 20
     assert request.prefix_hashes == b"".join(prefix_hashes(KEY, tokens, 1))
-    await bed.router.close()
 
 
-@virtual_time
-async def test_much_is_told_in_several_messages(network: FakeNetwork) -> None:
-    bed = await serving(network)
+async def test_much_is_told_in_several_messages(bed: Bed) -> None:
     await record(bed, TrafficAsked(KEY, 1))
     tokens = list(range(traffic_recorder.MAX_HASH_BYTES_TOLD // 8 // 2))
     for place in range(3):
@@ -226,14 +190,11 @@ async def test_much_is_told_in_several_messages(network: FakeNetwork) -> None:
     found = [each for each in await told(bed, 3) if each.requests]
     assert [(each.num_before, len(each.requests)) for each in found] == [(0, 2), (2, 1)]
     assert [each.num_live for each in found] == [1, 0]
-    await bed.router.close()
 
 
-@virtual_time
 async def test_a_prompt_that_cannot_be_hashed_is_lost_alone(
-    network: FakeNetwork, caplog: pytest.LogCaptureFixture
+    bed: Bed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bed = await serving(network)
     await record(bed)
     await run(bed, "r", [2**70] * 4)
     await run(bed, "s")
@@ -242,4 +203,3 @@ async def test_a_prompt_that_cannot_be_hashed_is_lost_alone(
     found = [each for each in await told(bed) if each.requests]
     assert [(each.num_before, len(each.requests)) for each in found] == [(1, 1)]
     assert "cannot be recorded" in caplog.text
-    await bed.router.close()
