@@ -2,6 +2,7 @@
 
 import functools
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,17 @@ def tokenizer(model_path: Path) -> Any:
     return get_tokenizer(str(model_path))
 
 
+def evict(engine: VllmEngine, request_id: str) -> None:
+    """Evicts as vLLM does when a running request needs a block."""
+    request = engine._scheduler.requests[request_id]
+    engine._scheduler.running.remove(request)
+    engine._scheduler._preempt_request(request, time.monotonic())
+
+
+def num_free(engine: VllmEngine) -> int:
+    return engine.snapshot("i-0", 1).num_free_blocks
+
+
 class Readers:
     """The frontend of some engines: sends requests, gathers their outputs, moves requests."""
 
@@ -176,56 +188,61 @@ class Readers:
             return refusal
         if source is to:
             return self._move_to_itself(request_id, corrupt)
+        try:
+            found = self._carry(request_id, to, num_stages, between or self.step, corrupt)
+        finally:
+            frm.unpin(request_id)
+        if found is None:
+            there.cancel(request_id)
+        elif isinstance(found, ReservedBlocks):
+            self.at[request_id] = to
+        return found
+
+    def _carry(
+        self,
+        request_id: str,
+        to: VllmEngine,
+        num_stages: int,
+        between: Callable[[], object],
+        corrupt: Callable[[memoryview], None] | None,
+    ) -> MoveRefusal | ReservedBlocks | None:
+        source = self.at[request_id]
+        frm, there = source.moves, to.moves
         queued = frm.is_queued(request_id)
         reserved: ReservedBlocks | MoveRefusal | None = None
         num_copied = 0
-        try:
-            for _ in range(0 if queued else num_stages):
-                pinned = frm.pin(request_id, num_copied)
-                if pinned is None:
-                    there.cancel(request_id)
-                    return None
-                num_blocks = num_copied + len(pinned.block_ids)
-                reserved = self._reserve(request_id, source, to, num_blocks, reserved)
-                if isinstance(reserved, MoveRefusal):
-                    return reserved
-                if reserved is None:
-                    there.cancel(request_id)
-                    return None
-                self._copy(source, to, pinned.block_ids, reserved, num_copied, corrupt)
-                num_copied = num_blocks
-                (between or self.step)()
-                if request_id not in source._scheduler.requests:
-                    there.cancel(request_id)
-                    return None
+        for _ in range(0 if queued else num_stages):
+            pinned = frm.pin(request_id, num_copied)
+            if pinned is None:
+                return None
+            num_blocks = num_copied + len(pinned.block_ids)
+            reserved = self._reserve(request_id, source, to, num_blocks, reserved)
+            if not isinstance(reserved, ReservedBlocks):
+                return reserved
+            self._copy(source, to, pinned.block_ids, reserved, num_copied, corrupt)
+            num_copied = num_blocks
+            between()
+            if request_id not in source._scheduler.requests:
+                return None
+        if reserved is None:
+            num_tokens = source._scheduler.requests[request_id].num_tokens
+            num_blocks = 0 if queued else blocks_for(num_tokens, to.block_size)
+            reserved = self._reserve(request_id, source, to, num_blocks, None)
+            if isinstance(reserved, MoveRefusal):
+                return reserved
+        self._compiled(request_id, to)
+        suspended = self._suspend(request_id) if queued == frm.is_queued(request_id) else None
+        if suspended is None:
+            return None
+        if not queued:
+            reserved = there.extend(request_id, blocks_for(suspended.num_tokens, to.block_size))
             if reserved is None:
-                num_tokens = source._scheduler.requests[request_id].num_tokens
-                num_blocks = 0 if queued else blocks_for(num_tokens, to.block_size)
-                reserved = self._reserve(request_id, source, to, num_blocks, None)
-                if isinstance(reserved, MoveRefusal):
-                    return reserved
-            self._compiled(request_id, to)
-            if queued != frm.is_queued(request_id):
-                there.cancel(request_id)
+                frm.resume(request_id)
                 return None
-            suspended = self._suspend(request_id)
-            if suspended is None:
-                there.cancel(request_id)
-                return None
-            if not queued:
-                wanted = blocks_for(suspended.num_tokens, to.block_size)
-                reserved = there.extend(request_id, wanted)
-                if reserved is None:
-                    frm.resume(request_id)
-                    there.cancel(request_id)
-                    return None
-                rest = suspended.block_ids[num_copied:]
-                self._copy(source, to, rest, reserved, num_copied, corrupt)
-            there.commit(request_id, suspended.state)
-            frm.release(request_id)
-        finally:
-            frm.unpin(request_id)
-        self.at[request_id] = to
+            rest = suspended.block_ids[num_copied:]
+            self._copy(source, to, rest, reserved, num_copied, corrupt)
+        there.commit(request_id, suspended.state)
+        frm.release(request_id)
         return reserved
 
     def replay(self, request_id: str, to: VllmEngine) -> None:

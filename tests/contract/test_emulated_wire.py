@@ -1,5 +1,6 @@
 """Our copy of vLLM's messages against vLLM's own encoder, decoder and structs."""
 
+import functools
 import random
 from typing import Any
 
@@ -23,14 +24,15 @@ from tools.emulated_answers import first_wrong
 EOS = 1
 
 
-def request(request_id: str = "r-1", num_prompt_tokens: int = 40, **fields: Any) -> Any:
+def request(request_id: str = "r-1", **fields: Any) -> Any:
     dice = random.Random(request_id)
-    params = fields.pop("sampling_params", None) or SamplingParams(**fields.pop("sampling", {}))
+    params = SamplingParams(**fields.pop("sampling", {}))
+    params = fields.pop("sampling_params", params)
     params.update_from_generation_config({"eos_token_id": EOS}, EOS)
     return EngineCoreRequest(
         **{
             "request_id": request_id,
-            "prompt_token_ids": [dice.randrange(300, 9000) for _ in range(num_prompt_tokens)],
+            "prompt_token_ids": [dice.randrange(300, 9000) for _ in range(40)],
             "mm_features": None,
             "sampling_params": params,
             "pooling_params": None,
@@ -55,23 +57,21 @@ def children(num: int, **sampling: Any) -> list[Any]:
     return made
 
 
+SAMPLING: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "bounds": {"max_tokens": 7, "min_tokens": 3, "ignore_eos": True},
+    "no bound": {"max_tokens": None},
+    "stop tokens": {"stop_token_ids": [300, 9000], "stop": ["x"]},
+    "a seed": {"seed": 17, "temperature": 0.7, "top_p": 0.9, "top_k": 5},
+    "logprobs": {"logprobs": 5, "prompt_logprobs": 2},
+    "logprobs of tokens": {"logprob_token_ids": [1, 2, 3]},
+    "a scored prompt": {"prompt_logprob_token_ids": np.arange(400, dtype=np.int64).reshape(40, 10)},
+    "a structure": {"structured_outputs": StructuredOutputsParams(json={"type": "object"})},
+    "a bias": {"logit_bias": {5: 1.0}, "allowed_token_ids": [5, 6]},
+    "bad words": {"bad_words": ["river"]},
+}
 REQUESTS = {
-    "plain": lambda: request(),
-    "long prompt": lambda: request(num_prompt_tokens=12_000),
-    "bounded": lambda: request(sampling={"max_tokens": 7, "min_tokens": 3, "ignore_eos": True}),
-    "unbounded": lambda: request(sampling={"max_tokens": None}),
-    "stop tokens": lambda: request(sampling={"stop_token_ids": [300, 9000], "stop": ["x"]}),
-    "seed": lambda: request(sampling={"seed": 17, "temperature": 0.7, "top_p": 0.9, "top_k": 5}),
-    "logprobs": lambda: request(sampling={"logprobs": 5, "prompt_logprobs": 2}),
-    "logprobs of tokens": lambda: request(sampling={"logprob_token_ids": [1, 2, 3]}),
-    "scored prompt": lambda: request(
-        sampling={"prompt_logprob_token_ids": np.arange(400, dtype=np.int64).reshape(40, 10)}
-    ),
-    "structured": lambda: request(
-        sampling={"structured_outputs": StructuredOutputsParams(json={"type": "object"})}
-    ),
-    "bias": lambda: request(sampling={"logit_bias": {5: 1.0}, "allowed_token_ids": [5, 6]}),
-    "bad words": lambda: request(sampling={"bad_words": ["river"]}),
+    **{name: functools.partial(request, sampling=asked) for name, asked in SAMPLING.items()},
     "salt": lambda: request(cache_salt="tenant-7"),
     "priority": lambda: request(priority=-3),
     "trace headers": lambda: request(trace_headers={"traceparent": "00-ab-cd-01"}),
@@ -161,46 +161,28 @@ def test_outputs_arrive_as_they_were_sent() -> None:
         outputs=[
             wire.Output(
                 "r-1",
-                [300],
-                events=[
-                    wire.RequestEvent(wire.QUEUED, 1.5),
-                    wire.RequestEvent(wire.SCHEDULED, 2.5),
-                ],
+                [300, 301],
+                events=[wire.RequestEvent(wire.SCHEDULED, 2.5)],
                 prefill_stats=wire.PrefillStats(40, 8, 32, 32),
             ),
-            wire.Output("r-2", [301, 302]),
-            wire.Output("r-3", [303], finish_reason=wire.FINISH_REASONS.index("length")),
-            wire.Output("r-4", [304], finish_reason=0, stop_reason=304),
+            wire.Output("r-2", [304], finish_reason=0, stop_reason=304),
         ],
         scheduler_stats=wire.SchedulerStats(3, 2, 0.25),
         timestamp=17.25,
     )
     frames = [memoryview(bytes(frame)) for frame in wire.encode_outputs(sent)]
-    expected = EngineCoreOutputs(
+    output = vllm_engine.EngineCoreOutput
+    event = vllm_engine.EngineCoreEvent(vllm_engine.EngineCoreEventType.SCHEDULED, 2.5)
+    prefill, stop = vllm_stats.PrefillStats(40, 8, 32, 32), vllm_engine.FinishReason.STOP
+    stats = vllm_stats.SchedulerStats(num_running_reqs=3, num_waiting_reqs=2, kv_cache_usage=0.25)
+    assert MsgpackDecoder(EngineCoreOutputs).decode(frames) == EngineCoreOutputs(
         outputs=[
-            vllm_engine.EngineCoreOutput(
-                "r-1",
-                [300],
-                events=[
-                    vllm_engine.EngineCoreEvent(vllm_engine.EngineCoreEventType.QUEUED, 1.5),
-                    vllm_engine.EngineCoreEvent(vllm_engine.EngineCoreEventType.SCHEDULED, 2.5),
-                ],
-                prefill_stats=vllm_stats.PrefillStats(40, 8, 32, 32),
-            ),
-            vllm_engine.EngineCoreOutput("r-2", [301, 302]),
-            vllm_engine.EngineCoreOutput(
-                "r-3", [303], finish_reason=vllm_engine.FinishReason.LENGTH
-            ),
-            vllm_engine.EngineCoreOutput(
-                "r-4", [304], finish_reason=vllm_engine.FinishReason.STOP, stop_reason=304
-            ),
+            output("r-1", [300, 301], events=[event], prefill_stats=prefill),
+            output("r-2", [304], finish_reason=stop, stop_reason=304),
         ],
-        scheduler_stats=vllm_stats.SchedulerStats(
-            num_running_reqs=3, num_waiting_reqs=2, kv_cache_usage=0.25
-        ),
+        scheduler_stats=stats,
         timestamp=17.25,
     )
-    assert MsgpackDecoder(EngineCoreOutputs).decode(frames) == expected
 
 
 def test_the_engine_answers_vllm_s_own_requests() -> None:

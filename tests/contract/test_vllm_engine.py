@@ -1,7 +1,6 @@
 """The engine adapter against vLLM's own state: the touch points of its engine.py."""
 
 import inspect
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,45 +12,26 @@ from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, blocks_for
+from controller.ports.engine import Frames
+from tests.contract.moving import message
 
 Add = Callable[..., None]
 
 
 @pytest.fixture
-def add(engine: VllmEngine) -> Add:
+def add(engine: VllmEngine, model_path: Path) -> Add:
     """Adds a request with this many random prompt tokens, as an encoded message."""
-    from vllm import SamplingParams
-    from vllm.v1.engine import EngineCoreRequest
-    from vllm.v1.serial_utils import MsgpackEncoder
-
-    encoder = MsgpackEncoder()
 
     def add(
         request_id: str,
         num_prompt_tokens: int = 40,
         max_tokens: int = 5,
         *,
-        rank: int = 0,
-        arrival_s: float = 0.0,
         frontend_index: int = 0,
-        **sampling: Any,
+        **options: Any,
     ) -> None:
-        dice = random.Random(request_id)
-        request = EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=[dice.randrange(300, 2000) for _ in range(num_prompt_tokens)],
-            mm_features=None,
-            sampling_params=SamplingParams(
-                **{"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True} | sampling
-            ),
-            pooling_params=None,
-            arrival_time=arrival_s,
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-            priority=-rank,
-        )
-        engine.add(engine.prepare(encoder.encode(request), frontend_index))
+        encoded = message(request_id, model_path, num_prompt_tokens, max_tokens, **options)
+        engine.add(engine.prepare(encoded, frontend_index))
 
     return add
 
@@ -83,7 +63,6 @@ def look(engine: VllmEngine) -> InstanceSnapshot:
         r.request_id: scheduler.kv_cache_manager.get_block_ids(r.request_id)[0] for r in requests
     }
     used = {block for blocks in held.values() for block in blocks}
-    assert (found.instance_id, found.incarnation) == ("i-0", 7)
     assert found.num_total_blocks == scheduler.cache_config.num_gpu_blocks - 1 == NUM_BLOCKS
     assert found.num_used_blocks == len(used)
     assert found.num_free_blocks == scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
@@ -119,11 +98,14 @@ def finish(engine: VllmEngine) -> dict[str, list[int]]:
 
 
 def decode(engine: VllmEngine, out: Any) -> Any:
+    return decoded(engine.encode(out.body))
+
+
+def decoded(frames: Frames) -> Any:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.serial_utils import MsgpackDecoder
 
-    frames = [bytes(frame) for frame in engine.encode(out.body)]
-    return MsgpackDecoder(EngineCoreOutputs).decode(frames)
+    return MsgpackDecoder(EngineCoreOutputs).decode([bytes(frame) for frame in frames])
 
 
 # -- what it is ---------------------------------------------------------------------------
@@ -135,14 +117,9 @@ def test_what_the_frontends_must_know(engine: VllmEngine, told: list[str]) -> No
     assert "generate" in engine.supported_tasks
     assert told == ["importing vLLM", "loading the model", "warming up"]
     idle = look(engine)
+    assert (idle.instance_id, idle.incarnation) == ("i-0", 7)
     assert freeness(idle, DEFAULT_LEVELS) == BLOCK_SIZE * NUM_BLOCKS
     assert not engine.has_work()
-
-
-def test_the_engine_runs_in_this_process(engine: VllmEngine) -> None:
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
-    assert isinstance(engine._core.model_executor, UniProcExecutor)
 
 
 def test_an_engine_that_is_told_of_a_lost_worker_ends_though_it_is_idle(engine: VllmEngine) -> None:
@@ -160,23 +137,6 @@ def test_an_engine_that_is_told_of_a_lost_worker_ends_though_it_is_idle(engine: 
         engine._lost_worker.clear()
 
 
-def test_the_methods_that_are_called(engine: VllmEngine) -> None:
-    """Their parameters, so that a change shows here and not in production."""
-    core, scheduler = engine._core, engine._scheduler
-
-    def parameters(function: Any) -> list[str]:
-        return list(inspect.signature(function).parameters)
-
-    assert parameters(core.preprocess_add_request) == ["request"]
-    assert parameters(core.add_request)[0] == "request"
-    assert parameters(core.abort_requests) == ["request_ids"]
-    assert parameters(core.post_step) == ["model_executed"]
-    assert parameters(core.step_fn) == []
-    assert parameters(type(scheduler)._preempt_request)[:3] == ["self", "request", "timestamp"]
-    for request_queue in (scheduler.waiting, scheduler.kv_holding_waiting):
-        assert isinstance(request_queue._heap, list), "what the snapshot iterates"
-
-
 # -- load ---------------------------------------------------------------------------------
 
 
@@ -192,13 +152,6 @@ def test_a_prefill_that_is_cut_says_what_it_will_still_take(engine: VllmEngine, 
     assert [x - fill for x, fill in zip(free, fills, strict=True)] == [NUM_BLOCKS - 9] * 6
 
 
-def test_used_fill_and_demand_add_up_while_the_engine_works(engine: VllmEngine, add: Add) -> None:
-    for n in range(6):
-        add(f"r{n}", num_prompt_tokens=30 + 25 * n, max_tokens=20 + n, arrival_s=float(n))
-    tokens = finish(engine)
-    assert {r: len(t) for r, t in tokens.items()} == {f"r{n}": 20 + n for n in range(6)}
-
-
 def test_the_queue_head_is_the_highest_rank_then_the_earliest(engine: VllmEngine, add: Add) -> None:
     waiting = [("late", 0, 9.0), ("first", 0, 1.0), ("high-late", 1, 8.0), ("high", 1, 7.0)]
     waiting += [("b-same", 0, 3.0), ("a-same", 0, 3.0)]
@@ -208,7 +161,6 @@ def test_the_queue_head_is_the_highest_rank_then_the_earliest(engine: VllmEngine
     for _ in waiting:
         now = look(engine)
         head = now.queue_head
-        assert head is not None
         assert (head.demand_blocks, head.evicted) == (2, False)
         assert (head.request_id, head.rank, head.arrival_time_s) in waiting
         order.append(head.request_id)
@@ -217,22 +169,9 @@ def test_the_queue_head_is_the_highest_rank_then_the_earliest(engine: VllmEngine
     assert look(engine).queue_head is None
 
 
-def test_requests_start_in_the_order_of_the_queue(engine: VllmEngine, add: Add) -> None:
-    for request_id, rank, arrival_s in [("c", 0, 2.0), ("b", 0, 1.0), ("a", 1, 3.0)]:
-        add(request_id, STEP_TOKENS - 8, max_tokens=50, rank=rank, arrival_s=arrival_s)
-    started: list[str] = []
-    for _ in range(5):
-        for out in engine.step():
-            started += [e.request_id for e in out.emitted if e.request_id not in started]
-        look(engine)
-    assert started == ["a", "b", "c"]
-    assert look(engine).num_running_by_rank == {0: 2, 1: 1}
-
-
 def test_watermark_blocks_are_those_of_vllm(engine: VllmEngine) -> None:
     manager = engine._scheduler.kv_cache_manager
     assert look(engine).watermark_blocks == manager.watermark_blocks == 0
-    assert "watermark" in inspect.signature(type(manager).__init__).parameters
 
 
 # -- eviction -----------------------------------------------------------------------------
@@ -259,23 +198,8 @@ def test_the_latest_arrival_of_the_lowest_rank_is_evicted_first(
             assert now.queue_head.evicted
             assert now.queue_head.demand_blocks > 4, "with the tokens made before"
     told = [event.request_id for event in engine.take_events() if event.kind == "evicted"]
-    assert len(told) == look(engine).num_evictions - before
-    assert list(dict.fromkeys(told)) == evicted
-    assert evicted[0] == "late"
-    assert evicted == ["late", "middle"][: len(evicted)]
-    assert look(engine).num_evictions > before
-
-
-def test_an_evicted_request_goes_on_where_it_was(engine: VllmEngine, add: Add) -> None:
-    add("r", 4 * BLOCK_SIZE, max_tokens=120)
-    alone = finish(engine)["r"]
-    before = look(engine).num_evictions
-    add("r", 4 * BLOCK_SIZE, max_tokens=120, arrival_s=9.0)
-    for n in range(3):
-        add(f"other{n}", 4 * BLOCK_SIZE, max_tokens=120, arrival_s=float(n))
-    tokens = finish(engine)
-    assert look(engine).num_evictions > before
-    assert tokens["r"] == alone
+    assert len(told) == look(engine).num_evictions - before > 0
+    assert list(dict.fromkeys(told)) == evicted == ["late", "middle"][: len(evicted)]
 
 
 def test_admissions_and_evictions_are_told_in_the_order_in_which_they_happen(
@@ -303,7 +227,7 @@ def test_admissions_and_evictions_are_told_in_the_order_in_which_they_happen(
 # -- abort --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 2, 5, 12])
+@pytest.mark.parametrize("num_steps", [0, 1, 5, 12])
 def test_abort_frees_all_blocks_at_once(engine: VllmEngine, add: Add, num_steps: int) -> None:
     """Of requests that wait, are in mid-prefill, and decode."""
     for n in range(3):
@@ -322,17 +246,8 @@ def test_abort_frees_all_blocks_at_once(engine: VllmEngine, add: Add, num_steps:
             stats.append(decode(engine, out).scheduler_stats)
     last = stats[-1]
     assert (last.num_running_reqs, last.num_waiting_reqs, last.kv_cache_usage) == (0, 0, 0.0)
-
-
-def test_an_id_can_be_used_again_after_an_abort(engine: VllmEngine, add: Add) -> None:
-    add("r")
-    for _ in range(3):
-        engine.step()
-    engine.abort(["r"])
-    while engine.has_work():
-        engine.step()
-    add("r")
-    assert len(finish(engine)["r"]) == 5
+    add("r0")
+    assert len(finish(engine)["r0"]) == 5, "the id can be used again"
 
 
 # -- the wire -----------------------------------------------------------------------------
@@ -345,10 +260,8 @@ def test_outputs_survive_the_wire_with_logprobs(engine: VllmEngine, add: Add) ->
         for out in engine.step():
             there = decode(engine, out)
             for mine, theirs in zip(out.body.outputs, there.outputs, strict=True):
-                assert theirs.request_id == "r"
-                assert theirs.new_token_ids == mine.new_token_ids
-                assert theirs.finish_reason == mine.finish_reason
-                assert theirs.new_logprobs is not None
+                seen = (theirs.request_id, theirs.new_token_ids, theirs.finish_reason)
+                assert seen == ("r", mine.new_token_ids, mine.finish_reason)
                 assert theirs.new_logprobs.logprobs.shape == (1, 4)
                 for a, b in zip(theirs.new_logprobs[:3], mine.new_logprobs[:3], strict=True):
                     assert (a == b).all()
@@ -356,7 +269,6 @@ def test_outputs_survive_the_wire_with_logprobs(engine: VllmEngine, add: Add) ->
                 tokens += theirs.new_token_ids
                 last = theirs
     assert len(tokens) == 4
-    assert last is not None
     assert last.finish_reason is not None
 
 
@@ -376,12 +288,9 @@ def test_what_the_prefix_cache_is_asked_for_is_told_though_no_token_comes_of_a_s
 
 
 def test_an_engine_at_rest_says_so_in_vllm_s_words(engine: VllmEngine) -> None:
-    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.metrics.stats import SchedulerStats
-    from vllm.v1.serial_utils import MsgpackDecoder
 
-    frames = [bytes(frame) for frame in engine.encode_rest()]
-    told = MsgpackDecoder(EngineCoreOutputs).decode(frames)
+    told = decoded(engine.encode_rest())
     assert (told.outputs, told.scheduler_stats) == ([], SchedulerStats())
 
 
@@ -413,27 +322,6 @@ def test_a_request_that_does_not_decode_is_a_value_error(engine: VllmEngine) -> 
             engine.prepare(frames, 0)
 
 
-def test_the_fields_of_a_request_that_are_read(engine: VllmEngine, add: Add) -> None:
-    add("r", 40, arrival_s=3.5, rank=1)
-    request = engine._scheduler.requests["r"]
-    assert (request.request_id, request.priority, request.arrival_time) == ("r", -1, 3.5)
-    assert (request.num_tokens, request.status.name) == (40, "WAITING")
-    assert not request.is_prefill_chunk
-    engine.step()
-    assert request.status.name == "RUNNING"
-
-
-def test_greedy_tokens_do_not_depend_on_company(engine: VllmEngine, add: Add) -> None:
-    add("r", max_tokens=30)
-    alone = finish(engine)["r"]
-    for request_id in ("x", "r", "y"):
-        add(request_id, max_tokens=30)
-    together = finish(engine)
-    assert together["r"] == alone
-    assert all(len(set(t)) > 3 for t in together.values()), "no loop"
-    assert together["x"] != together["y"]
-
-
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}])
 def test_neither_a_cut_prefill_nor_an_eviction_changes_the_tokens(
     engine: VllmEngine, add: Add, sampling: dict[str, Any]
@@ -452,17 +340,6 @@ def test_neither_a_cut_prefill_nor_an_eviction_changes_the_tokens(
     tokens = finish(engine)
     assert look(engine).num_evictions > before
     assert tokens["r"] == cut
-
-
-def test_a_seed_is_one_sequence_of_tokens(engine: VllmEngine, add: Add) -> None:
-    sampling = {"temperature": 1.0, "max_tokens": 20}
-    add("r", 40, seed=7, **sampling)
-    first = finish(engine)["r"]
-    add("r", 40, seed=8, **sampling)
-    assert finish(engine)["r"] != first
-    add("other", 40, seed=9, **sampling)
-    add("r", 40, seed=7, **sampling)
-    assert finish(engine)["r"] == first
 
 
 def test_each_phase_of_a_step_shows_what_has_happened_by_then(engine: VllmEngine, add: Add) -> None:

@@ -4,10 +4,10 @@ understand each other's blocks.
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 from conftest import BLOCK_BYTES, BLOCK_SIZE, NUM_BLOCKS, ON_GPU
@@ -117,13 +117,13 @@ def test_a_buffer_may_be_cut_elsewhere_on_the_other_side() -> None:
 def test_more_than_a_buffer_holds_is_an_error() -> None:
     blocks = HostBlocks(compact(), B)
     buffer = blocks.buffer(2)
-    for call in (
+    for touch in (
         lambda: blocks.gather([0, 1, 2], buffer),
         lambda: blocks.scatter([0, 1, 2], buffer),
         lambda: blocks.writable(buffer, 3),
     ):
         with pytest.raises(ValueError, match="3 blocks in a buffer for 2"):
-            call()
+            touch()
 
 
 def test_the_caches_of_an_engine(engine: VllmEngine) -> None:
@@ -137,75 +137,46 @@ def test_the_caches_of_an_engine(engine: VllmEngine) -> None:
 # -- on a GPU: the order of the calls -----------------------------------------------------
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """torch.cuda, as far as it is used, replaced by a recorder; copies are made at once."""
+def test_copies_on_a_gpu_are_ordered_after_the_steps_and_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch.cuda, as far as it is used, is replaced by a recorder; copies are made at once."""
     import torch
 
-    seen: list[str] = []
+    cuda = MagicMock()
+    for name in ("Stream", "Event", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
 
-    class Event:
-        def __init__(self, blocking: bool = False) -> None:
-            self.blocking = blocking
-
-        def record(self) -> None:
-            seen.append("steps' event recorded")
-
-        def synchronize(self) -> None:
-            seen.append("waited for the copy" if self.blocking else "spun")
-
-    class Stream:
-        def __init__(self, _device: Any) -> None: ...
-
-        def wait_event(self, _event: Event) -> None:
-            seen.append("side stream waits for the steps")
-
-        def record_event(self, event: Event) -> Event:
-            seen.append("end of the copy recorded")
-            return event
-
-    @contextmanager
-    def on_stream(_stream: Stream) -> Iterator[None]:
-        seen.append("on the side stream")
-        yield
-        seen.append("off it")
-
-    for name, fake in [("Stream", Stream), ("Event", Event), ("stream", on_stream)]:
-        monkeypatch.setattr(torch.cuda, name, fake)
-    return seen
-
-
-def test_copies_on_a_gpu_are_ordered_after_the_steps_and_awaited(calls: list[str]) -> None:
-    import torch
+    def calls() -> list[str]:
+        names = [name for name, _, _ in cuda.mock_calls]
+        cuda.reset_mock()
+        return names
 
     caches, empty = compact(), [torch.zeros(B, H, N, C) for _ in range(3)]
     source = CudaBlocks(caches, B, torch.device("cpu"))
     destination = CudaBlocks(empty, B, torch.device("cpu"))
     assert source.block_bytes == HostBlocks(caches, B).block_bytes
+    calls()
     source.order_after_steps()
-    sent = source.gather([2, 5], source.buffer(4))
-    assert calls == [
-        "steps' event recorded",
-        "on the side stream",
-        "side stream waits for the steps",
-        "end of the copy recorded",
-        "off it",
-        "waited for the copy",
+    assert calls() == ["Event().record"]
+    copy_of_its_own = [
+        "stream",
+        "stream().__enter__",
+        "Stream().wait_event",
+        "Event",
+        "Stream().record_event",
+        "stream().__exit__",
+        "Stream().record_event().synchronize",
     ]
-    assert bytes(sent) == bytes(
-        HostBlocks(caches, B).gather([2, 5], HostBlocks(caches, B).buffer(2))
-    )
-    calls.clear()
+    sent = bytes(source.gather([2, 5], source.buffer(4)))
+    assert call.Event(blocking=True) in cuda.mock_calls
+    assert calls() == copy_of_its_own
+    assert sent == bytes(HostBlocks(caches, B).gather([2, 5], HostBlocks(caches, B).buffer(2)))
     buffer = destination.buffer(2)
     destination.writable(buffer, 2)[:] = sent
     destination.scatter([1, 4], buffer)
-    assert calls == [
-        "on the side stream",
-        "side stream waits for the steps",
-        "end of the copy recorded",
-        "off it",
-        "waited for the copy",
-    ]
+    assert call.Event(blocking=True) in cuda.mock_calls
+    assert calls() == copy_of_its_own
     for cache, arrived in zip(caches, empty, strict=True):
         assert torch.equal(arrived[[1, 4]], cache[[2, 5]])
         assert not arrived[[0, 2, 3, 5, 6]].any()

@@ -14,6 +14,7 @@ from controller.adapters.vllm.moves import DestinationMoves, SourceMoves, decode
 from controller.adapters.vllm.scheduler_side import BatchSlots, EngineParts
 from controller.adapters.vllm.worker_side import CudaBlocks
 from controller.ports.engine import ReservedBlocks
+from tests.contract.vllm_schedules import lone_scheduler
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 21
@@ -25,11 +26,19 @@ class AsyncEngine:
 
     def __init__(self, model_path: Path, gpu: "Gpu") -> None:
         import torch
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
         self.gpu = gpu
         self.cache = torch.zeros(NUM_BLOCKS, BLOCK_SIZE, dtype=torch.int64)
         self.blocks = CudaBlocks([self.cache], NUM_BLOCKS, torch.device("cpu"))
-        self.scheduler = async_scheduler(model_path)
+        self.scheduler = lone_scheduler(
+            AsyncScheduler,
+            model_path,
+            NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            max_model_len=10 * BLOCK_SIZE,
+            enable_prefix_caching=False,
+        )
         kv = self.scheduler.kv_cache_manager
         self.parts = EngineParts(
             core=None,
@@ -164,35 +173,6 @@ def a_request(
     return Request(request_id, list(range(1, num_prompt_tokens + 1)), params, None)
 
 
-def async_scheduler(model_path: Path) -> Any:
-    import torch
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    config = EngineArgs(
-        model=str(model_path),
-        dtype="float32",
-        enforce_eager=True,
-        scheduling_policy="priority",
-        block_size=BLOCK_SIZE,
-        max_model_len=10 * BLOCK_SIZE,
-        enable_prefix_caching=False,
-    ).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    config.cache_config.num_gpu_blocks = NUM_BLOCKS
-    attention = FullAttentionSpec(
-        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
-    return AsyncScheduler(
-        config,
-        KVCacheConfig(NUM_BLOCKS, [], [KVCacheGroupSpec(["layer"], attention)]),
-        StructuredOutputManager(config),
-        block_size=BLOCK_SIZE,
-    )
-
-
 @pytest.fixture
 def engine(model_path: Path, gpu: Gpu) -> AsyncEngine:
     return AsyncEngine(model_path, gpu)
@@ -231,12 +211,10 @@ def test_blocks_of_steps_under_way_are_not_pinned(engine: AsyncEngine) -> None:
     engine.launch()
     engine.land()
     pinned = engine.moves.pin("r", 0)
-    assert pinned is not None
     assert len(pinned.block_ids) == 1, "the second block is being filled"
     engine.land()
     engine.launch()
     pinned = engine.moves.pin("r", 1)
-    assert pinned is not None
     assert len(pinned.block_ids) == 1
     engine.land()
     engine.moves.unpin("r")
@@ -291,10 +269,9 @@ def test_what_arrives_is_not_overwritten_by_a_step_under_way(
     assert "old" not in engine.scheduler.requests
     assert engine.gpu.num_done == 2, "the third step has a token of it to write"
 
-    if num_reserved_before:
-        reserved: object = arrivals.extend("new", 10)
-    else:
-        reserved = arrivals.reserve(new, outputs, 10)
+    reserved = (
+        arrivals.extend("new", 10) if num_reserved_before else arrivals.reserve(new, outputs, 10)
+    )
     assert isinstance(reserved, ReservedBlocks)
     assert last in reserved.block_ids
     buffer = engine.blocks.buffer(10)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
+from conftest import BLOCK_SIZE, NUM_BLOCKS
 
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.emptying.relief import Candidate
-from tests.contract.moving import Readers
+from tests.contract.moving import Readers, evict, num_free
 
 
 @pytest.fixture
@@ -28,18 +28,14 @@ def candidates(engine: VllmEngine) -> Mapping[str, Candidate]:
     return {candidate.request_id: candidate for candidate in found}
 
 
-def num_free(engine: VllmEngine) -> int:
-    return engine.snapshot("i-0", 1).num_free_blocks
-
-
-def test_of_an_idle_engine_there_are_none(engine: VllmEngine) -> None:
-    assert engine.moves.candidates() == []
-
-
 def test_running_ones(engine: VllmEngine, readers: Readers) -> None:
     readers.add("r", num_prompt_tokens=70, max_tokens=100, rank=1, arrival_s=5.0)
     readers.add("long", num_prompt_tokens=400, max_tokens=300, arrival_s=6.0)
     readers.run("r", 2)
+    assert engine.moves.pin("r", 0) is not None
+    assert candidates(engine)["r"].facts.leaving
+    assert candidates(engine)["r"].num_freed_blocks == 3, "what is pinned is its own"
+    engine.moves.unpin("r")
     found = candidates(engine)
     assert found["r"] == Candidate(
         "r",
@@ -59,9 +55,7 @@ def test_running_ones(engine: VllmEngine, readers: Readers) -> None:
 def test_queued_and_evicted_ones(engine: VllmEngine, readers: Readers) -> None:
     readers.add("r", num_prompt_tokens=40, max_tokens=60, arrival_s=1.0)
     readers.run("r", 5)
-    request = engine._scheduler.requests["r"]
-    engine._scheduler.running.remove(request)
-    engine._scheduler._preempt_request(request, 0.0)
+    evict(engine, "r")
     readers.add("new", num_prompt_tokens=40, max_tokens=60, rank=1, arrival_s=2.0)
     found = candidates(engine)
     assert found["r"] == Candidate(
@@ -102,27 +96,11 @@ def test_what_goes_is_free_but_for_what_is_shared(engine: VllmEngine, readers: R
     assert num_free(engine) == NUM_BLOCKS
 
 
-def test_pins_are_its_own(engine: VllmEngine, readers: Readers) -> None:
-    """A move takes one more reference of each block that it reads; these references go with the
-    request."""
-    readers.add("r", num_prompt_tokens=STEP_TOKENS, max_tokens=80)
-    readers.run("r", 3)
-    assert engine.moves.pin("r", 0) is not None
-    found = candidates(engine)["r"]
-    assert found.facts.leaving
-    assert (found.num_blocks, found.num_freed_blocks) == (3, 3)
-    engine.moves.unpin("r")
-    assert candidates(engine)["r"].num_freed_blocks == 3
-    readers.finish()
-
-
 def test_one_that_arrives_is_none_yet(engine: VllmEngine, readers: Readers) -> None:
     readers.add("r", num_prompt_tokens=40, max_tokens=20)
     readers.run("r", 2)
-    message = readers.messages["r"]
     assert engine.moves.suspend("r") is not None
     engine.moves.release("r")
-    outputs = readers.told["r"].tokens
-    engine.moves.reserve(engine.prepare(message, 0), outputs, 2)
+    engine.moves.reserve(engine.prepare(readers.messages["r"], 0), readers.told["r"].tokens, 2)
     assert engine.moves.candidates() == []
     engine.moves.cancel("r")

@@ -1,7 +1,7 @@
 """The destination's half of a move against vLLM's own state: every touch point of
 moves.py, scheduler_side.py and worker_side.py."""
 
-import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,12 @@ from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.moves import decode_state, encode_state
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import ReservedBlocks, SuspendedRequest
-from tests.contract.moving import Readers, message, tokenizer
+from tests.contract.moving import Readers, message, num_free, tokenizer
 
 
 @pytest.fixture
 def readers(model_path: Path, engine: VllmEngine, uncached_engine: VllmEngine) -> Readers:
     return Readers(model_path, uncached_engine, engine)
-
-
-def num_free(engine: VllmEngine) -> int:
-    return engine.snapshot("i-0", 1).num_free_blocks
 
 
 def reserve(
@@ -33,54 +29,24 @@ def reserve(
 
 
 def suspended(readers: Readers, num_outputs: int = 5, **options: Any) -> SuspendedRequest:
-    """A request "r" that has left the other engine."""
+    """A request "r" that has left the other engine, whose books do not know it any more."""
     readers.add("r", num_prompt_tokens=40, max_tokens=60, **options)
     readers.run("r", num_outputs)
-    found = readers.engines[0].moves.suspend("r")
+    source = readers.engines[0].moves
+    found = source.suspend("r")
     assert found is not None
+    source.release("r")
     return found
 
 
-def test_the_methods_that_are_called(engine: VllmEngine) -> None:
-    scheduler, kv = engine._scheduler, engine._kv
-
-    def parameters(function: Any) -> set[str]:
-        return set(inspect.signature(function).parameters)
-
-    assert parameters(kv.allocate_slots) >= {
-        "request",
-        "num_new_tokens",
-        "num_new_computed_tokens",
-        "new_computed_blocks",
-        "delay_cache_blocks",
-        "has_scheduled_reqs",
-        "reserved_blocks",
-    }
-    assert parameters(kv.get_computed_blocks) == {"request"}
-    assert parameters(kv.truncate_computed_blocks) == {"blocks", "num_computed_tokens"}
-    assert parameters(kv.cache_blocks) == {"request", "num_computed_tokens"}
-    assert parameters(kv.record_blocks_for_zeroing) == {"request_id", "start_token"}
-    assert parameters(kv.free) == {"request"}
-    assert parameters(engine._core.list_loras) == set()
-    assert isinstance(scheduler.finished_req_ids, set)
-    assert isinstance(scheduler.prev_step_scheduled_req_ids, set)
-
-
-def test_the_fields_of_the_workers_memory() -> None:
-    from vllm.v1.worker.gpu_input_batch import CachedRequestState
-
-    fields = inspect.signature(CachedRequestState).parameters
-    needed = [name for name, field in fields.items() if field.default is field.empty]
-    assert needed == [
-        "req_id",
-        "prompt_token_ids",
-        "mm_features",
-        "sampling_params",
-        "generator",
-        "block_ids",
-        "num_computed_tokens",
-        "output_token_ids",
-    ]
+def expect(
+    engine: VllmEngine, readers: Readers, num_blocks: int = 2, outputs: Sequence[int] = ()
+) -> ReservedBlocks:
+    """The engine has room for the request "r"."""
+    prepared = engine.prepare(readers.messages["r"], 0)
+    found = engine.moves.reserve(prepared, outputs, num_blocks)
+    assert isinstance(found, ReservedBlocks)
+    return found
 
 
 # -- reserved -----------------------------------------------------------------------------
@@ -95,7 +61,6 @@ def test_a_reservation_counts_and_grows_and_goes(engine: VllmEngine, model_path:
     assert (now.num_running_by_rank, now.fill_blocks) == ({1: 1}, 0)
     assert not engine.has_work()
     grown = engine.moves.extend("r", 5)
-    assert grown is not None
     assert grown.block_ids[:3] == found.block_ids
     assert len(set(grown.block_ids)) == 5
     assert engine.moves.extend("r", 5) == grown
@@ -108,19 +73,10 @@ def test_a_reservation_counts_and_grows_and_goes(engine: VllmEngine, model_path:
     assert engine.snapshot("i-0", 1).num_running == 0
 
 
-def test_not_more_blocks_than_the_model_has_tokens_for(
-    engine: VllmEngine, model_path: Path
-) -> None:
-    """A last stage asks for room beyond the present tokens; at the end of the context it gets
-    less."""
-    found = reserve(engine, model_path, "r", 17)
-    assert isinstance(found, ReservedBlocks)
-    assert len(found.block_ids) == engine.max_model_len // BLOCK_SIZE == 16
-    engine.moves.cancel("r")
-
-
 def test_without_blocks_nothing_is_taken(engine: VllmEngine, model_path: Path) -> None:
-    assert isinstance(reserve(engine, model_path, "a", 16), ReservedBlocks)
+    most = reserve(engine, model_path, "a", 17)
+    assert isinstance(most, ReservedBlocks)
+    assert len(most.block_ids) == engine.max_model_len // BLOCK_SIZE == 16, "the context's end"
     assert reserve(engine, model_path, "r", 9) == MoveRefusal.NO_BLOCKS
     assert (num_free(engine), engine.snapshot("i-0", 1).num_running) == (8, 1)
     found = reserve(engine, model_path, "r", 7)
@@ -201,35 +157,22 @@ def test_a_place_in_the_batch_is_kept(engine: VllmEngine, readers: Readers) -> N
     for n in range(size - 1):
         readers.add(f"o{n}", engine, num_prompt_tokens=5, max_tokens=60)
     readers.step(engine)
-    prepared = engine.prepare(readers.messages["r"], 0)
-    found = engine.moves.reserve(prepared, readers.told["r"].tokens, 2)
-    assert isinstance(found, ReservedBlocks)
+    expect(engine, readers, outputs=readers.told["r"].tokens)
+    free = num_free(engine)
     assert reserve(engine, readers.model_path, "no", 1) == MoveRefusal.NO_SLOT
+    assert num_free(engine) == free
+    assert reserve(engine, readers.model_path, "queued", 0) == ReservedBlocks((), 0)
+    assert engine.moves.extend("queued", 1) is None
+    assert engine.snapshot("i-0", 1).num_queued == 0
+    engine.moves.cancel("queued")
     readers.add("late", engine, num_prompt_tokens=5, max_tokens=3)
     readers.step(engine)
     assert len(engine._scheduler.running) == size - 1
     now = engine.snapshot("i-0", 1)
     assert (now.num_running, now.num_queued, now.max_num_running) == (size, 1, size)
     engine.moves.commit("r", cut.state)
-    readers.engines[0].moves.release("r")
     assert "r" in readers.step(engine)
     assert len(engine._scheduler.running) == size
-    readers.finish()
-
-
-def test_a_full_batch_refuses_and_takes_a_queued_one(
-    engine: VllmEngine, model_path: Path, readers: Readers
-) -> None:
-    for n in range(engine.max_num_running):
-        readers.add(f"o{n}", engine, num_prompt_tokens=5, max_tokens=20)
-    readers.step(engine)
-    free = num_free(engine)
-    assert reserve(engine, model_path, "r", 1) == MoveRefusal.NO_SLOT
-    assert num_free(engine) == free
-    assert reserve(engine, model_path, "r", 0) == ReservedBlocks((), 0)
-    assert engine.moves.extend("r", 1) is None
-    assert engine.snapshot("i-0", 1).num_queued == 0
-    engine.moves.cancel("r")
     readers.finish()
 
 
@@ -256,15 +199,12 @@ def test_reserved_blocks_are_not_wiped_and_those_not_copied_are(
     manager = engine._kv.coordinator.single_type_managers[0]
     monkeypatch.setattr(manager, "_record_new_block_ids", True)
     cut = suspended(readers, 24)  # 63 tokens computed; the 64th comes next
-    prepared = engine.prepare(readers.messages["r"], 0)
-    found = engine.moves.reserve(prepared, readers.told["r"].tokens, 2)
-    assert isinstance(found, ReservedBlocks)
+    expect(engine, readers, outputs=readers.told["r"].tokens)
     found = engine.moves.extend("r", 4)
     assert isinstance(found, ReservedBlocks)
     assert manager.new_block_ids == []
     engine.moves.commit("r", cut.state)
     assert manager.new_block_ids == list(found.block_ids[2:])
-    readers.engines[0].moves.release("r")
     readers.finish()
 
 
@@ -272,14 +212,11 @@ def test_blocks_are_offered_to_the_prefix_cache_at_the_commit_only(
     engine: VllmEngine, readers: Readers
 ) -> None:
     cut = suspended(readers, 30)
-    prepared = engine.prepare(readers.messages["r"], 0)
-    found = engine.moves.reserve(prepared, readers.told["r"].tokens, 3)
-    assert isinstance(found, ReservedBlocks)
+    found = expect(engine, readers, 3, readers.told["r"].tokens)
     held = [engine._pool.blocks[block_id] for block_id in found.block_ids]
     assert [block.block_hash for block in held] == [None] * 3
     engine.moves.commit("r", cut.state)
     assert [block.block_hash is not None for block in held] == [True, True, False]
-    readers.engines[0].moves.release("r")
     readers.finish()
 
 
@@ -290,9 +227,7 @@ def test_a_state_that_does_not_fit_changes_nothing(engine: VllmEngine, readers: 
     cut = suspended(readers, temperature=1.0, seed=4)
     alone = readers.told["r"].tokens[:]
     good = decode_state(cut.state)
-    prepared = engine.prepare(readers.messages["r"], 0)
-    reserved = engine.moves.reserve(prepared, good.output_token_ids[:3], 2)
-    assert isinstance(reserved, ReservedBlocks)
+    reserved = expect(engine, readers, outputs=good.output_token_ids[:3])
     before = engine.snapshot("i-0", 1)
 
     def changed(**fields: Any) -> Any:
@@ -324,7 +259,6 @@ def test_a_state_that_does_not_fit_changes_nothing(engine: VllmEngine, readers: 
     with pytest.raises(KeyError):
         engine.moves.commit("r", cut.state)
     assert readers.told["r"].tokens == alone
-    readers.engines[0].moves.release("r")
     engine.abort(["r"])
 
 
@@ -332,13 +266,11 @@ def test_a_generator_belongs_to_a_seeded_request(engine: VllmEngine, readers: Re
     cut = suspended(readers)
     good = decode_state(cut.state)
     assert good.generator is None
-    prepared = engine.prepare(readers.messages["r"], 0)
-    assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
+    expect(engine, readers)
     state = encode_state(msgspec.structs.replace(good, generator=bytes(5056)))
     with pytest.raises(ValueError, match="seeded"):
         engine.moves.commit("r", state)
     engine.moves.cancel("r")
-    readers.engines[0].moves.release("r")
 
 
 def test_an_id_that_comes_back_before_the_worker_forgot_it(
@@ -354,8 +286,7 @@ def test_an_id_that_comes_back_before_the_worker_forgot_it(
     engine.moves.release("r")
     assert "r" in scheduler.finished_req_ids
     assert "r" in scheduler.prev_step_scheduled_req_ids
-    prepared = engine.prepare(readers.messages["r"], 0)
-    assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
+    expect(engine, readers)
     engine.moves.commit("r", cut.state)
     assert "r" not in scheduler.finished_req_ids
     assert "r" not in scheduler.prev_step_scheduled_req_ids
@@ -365,57 +296,31 @@ def test_an_id_that_comes_back_before_the_worker_forgot_it(
     engine.abort(["r"])
 
 
-@pytest.mark.parametrize("num_steps", [0, 1])
-def test_aborted_after_the_commit(engine: VllmEngine, readers: Readers, num_steps: int) -> None:
-    cut = suspended(readers)
-    prepared = engine.prepare(readers.messages["r"], 0)
-    assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
-    engine.moves.commit("r", cut.state)
-    readers.engines[0].moves.release("r")
-    for _ in range(num_steps):
-        assert readers.step(engine) == ["r"]
-    engine.abort(["r"])
-    assert num_free(engine) == NUM_BLOCKS
-    while engine.has_work():
-        assert not any(out.emitted for out in engine.step())
-
-
-def test_dropped_without_a_word(engine: VllmEngine, readers: Readers) -> None:
+@pytest.mark.parametrize("gone", ["aborted", "dropped", "dropped while it leaves again"])
+def test_gone_after_the_commit(engine: VllmEngine, readers: Readers, gone: str) -> None:
     cut = suspended(readers)
     for num_steps in (0, 1, 4):
-        prepared = engine.prepare(readers.messages["r"], 0)
-        assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
+        expect(engine, readers)
         engine.moves.commit("r", cut.state)
         for _ in range(num_steps):
             assert [e.request_id for out in engine.step() for e in out.emitted] == ["r"]
-        engine.moves.drop("r")
-        engine.moves.drop("r")
+        if gone == "aborted":
+            engine.abort(["r"])
+        else:
+            if gone == "dropped while it leaves again":
+                assert engine.moves.suspend("r") is not None
+            engine.moves.drop("r")
+            engine.moves.drop("r")
         assert num_free(engine) == NUM_BLOCKS
         while engine.has_work():
             assert not any(out.emitted for out in engine.step())
-    readers.engines[0].moves.resume("r")
-    readers.finish()
-
-
-def test_a_dropped_one_that_was_leaving_again(engine: VllmEngine, readers: Readers) -> None:
-    cut = suspended(readers)
-    prepared = engine.prepare(readers.messages["r"], 0)
-    assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
-    engine.moves.commit("r", cut.state)
-    assert engine.moves.suspend("r") is not None, "not stepped here yet"
-    engine.moves.drop("r")
-    assert num_free(engine) == NUM_BLOCKS
-    readers.engines[0].moves.release("r")
 
 
 def test_suspended_again_before_its_first_step(engine: VllmEngine, readers: Readers) -> None:
     """The next engine gets what this one got."""
     cut = suspended(readers, temperature=1.0, seed=3)
-    prepared = engine.prepare(readers.messages["r"], 0)
-    assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
+    expect(engine, readers)
     engine.moves.commit("r", cut.state)
     again = engine.moves.suspend("r")
-    assert again is not None
     assert (again.state, again.num_tokens) == (cut.state, cut.num_tokens)
     engine.moves.release("r")
-    readers.engines[0].moves.release("r")

@@ -19,7 +19,7 @@ from controller.adapters.embedded_model.model_folder import (
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import ReservedBlocks
-from tests.contract.moving import Readers
+from tests.contract.moving import Readers, message
 
 RANK = 8
 
@@ -68,14 +68,11 @@ def test_the_adapter_is_loaded_there_or_the_request_stays(
     from vllm.lora.request import LoRARequest
 
     unknown = LoRARequest("unknown", 9, adapters[0].lora_path)
+    readers.add("loads it", lora_request=adapters[0], max_tokens=2)
+    readers.finish()
     for adapter, taken in [(unknown, False), (adapters[0], True)]:
-        if taken:
-            readers.add("loads it", lora_request=adapter, max_tokens=2)
-            readers.finish()
-        readers.add("r", lora_request=adapter, max_tokens=10)
-        message = readers.messages["r"]
-        lora_engine.abort(["r"])
-        found = lora_engine.moves.reserve(lora_engine.prepare(message, 0), [], 2)
+        prepared = lora_engine.prepare(message("r", readers.model_path, lora_request=adapter), 0)
+        found = lora_engine.moves.reserve(prepared, [], 2)
         assert found == MoveRefusal.NO_ADAPTER or taken
         assert isinstance(found, ReservedBlocks) == taken
         lora_engine.moves.cancel("r")

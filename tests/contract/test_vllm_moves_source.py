@@ -2,9 +2,7 @@
 moves.py.
 """
 
-import inspect
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
@@ -12,7 +10,7 @@ from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import REASONS, MoveRefusal, refusal_of
 from controller.ports.engine import SuspendedRequest
-from tests.contract.moving import Readers
+from tests.contract.moving import Readers, evict, num_free
 
 
 @pytest.fixture
@@ -20,30 +18,9 @@ def readers(model_path: Path, engine: VllmEngine) -> Readers:
     return Readers(model_path, engine)
 
 
-def num_free(engine: VllmEngine) -> int:
-    return engine.snapshot("i-0", 1).num_free_blocks
-
-
 def content(engine: VllmEngine, block_ids: tuple[int, ...]) -> bytes:
     blocks = engine.moves.blocks
     return bytes(blocks.gather(block_ids, blocks.buffer(len(block_ids))))
-
-
-def test_the_methods_that_are_called(engine: VllmEngine) -> None:
-    scheduler, pool = engine._scheduler, engine._pool
-    runner = engine._core.model_executor.driver_worker.worker.model_runner
-
-    def parameters(function: Any) -> list[str]:
-        return list(inspect.signature(function).parameters)
-
-    assert parameters(pool.touch) == ["blocks"]
-    assert parameters(pool.free_blocks)[0] == "ordered_blocks"
-    assert parameters(scheduler.finish_requests) == ["request_ids", "finished_status"]
-    assert parameters(scheduler._enqueue_waiting_request) == ["request"]
-    assert parameters(scheduler.waiting.remove_request) == ["request"]
-    assert parameters(runner.input_batch.remove_request) == ["req_id"]
-    assert isinstance(scheduler.running, list)
-    assert isinstance(scheduler.deferred_waiting, set)
 
 
 # -- pins ---------------------------------------------------------------------------------
@@ -52,21 +29,13 @@ def test_the_methods_that_are_called(engine: VllmEngine) -> None:
 def test_full_blocks_are_pinned_as_they_come(engine: VllmEngine, readers: Readers) -> None:
     readers.add("r", num_prompt_tokens=70, max_tokens=100)
     readers.run("r", 1)
-    held = engine._kv.get_block_ids("r")[0]
     first = engine.moves.pin("r", 0)
-    assert first is not None
-    assert (list(first.block_ids), first.num_tokens) == (held[:2], 71)
-    again = engine.moves.pin("r", 2)
-    assert again is not None
-    assert again.block_ids == ()
-    readers.run("r", 58)  # 127 of 128 tokens computed
-    later = engine.moves.pin("r", 2)
-    assert later is not None
-    assert list(later.block_ids) == engine._kv.get_block_ids("r")[0][2:3]
-    readers.run("r", 59)
-    last = engine.moves.pin("r", 3)
-    assert last is not None
-    assert list(last.block_ids) == engine._kv.get_block_ids("r")[0][3:4]
+    assert (list(first.block_ids), first.num_tokens) == (engine._kv.get_block_ids("r")[0][:2], 71)
+    # In the end 127 and then 128 tokens are computed.
+    for num_tokens, first_block, end in (1, 2, 2), (58, 2, 3), (59, 3, 4):
+        readers.run("r", num_tokens)
+        more = engine.moves.pin("r", first_block)
+        assert list(more.block_ids) == engine._kv.get_block_ids("r")[0][first_block:end]
     assert num_free(engine) == NUM_BLOCKS - 4
     engine.moves.unpin("r")
     engine.moves.unpin("r")
@@ -80,16 +49,13 @@ def test_pinned_blocks_stay_whatever_becomes_of_the_request(
     readers.add("r", num_prompt_tokens=100, max_tokens=10)
     readers.run("r", 2)
     pinned = engine.moves.pin("r", 0)
-    assert pinned is not None
     before = content(engine, pinned.block_ids)
     if fate == "finished":
         readers.finish()
     elif fate == "aborted":
         engine.abort(["r"])
     elif fate == "evicted":
-        request = engine._scheduler.requests["r"]
-        engine._scheduler.running.remove(request)
-        engine._scheduler._preempt_request(request, 0.0)
+        evict(engine, "r")
         assert engine.moves.pin("r", 3) is None
         engine.abort(["r"])
     else:
@@ -103,16 +69,6 @@ def test_pinned_blocks_stay_whatever_becomes_of_the_request(
     assert content(engine, pinned.block_ids) == before
     engine.moves.unpin("r")
     assert num_free(engine) == NUM_BLOCKS
-
-
-def test_a_request_in_its_prefill_or_unknown_is_not_pinned(
-    engine: VllmEngine, readers: Readers
-) -> None:
-    assert engine.moves.pin("unknown", 0) is None
-    readers.add("r", num_prompt_tokens=3 * STEP_TOKENS, max_tokens=2)
-    assert engine.moves.pin("r", 0) is None
-    readers.step()
-    assert engine.moves.pin("r", 0) is None
 
 
 # -- suspended ----------------------------------------------------------------------------
@@ -141,6 +97,18 @@ def test_out_of_the_batch_and_back(engine: VllmEngine, readers: Readers) -> None
     engine.moves.resume("r")  # nothing to resume: it has finished
 
 
+def test_released_without_a_word(engine: VllmEngine, readers: Readers) -> None:
+    readers.add("r", max_tokens=30)
+    readers.run("r", 3)
+    engine.moves.release("r")  # not suspended
+    assert engine.moves.suspend("r") is not None
+    engine.moves.release("r")
+    engine.moves.release("r")
+    assert num_free(engine) == NUM_BLOCKS
+    assert refusal_of(engine.moves.facts("r")) == MoveRefusal.UNKNOWN
+    assert not any(out.emitted for out in engine.step()), "or its frontend would hear of it"
+
+
 @pytest.mark.parametrize(("num_outputs", "num_blocks"), [(1, 1), (2, 2), (33, 2), (34, 3)])
 def test_blocks_with_computed_tokens_are_handed_over(
     engine: VllmEngine, readers: Readers, num_outputs: int, num_blocks: int
@@ -149,7 +117,6 @@ def test_blocks_with_computed_tokens_are_handed_over(
     readers.add("r", num_prompt_tokens=BLOCK_SIZE, max_tokens=50)
     readers.run("r", num_outputs)
     suspended = engine.moves.suspend("r")
-    assert suspended is not None
     assert (len(suspended.block_ids), suspended.num_tokens) == (num_blocks, 32 + num_outputs)
     engine.moves.release("r")
     assert num_free(engine) == NUM_BLOCKS
@@ -192,19 +159,15 @@ def test_its_place_in_the_batch_is_kept(engine: VllmEngine, readers: Readers) ->
     readers.finish()
 
 
-@pytest.mark.parametrize("num_others", [0, 2])
-def test_a_suspended_request_is_aborted(
-    engine: VllmEngine, readers: Readers, num_others: int
-) -> None:
-    for n in range(num_others):
-        readers.add(f"o{n}", max_tokens=30)
+def test_a_suspended_request_is_aborted(engine: VllmEngine, readers: Readers) -> None:
+    readers.add("other", max_tokens=30)
     readers.add("r", max_tokens=30)
     readers.run("r", 3)
     pinned = engine.moves.pin("r", 0)
     assert pinned is not None
     assert engine.moves.suspend("r") is not None
     engine.abort(["r"])
-    assert engine.snapshot("i-0", 1).num_running == num_others
+    assert engine.snapshot("i-0", 1).num_running == 1
     assert refusal_of(engine.moves.facts("r")) == MoveRefusal.UNKNOWN
     with pytest.raises(KeyError):
         engine.moves.suspend("r")
@@ -215,26 +178,11 @@ def test_a_suspended_request_is_aborted(
     readers.finish()
 
 
-def test_released_without_a_word(engine: VllmEngine, readers: Readers) -> None:
-    readers.add("r", max_tokens=30)
-    readers.run("r", 3)
-    engine.moves.release("r")  # not suspended
-    assert engine.moves.suspend("r") is not None
-    engine.moves.release("r")
-    engine.moves.release("r")
-    assert num_free(engine) == NUM_BLOCKS
-    assert refusal_of(engine.moves.facts("r")) == MoveRefusal.UNKNOWN
-    while engine.has_work():
-        assert not readers.step()
-    assert readers.told["r"].finish_reason is None
-
-
 def test_a_queued_request_out_of_the_queue_and_back(engine: VllmEngine, readers: Readers) -> None:
     for n, name in enumerate(["a", "b", "c"]):
         readers.add(name, num_prompt_tokens=40, max_tokens=3, arrival_s=float(n))
     before = engine.snapshot("i-0", 1)
     suspended = engine.moves.suspend("a")
-    assert suspended is not None
     assert (suspended.block_ids, suspended.num_tokens) == ((), 40)
     assert engine.snapshot("i-0", 1) == before, "it counts as queued, and is still the head"
     engine.moves.resume("a")
@@ -277,7 +225,6 @@ def test_a_rank_that_changes(engine: VllmEngine, readers: Readers) -> None:
 
     def head() -> str:
         found = engine.snapshot("i-0", 1).queue_head
-        assert found is not None
         return found.request_id
 
     assert head() == "a"
@@ -333,9 +280,10 @@ def test_why_a_request_does_not_move(engine: VllmEngine, readers: Readers) -> No
     assert refusal_of(moves.facts("unknown")) == MoveRefusal.UNKNOWN
     readers.add("r", num_prompt_tokens=2 * STEP_TOKENS, max_tokens=20)
     assert refusal_of(moves.facts("r")) is None, "it waits"
+    assert moves.pin("r", 0) is moves.pin("unknown", 0) is None
     readers.step()
     assert refusal_of(moves.facts("r")) == MoveRefusal.IN_PREFILL
-    assert moves.suspend("r") is None
+    assert moves.suspend("r") is moves.pin("r", 0) is None
     readers.run("r", 1)
     assert refusal_of(moves.facts("r")) is None
     request = engine._scheduler.requests["r"]
@@ -365,24 +313,18 @@ def test_why_an_engine_moves_nothing(engine: VllmEngine, monkeypatch: pytest.Mon
     managers = core.scheduler.kv_cache_manager.coordinator
     two_groups = managers.single_type_managers * 2
 
-    def refusal() -> MoveRefusal | None:
-        return scheduler_side.parts_of(core).refusal
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(core.vllm_config), "use_v2_model_runner", True)
-        assert refusal() == MoveRefusal.MODEL_RUNNER
-    with monkeypatch.context() as patch:
-        patch.setattr(core.vllm_config, "speculative_config", object())
-        assert refusal() == MoveRefusal.SPECULATIVE
-    with monkeypatch.context() as patch:
-        patch.setattr(managers, "single_type_managers", two_groups)
-        assert refusal() == MoveRefusal.KV_GROUPS
-    with monkeypatch.context() as patch:
-        patch.setattr(core, "model_executor", object())
-        assert refusal() == MoveRefusal.PARALLEL
+    for owner, name, value, why in [
+        (type(core.vllm_config), "use_v2_model_runner", True, MoveRefusal.MODEL_RUNNER),
+        (core.vllm_config, "speculative_config", object(), MoveRefusal.SPECULATIVE),
+        (managers, "single_type_managers", two_groups, MoveRefusal.KV_GROUPS),
+        (core, "model_executor", object(), MoveRefusal.PARALLEL),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            assert scheduler_side.parts_of(core).refusal == why
     with monkeypatch.context() as patch:
         patch.setattr(core.vllm_config.parallel_config, "world_size", 2)
-        assert refusal() == MoveRefusal.PARALLEL
+        assert scheduler_side.parts_of(core).refusal == MoveRefusal.PARALLEL
         moves = VllmMoves(core)
     assert (moves.fingerprint, moves.blocks.block_bytes) == ("", 0)
     assert refusal_of(moves.facts("r")) == MoveRefusal.UNKNOWN

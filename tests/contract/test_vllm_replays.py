@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from conftest import STEP_TOKENS
-from test_vllm_moves import KINDS, evict, unmoved
+from test_vllm_moves import KINDS, unmoved
 
 from controller.adapters.vllm import grammar_guard, worker_side
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal, why
-from tests.contract.moving import Readers, Told, message
+from tests.contract.moving import Readers, Told, evict, message
 
 SEEDED = {"temperature": 1.0, "seed": 7}
 
@@ -69,7 +69,6 @@ def test_a_generator_drawn_forward_is_that_of_an_undisturbed_request(
     undisturbed = worker_side.generator_state(engine.moves._parts.runner, "r")
     prepared = engine.prepare(message("other", readers.model_path, **sampling), 0)
     drawn = engine.moves.drawn_generator(prepared, num_tokens)
-    assert drawn is not None
     assert bytes(drawn.get_state().numpy()) == undisturbed
 
 
@@ -101,7 +100,6 @@ def test_what_an_engine_cannot_go_on_with(readers: Readers, engine: VllmEngine) 
         engine.moves.reenter(again, readers.told["r"].tokens, None)
     other = engine.prepare(message("o", readers.model_path, guided={"regex": "[a-z]{30}"}), 0)
     compiling = engine.moves.compiling(other)
-    assert compiling is not None
     compiling.exception(timeout=60)
     with pytest.raises(ValueError, match="does not accept"):
         engine.moves.reenter(other, [5, 6], None)

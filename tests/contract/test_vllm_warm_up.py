@@ -3,16 +3,15 @@
 import itertools
 import os
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from vllm import SamplingParams
-from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.serial_utils import MsgpackEncoder
 
 from controller.adapters.vllm.engine import VllmEngine, warm_up
+from controller.ports.engine import Frames
+from tests.contract.moving import message
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 KINDS: dict[str, dict[str, Any]] = {
@@ -27,9 +26,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "allowed tokens": {"allowed_token_ids": [5, 6, 7]},
     "log probabilities": {"logprobs": 2},
     "the prompt's log probabilities": {"prompt_logprobs": 2},
-    "json": {"structured_outputs": {"json": SCHEMA}},
-    "regex": {"structured_outputs": {"regex": "[ab]{3,9}"}},
-    "grammar": {"structured_outputs": {"grammar": 'root ::= "a" | "b"'}},
+    "json": {"guided": {"json": SCHEMA}},
+    "regex": {"guided": {"regex": "[ab]{3,9}"}},
+    "grammar": {"guided": {"grammar": 'root ::= "a" | "b"'}},
     "a long prompt": {"num_prompt_tokens": 400},
 }
 # A step of the second request takes some 10 ms; the compiler took 2.4 s and more. In CPU time of
@@ -42,26 +41,8 @@ def used_s() -> float:
     return sum(os.times()[:4])
 
 
-def slowest_s(engine: VllmEngine, request_id: str, sampling: dict[str, Any]) -> float:
+def slowest_s(engine: VllmEngine, frames: Frames) -> float:
     """The longest time for which this request kept the engine's thread, or its process's loop."""
-    dice = random.Random(request_id)
-    sampling = {"max_tokens": 5, "temperature": 0.0, "ignore_eos": True} | sampling
-    num_prompt_tokens = sampling.pop("num_prompt_tokens", 40)
-    if wanted := sampling.pop("structured_outputs", None):
-        sampling["structured_outputs"] = StructuredOutputsParams(**wanted)
-        sampling["structured_outputs"]._backend = "xgrammar"
-    request = EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=[dice.randrange(300, 2000) for _ in range(num_prompt_tokens)],
-        mm_features=None,
-        sampling_params=SamplingParams(**sampling),
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
-    frames = MsgpackEncoder().encode(request)
     times_s = [used_s()]
     engine.add(engine.prepare(frames, 0))
     times_s.append(used_s())
@@ -71,7 +52,7 @@ def slowest_s(engine: VllmEngine, request_id: str, sampling: dict[str, Any]) -> 
     return max(after - before for before, after in itertools.pairwise(times_s))
 
 
-def test_the_first_request_of_each_kind_stalls_nobody(engine: VllmEngine) -> None:
+def test_the_first_request_of_each_kind_stalls_nobody(engine: VllmEngine, model_path: Path) -> None:
     """As in a new process: what other tests had compiled is dropped, and the start's part is
     done."""
     torch._dynamo.reset()
@@ -79,8 +60,10 @@ def test_the_first_request_of_each_kind_stalls_nobody(engine: VllmEngine) -> Non
     manager.backend = None
     warm_up(engine._core, engine._core.vllm_config)
     for kind, sampling in KINDS.items():
-        first_s = slowest_s(engine, f"first {kind}", sampling)
-        second_s = slowest_s(engine, f"second {kind}", sampling)
+        first_s, second_s = [
+            slowest_s(engine, message(f"{nth} {kind}", model_path, max_tokens=5, **sampling))
+            for nth in ("first", "second")
+        ]
         assert first_s < max(MAX_FIRST_S, MAX_RATIO * second_s), (kind, first_s, second_s)
 
 

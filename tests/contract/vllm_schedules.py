@@ -85,42 +85,55 @@ def decisions_of_vllm(scenario: Scenario, model_path: Path) -> list[Decisions]:
 
 
 def _scheduler(config: ModelConfig, model_path: Path) -> Any:
-    import torch
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.structured_output import StructuredOutputManager
 
     num_blocks = config.num_total_blocks + 1  # and the null block
-    vllm_config = EngineArgs(
-        model=str(model_path),
-        dtype="float32",
-        enforce_eager=True,
-        scheduling_policy="priority",
-        async_scheduling=False,
+    scheduler = lone_scheduler(
+        Scheduler,
+        model_path,
+        num_blocks,
         block_size=config.block_size,
+        async_scheduling=False,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_running,
         max_num_batched_tokens=config.max_num_batched_tokens,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_prefix_caching=config.prefix_caching,
         watermark=(config.watermark_blocks + 0.5) / num_blocks,
-    ).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    vllm_config.cache_config.num_gpu_blocks = num_blocks
-    attention = FullAttentionSpec(
-        block_size=config.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
-    scheduler = Scheduler(
-        vllm_config,
-        KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], attention)]),
-        StructuredOutputManager(vllm_config),
-        block_size=config.block_size,
-    )
-    assert type(scheduler) is Scheduler
     assert scheduler.kv_cache_manager.watermark_blocks == config.watermark_blocks
     assert scheduler.kv_cache_manager.enable_caching == config.prefix_caching
     return scheduler
+
+
+def lone_scheduler(
+    scheduler: type, model_path: Path, num_blocks: int, *, block_size: int, **engine_args: Any
+) -> Any:
+    """A scheduler of vLLM's without an engine."""
+    import torch
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    config = EngineArgs(
+        model=str(model_path),
+        dtype="float32",
+        enforce_eager=True,
+        scheduling_policy="priority",
+        block_size=block_size,
+        **engine_args,
+    ).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    config.cache_config.num_gpu_blocks = num_blocks
+    attention = FullAttentionSpec(
+        block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    return scheduler(
+        config,
+        KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], attention)]),
+        StructuredOutputManager(config),
+        block_size=block_size,
+    )
 
 
 def _vllm_request(request: Request, config: ModelConfig) -> Any:

@@ -40,14 +40,12 @@ class Clock:
     def __init__(self, overhead_s: float = 0.0) -> None:
         self.now_s = 100.0
         self.overhead_s = overhead_s
-        self.slept_s: list[float] = []
 
     def __call__(self) -> float:
         self.now_s += self.overhead_s
         return self.now_s
 
     def sleep(self, duration_s: float) -> None:
-        self.slept_s.append(duration_s)
         self.now_s += duration_s
 
 

@@ -131,7 +131,6 @@ class Bed:
             return True
         arrived = False
         pinned = source.pin(request_id, 0)
-        assert pinned is not None
         num_full = len(pinned.block_ids)
         got = self.reserve(request_id, max(1, num_full))
         if isinstance(got, ReservedBlocks):
@@ -211,7 +210,6 @@ def test_a_waiting_request_moves_without_a_copy() -> None:
     assert bed.move("r")
     assert bed.num_copied == 0
     head = bed.engines[1].snapshot("", 0).queue_head
-    assert head is not None
     assert head.request_id == "r", "it arrived before the one that waits there"
     bed.finish()
     first = bed.outputs["r"][0]
@@ -315,7 +313,6 @@ def test_a_new_rank_goes_along() -> None:
     bed.moves(1).set_rank("waits", 4)
     assert bed.move("waits")
     head = bed.engines[0].snapshot("", 0).queue_head
-    assert head is not None
     assert head.rank == 4
 
 

@@ -75,18 +75,6 @@ def test_a_step_takes_the_time_of_the_profile(speed: float) -> None:
     assert not engine.has_work()
 
 
-def test_bookkeeping_counts_as_part_of_the_step() -> None:
-    clock = Clock(overhead_s=0.004)
-    engine = make_engine(clock)
-    add(engine, prompt=prompt(0, 100), max_tokens=3)
-    engine.step()
-    step_s = PROFILE.step_time_s([(100, 0)], 0, 0)
-    assert clock.slept_s == [pytest.approx(step_s - 0.004)]
-    clock.overhead_s = 1.0
-    engine.step()
-    assert clock.slept_s[1] == 0.0
-
-
 def test_real_steps_take_real_time() -> None:
     """`llumctl bench` measures how well; this test only checks that the engine waits at all."""
     told: list[str] = []
