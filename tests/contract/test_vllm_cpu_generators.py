@@ -22,17 +22,3 @@ def test_a_new_generator_is_not_taken_for_one_that_was_thrown_away() -> None:
         turned_back = generators.get(0)
         turned_back.set_offset(turned_back.get_offset() - 4)
         assert torch.equal(met.get_state(), at_first)
-
-
-def test_one_that_was_there_before_the_step_goes_back_to_then() -> None:
-    generator = torch.Generator()
-    generator.manual_seed(3)
-    torch.rand(5, generator=generator)
-    generators = RewindableGenerators({0: generator})
-    before = generator.get_state()
-    generators.remember([generator])
-    torch.rand(1, generator=generator)
-    generators[1] = generators.get(0)  # to another index of the batch
-    generators.get(1).set_offset(generators.get(1).get_offset() - 4)
-    assert torch.equal(generator.get_state(), before)
-    assert type(dict.get(generators, 1)) is torch.Generator

@@ -17,13 +17,12 @@ class ByteBlocks:
     """KvBlocks over one bytearray. A test that closes the `gate` holds up any thread that
     copies."""
 
-    def __init__(self, num_blocks: int, fill: int = 0, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, num_blocks: int, block_bytes: int = BLOCK_BYTES) -> None:
         self.block_bytes = block_bytes
-        self.memory = bytearray([fill]) * (num_blocks * block_bytes)
+        self.memory = bytearray(num_blocks * block_bytes)
         self.touched: list[tuple[int, ...]] = []
         self.gate = threading.Event()
         self.gate.set()
-        self.inside = threading.Event()
         self.missing: int | None = None
 
     def buffer(self, num_blocks: int) -> bytearray:
@@ -57,7 +56,6 @@ class ByteBlocks:
 
     def _touch(self, block_ids: Sequence[int]) -> None:
         self.touched.append(tuple(block_ids))
-        self.inside.set()
         assert self.gate.wait(PATIENCE_S)
         if self.missing is not None:
             raise KeyError(self.missing)

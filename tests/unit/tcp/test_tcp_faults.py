@@ -110,7 +110,7 @@ async def test_a_cancelled_copy_is_over_when_its_blocks_are_let_go(
     one.blocks.gate.clear()
     sent, received = begin(source, destination, "m/0", 5 * SLICE)
     ours = sent if side == "source" else received
-    await until(one.blocks.inside.is_set)
+    await until(lambda: bool(one.blocks.touched))
     for stage_id in "m/0", "m/0", "unknown":
         one.transfer.cancel(stage_id)
     await asyncio.sleep(0.02)
@@ -340,7 +340,7 @@ async def test_a_successor_ends_what_there_was_with_the_one_before(
     old = destination
     old.blocks.gate.clear()
     sent, received = begin(source, old, "m/0", 20 * SLICE)
-    await until(old.blocks.inside.is_set)
+    await until(lambda: bool(old.blocks.touched))
     new = make("i-1", incarnation=2)
     await copy(source, new, "m/1")
     assert await error_of(sent) == "i-1 is gone"
