@@ -5,6 +5,7 @@ after that are about what is special in each order.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +120,14 @@ CASES = (
         bad=tuple({"changes": each} for each in ({}, None, {"a": {"b": 1}}, MANY)),
     ),
 )
+
+
+@pytest.fixture
+async def bed() -> AsyncIterator[Bed]:
+    async with bed_of() as found:
+        yield found
+
+
 each_order = pytest.mark.parametrize("case", CASES, ids=lambda case: case.row.kind)
 TARGETS = {Kind.INSTANCE: "i-0", Kind.REQUEST: "r-1", Kind.CLUSTER: "the cluster"}
 
@@ -130,7 +139,6 @@ def test_the_table_has_all_orders() -> None:
 def state_of(bed: Bed) -> dict[str, Any]:
     """Everything that an order may change."""
     spec, request = bed.controller.keeper.spec, bed.book.find("r-1")
-    assert request is not None
     return {
         "closed": {each: spec.closed.get(each) for each in ("i-0", "i-1", "i-2")},
         "instances": bed.controller.scaling.num_planned,
@@ -214,7 +222,6 @@ async def test_an_order_is_undone_once(case: Case) -> None:
         before = state_of(bed)
         await bed.does(case.row, **case.body)
         entry = (await bed.done())[0]
-        assert entry.undo is not None
         assert (entry.undo.kind, entry.why_not) == (case.row.undone_by, "")
         order = taking_back(entry.undo)
         await bed.does(type(order), order.target, **order.wanted.model_dump(exclude_unset=True))
@@ -297,3 +304,52 @@ async def test_an_order_that_fails_changes_nothing(case: Case) -> None:
         if case.row.changes_spec and case.row is not SetSettings:
             bed.controller.stop(drain=True, grace_s=5.0)
             assert await bed.refused(case.row, **body) == (409, "stopping")
+
+
+# -- revisions and keys --------------------------------------------------------------------
+
+
+async def test_of_several_who_act_on_one_revision_one_is_obeyed(bed: Bed) -> None:
+    answers = await asyncio.gather(
+        bed.gives(Drain, if_revision=0),
+        bed.gives(Scale, target=4, if_revision=0),
+        bed.gives(Drain, "i-1", if_revision=0),
+    )
+    assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
+    told = next(answer.json() for answer in answers if answer.status_code == 409)
+    assert "revision 0 was looked at, and 1 is the present one" in told["message"]
+    assert (told["code"], told["hint"]) == ("revision_conflict", "llumctl status")
+    assert bed.revision == 1
+
+
+async def test_a_key_is_for_one_path_and_refusals_are_repeated_too(bed: Bed) -> None:
+    keyed = {"headers": {"Idempotency-Key": "k"}}
+    answers = [await bed.gives(Drain, **keyed, if_revision=9) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [409, 409]
+    assert answers[0].content == answers[1].content == (await bed.answered("k")).content
+    assert (await bed.answered("k")).status_code == 409
+    assert await bed.refused(Undrain, **keyed, if_revision=9) == (409, "key_reused")
+
+
+async def test_a_call_under_way_has_no_answer_yet(bed: Bed) -> None:
+    told: list[tuple[int, str]] = []
+
+    async def ask() -> None:
+        for key in ("k", "l"):
+            answer = await bed.answered(key)
+            told.append((answer.status_code, answer.json()["code"]))
+
+    bed.while_recording(ask)
+    await bed.gives(Drain, headers={"Idempotency-Key": "k"})
+    assert told == [(409, "under_way"), (404, "no_such_call")]
+
+
+async def test_old_keys_are_forgotten(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.adapters.http.calls.MAX_KEPT", 2)
+    for key in "abc":
+        await bed.gives(Drain, headers={"Idempotency-Key": key}, reason="a fan")
+    refusals = [
+        await bed.refused(Drain, headers={"Idempotency-Key": key}, reason="two fans")
+        for key in "ba"
+    ]
+    assert refusals == [(409, "key_reused"), (200, "")]

@@ -30,9 +30,7 @@ async def explained(bed: Bed, reference: str = "r-1") -> Explanation:
 
 
 async def waiting(bed: Bed, reference: str = "r-1") -> Waiting:
-    found = (await explained(bed, reference)).waiting
-    assert found is not None
-    return found
+    return (await explained(bed, reference)).waiting
 
 
 async def test_a_request_that_runs_and_where_it_could_move(bed: Bed) -> None:
@@ -167,7 +165,6 @@ async def test_held_requests_are_listed_in_the_order_in_which_they_go(holding: B
     assert [place and place.place for place in places] == [1, 2, 3]
     assert [place and place.demand_blocks for place in places] == [30, 30, 30]
     first = places[0]
-    assert first is not None
     assert (first.why, first.instance_id, first.lacking_blocks) == ("kept", "i-0", 21)
     assert (await holding.request("r-high")).held == first
     some = await listed(holding, "?limit=2")
@@ -247,7 +244,6 @@ async def test_the_status_has_the_queue_its_head_and_the_kept_instance(holding: 
     asks(holding, "r-high", rank=1, after_s=3.0)
     status = await holding.status()
     held = status.held
-    assert held is not None
     assert (status.num_held_reqs, held.demand_blocks) == (3, 90)
     assert held.num_by_level == {"high": 1, "normal": 2}
     head = held.head
@@ -255,10 +251,8 @@ async def test_the_status_has_the_queue_its_head_and_the_kept_instance(holding: 
     expected |= {"frontend_id": "f-0", "why": "kept", "instance_id": "i-0", "lacking_blocks": 21}
     assert expected.items() <= head.model_dump().items()
     assert held.oldest_wait_s == pytest.approx(head.waited_s + 5.0, abs=0.01)
-    assert held.oldest is not None
     assert (held.oldest.request_id, held.oldest.place) == ("r-later", 2)
     assert held.oldest.waited_s == held.oldest_wait_s
     kept, other = (item.kept_for for item in status.instances)
     assert other is None
-    assert kept is not None
     assert (kept.request_id, kept.lacking_blocks) == ("r-high", 21)

@@ -1,5 +1,4 @@
-"""Abort and priority on the control API and `llumctl abort`: orders that a request's frontend
-carries out. Moves are in test_control_migrate.py."""
+"""Abort, priority and migrate on the control API: what is special in each; and `llumctl abort`."""
 
 import asyncio
 import json
@@ -11,14 +10,18 @@ import pytest
 from controller.api.operations.on_requests import (
     Abort,
     Migrate,
+    MigrationReport,
     PriorityEffect,
     SetPriority,
 )
+from controller.api.wire.requests import RequestList
+from controller.core.migration.move_records import MoveInFlight
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT
+from controller.runtime.messages.move_messages import MoveAsked
 from controller.runtime.messages.requests import AbortAsked, RankChangeAsked
 from tests.unit.control_bed import AnyOrder, Bed, bed_of, llumctl
-from tests.unit.move_support import arrive
+from tests.unit.move_support import arrive, serve_running_request
 
 Captured = pytest.CaptureFixture[str]
 CANNOT = {
@@ -30,7 +33,7 @@ both_orders = pytest.mark.parametrize("row", CANNOT, ids=lambda row: row.kind)
 
 @pytest.fixture
 async def bed() -> AsyncIterator[Bed]:
-    async with bed_of(1) as found:
+    async with bed_of() as found:
         yield found
 
 
@@ -44,7 +47,7 @@ def asked(bed: Bed) -> int:
     return len(sent("mem://f-0", AbortAsked)) + len(sent("mem://f-0", RankChangeAsked))
 
 
-# -- both ----------------------------------------------------------------------------------
+# -- abort and priority -------------------------------------------------------------------
 
 
 @both_orders
@@ -106,7 +109,7 @@ async def test_an_order_takes_whole_ids_only(bed: Bed, row: AnyOrder) -> None:
     assert (bed.audited(), asked(bed)) == ([], 0)
 
 
-# -- abort ---------------------------------------------------------------------------------
+# -- abort --------------------------------------------------------------------------------
 
 
 async def test_an_abort_says_how_the_request_was_and_tells_its_client(bed: Bed) -> None:
@@ -122,7 +125,7 @@ async def test_an_abort_says_how_the_request_was_and_tells_its_client(bed: Bed) 
 
 
 async def test_choices_of_one_request_end_together() -> None:
-    async with bed_of(1, num_choices=3) as bed:
+    async with bed_of(num_choices=3) as bed:
         path = "/v1/requests/cmpl-1/id"
         assert (await bed.client.get(f"{path}?any_choice=true")).json()["request_id"] == "r-1"
         ambiguous = (await bed.client.get(path)).json()
@@ -173,7 +176,7 @@ async def test_the_command_prints_names(bed: Bed, capsys: Captured) -> None:
     assert bed.told
 
 
-# -- priority ------------------------------------------------------------------------------
+# -- priority -----------------------------------------------------------------------------
 
 
 async def test_a_priority_changes_and_its_event_has_the_order_s_cause(bed: Bed) -> None:
@@ -220,8 +223,274 @@ async def test_a_dry_run_says_what_a_priority_does_to_the_instance(bed: Bed) -> 
         freeness_steps_before=480,
         freeness_steps_after=960,
     )
-    draining = await effect("normal", **both, draining=True)
-    assert draining is not None
-    assert draining.freeness_steps_after is None
+    assert (await effect("normal", **both, draining=True)).freeness_steps_after is None
     bed.evict()
     assert await effect("normal", **both) is None, "it does not run"
+
+
+def told(found: MigrationReport) -> tuple[str, str, str | None]:
+    return found.outcome, found.code, found.to_instance_id
+
+
+# -- moves that are made ------------------------------------------------------------------
+
+
+async def test_a_move_is_reported_with_its_figures(bed: Bed) -> None:
+    found = await bed.does(Migrate, to="i-2", verify_kv=True, reason="make room")
+    (asked,) = bed.source.moved
+    assert (asked.order.destination.instance_id, asked.order.verify_kv) == ("i-2", True)
+    assert asked.order.reason == "make room"
+    assert (found.request_id, found.client_id, found.dry_run) == ("r-1", "cmpl-1", False)
+    assert (found.from_instance_id, found.to_instance_id) == ("i-0", "i-2")
+    assert (found.outcome, found.code, found.why, found.note) == ("migrated", "", "", "")
+    assert (found.num_blocks, found.num_bytes, found.copy_time_s) == (10, 4096, 0.012)
+    assert (found.downtime_s, found.excess_s) == (0.0244, 0.0044)
+    (attempt,) = found.attempts
+    assert (attempt.migration_id, attempt.num_tokens) == (asked.order.migration_id, 153)
+    assert (attempt.num_cached_blocks, attempt.duration_s) == (2, 0.05)
+    assert [stage.num_blocks for stage in attempt.stages] == [9, 1]
+
+
+async def test_a_move_is_recorded_and_in_the_request_s_history(bed: Bed) -> None:
+    found = await bed.does(Migrate, to="i-1", reason="make room")
+    migration_id = found.attempts[0].migration_id
+    action = f"migrate r-1 to i-1 ({migration_id})"
+    assert bed.outcomes() == [(action, "begun"), (action, "migrated")]
+    begun, migrated, over = (await bed.events())[-3:]
+    for event, outcome in ((begun, "begun"), (over, "migrated")):
+        assert (event.kind, event.reason) == ("operator", f"{action} ({outcome}): make room")
+    assert (migrated.kind, migrated.cause_id) == ("migrated", migration_id)
+    assert migrated.reason == "from i-0 to i-1: make room"
+    assert migrated.labels == {"from": "i-0", "to": "i-1", "reason": "make room"}
+    assert list(migrated.numbers)[:3] == ["downtime_s", "excess_s", "step_time_s"]
+    assert migrated.numbers["stage_1_blocks"] == 1
+    request = await bed.request()
+    assert (request.num_moves, request.instance_id, request.state) == (1, "i-1", "running")
+    assert [event.kind for event in request.history] == ["dispatched", "admitted", "migrated"]
+
+
+async def test_if_a_destination_fails_another_is_tried(bed: Bed) -> None:
+    bed.cluster.report("i-1", num_free_blocks=60, num_running=2)
+    bed.source.ends = [("kept", "transfer"), ("kept", "no_blocks")]
+    found = await bed.does(Migrate)
+    assert [each.to_instance_id for each in found.attempts] == ["i-2", "i-1"]
+    assert told(found) == ("kept", "no_blocks", "i-1")
+    assert found.why == "the destination has not enough free blocks"
+    assert found.attempts[0].why == "the copy did not get through"
+    assert bed.outcomes()[-1][1] == f"kept: {found.why}"
+    assert (await bed.done())[0].why_not == "it cannot be undone"
+
+
+async def test_an_instance_that_cools_may_be_named_and_the_answer_says_so(bed: Bed) -> None:
+    bed.source.ends = [("kept", "no_answer")]
+    assert (await bed.does(Migrate, to="i-1")).note == ""
+    for dry_run, outcome in ((True, "would_move"), (False, "migrated")):
+        found = await bed.does(Migrate, to="i-1", dry_run=dry_run)
+        cools = "i-1 failed lately and cools for another 30s"
+        assert (found.outcome, found.note) == (outcome, cools)
+
+
+async def test_a_downtime_that_nobody_told_is_null(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bed.book, "move_timed", lambda *_: None)
+    found = await bed.does(Migrate, to="i-1")
+    assert (found.outcome, found.downtime_s, found.excess_s) == ("migrated", None, None)
+
+
+async def test_a_move_that_is_not_over_in_time_goes_on(bed: Bed) -> None:
+    bed.source.silent = True
+    status, code, message = await bed.refusal(Migrate, timeout_s=0.05)
+    assert (status, code) == (504, "timed_out")
+    assert message.endswith("of r-1 to i-1 is not over after 0.05 s; it goes on")
+    assert bed.outcomes()[-1][1] == "unknown: timed_out"
+
+
+async def test_a_source_that_dies_is_not_waited_for(bed: Bed) -> None:
+    bed.source.silent = True
+    moving = asyncio.create_task(bed.does(Migrate, to="i-1"))
+    looking = asyncio.create_task(bed.refused(Migrate, to="i-2", dry_run=True))
+    async with asyncio.timeout(10):
+        while len(bed.mailbox.sent_to("mem://i-0", MoveAsked)) < 2:
+            await asyncio.sleep(0.005)
+    bed.mailbox.lose("mem://i-0")
+    found = await moving
+    assert (found.outcome, found.why) == ("unknown", "the source died")
+    assert await looking == (409, "not_serving")
+
+
+# -- moves that are planned ---------------------------------------------------------------
+
+
+async def test_a_dry_run_says_what_a_move_would_take(bed: Bed) -> None:
+    found = await bed.does(Migrate, dry_run=True)
+    assert (told(found), found.dry_run) == (("would_move", "", "i-1"), True)
+    plan = found.plan
+    assert (plan.num_tokens, plan.num_blocks, plan.num_bytes) == (153, 10, 4096)
+    assert plan.copy_time_s == 0.0125
+    assert plan.downtime_s == 0.007251, "a step of the destination"
+    assert (bed.source.moved, found.attempts) == ([], ())
+    await bed.does(Migrate, to="i-1")
+    plan = (await bed.does(Migrate, dry_run=True)).plan
+    assert plan.downtime_s == 0.011651, "and what the last moves took beyond one"
+    status = bed.controller.statuses["i-2"]
+    bed.controller.statuses["i-2"] = type(status)(status.snapshot, 0, 0, 0.0)
+    plan = (await bed.does(Migrate, to="i-2", dry_run=True)).plan
+    assert plan.downtime_s is None, "it has made no step"
+
+
+@pytest.mark.parametrize(
+    ("load", "outcome", "code"),
+    [
+        ({"num_free_blocks": 9}, "refused", "no_blocks"),
+        ({"num_free_blocks": 10}, "would_move", ""),
+        ({"num_free_blocks": 19, "watermark_blocks": 10}, "refused", "no_blocks"),
+        ({"num_running": 4, "max_num_running": 4}, "refused", "no_slot"),
+    ],
+)
+async def test_a_dry_run_looks_at_the_room_of_the_destination(
+    bed: Bed, load: dict[str, int], outcome: str, code: str
+) -> None:
+    bed.cluster.report("i-1", **load)
+    found = await bed.does(Migrate, to="i-1", dry_run=True)
+    assert told(found) == (outcome, code, "i-1")
+    assert found.plan is not None
+
+
+# -- moves that are refused ---------------------------------------------------------------
+
+
+async def test_what_the_source_refuses_is_told(bed: Bed) -> None:
+    bed.source.refusal = "in_prefill"
+    for dry_run in (True, False):
+        found = await bed.does(Migrate, to="i-1", dry_run=dry_run)
+        assert told(found) == ("refused", "in_prefill", "i-1")
+        assert (found.why, found.hint) == ("its prompt is still being computed", "")
+        assert found.plan is None
+        assert all(each.stages == () for each in found.attempts)
+    bed.source.silent = True
+    status, code, message = await bed.refusal(Migrate, dry_run=True)
+    assert (status, code) == (504, "no_answer")
+    assert "i-0, which runs the request, did not answer" in message
+
+
+async def test_too_many_moves_name_the_setting_its_value_and_the_cure(bed: Bed) -> None:
+    bed.source.refusal = "too_many_moves"
+    found = await bed.does(Migrate, to="i-1", timeout_s=0.1)
+    assert told(found) == ("refused", "too_many_moves", "i-1")
+    assert found.note == "migration.max_moves is 4"
+    assert found.hint == "llumctl set migration.max_moves=8"
+
+
+async def test_a_move_that_waits_for_its_turn_is_shown(bed: Bed) -> None:
+    bed.source.silent = True
+    bed.controller.operator_moves.machine.max_moves = 1
+    first = asyncio.create_task(bed.refused(Migrate, to="i-1", timeout_s=2))
+    async with asyncio.timeout(10):
+        while not bed.mailbox.sent_to("mem://i-0", MoveAsked):
+            await asyncio.sleep(0.005)
+        second = asyncio.create_task(bed.does(Migrate, to="i-2", timeout_s=1))
+        while not (queued := (await bed.status()).queued_moves):
+            await asyncio.sleep(0.005)
+    assert [(each.state, each.request_id) for each in queued] == [("queued", "r-1")]
+    assert (queued[0].from_instance_id, queued[0].to_instance_id) == ("i-0", "i-2")
+    bed.cluster.now_s += 1.5
+    found = await second
+    assert told(found) == ("refused", "no_turn", "i-2")
+    assert found.why == "as many moves as allowed were under way all the time"
+    assert found.note == "waited 1.5s for its turn: migration.max_moves is 4"
+    assert await first == (504, "timed_out")
+
+
+async def test_no_destination_says_why_of_each_instance(bed: Bed) -> None:
+    bed.cluster.report("i-1", num_free_blocks=3)
+    bed.cluster.report("i-2", draining=True)
+    for dry_run in (False, True):
+        found = await bed.does(Migrate, dry_run=dry_run)
+        assert told(found) == ("refused", "no_destination", None)
+        assert found.note == (
+            "i-1: the destination has not enough free blocks; i-2: it is draining"
+        )
+
+
+async def test_requests_that_cannot_be_moved(bed: Bed) -> None:
+    same = await bed.gives(Migrate, to="i-0")
+    assert (same.status_code, same.json()["code"]) == (400, "same_instance")
+    assert same.json()["hint"] in ("llumctl migrate r-1 --to i-1", "llumctl migrate r-1 --to i-2")
+    for to in ("i-9", "f-0"):
+        assert await bed.refused(Migrate, to=to) == (404, "no_such_instance")
+    arrive(bed.book, "r-new")
+    assert await bed.refused(Migrate, "r-new") == (409, "not_dispatched")
+    bed.book.ended("r-1", RequestState.FINISHED, "stop")
+    assert await bed.refusal(Migrate) == (409, "ended", "request r-1 has finished")
+    assert bed.source.moved == []
+
+
+async def test_instances_that_may_not_take_or_send_a_request(bed: Bed) -> None:
+    bed.cluster.report("i-1", draining=True)
+    message = "instance i-1 cannot move it: it is draining"
+    assert await bed.refusal(Migrate, to="i-1") == (409, "unschedulable", message)
+    bed.mailbox.lose("mem://i-2")
+    assert await bed.refused(Migrate, to="i-2") == (409, "unschedulable")
+    bed.cluster.report("i-0", draining=True)
+    assert (await bed.does(Migrate, dry_run=True)).code == "no_destination", "it may be left"
+    bed.cluster.now_s += 11
+    bed.cluster.report("i-1")
+    bed.controller.fleet.look_for_stalls()
+    message = "instance i-0, which the request is on, cannot move it: it is stalled"
+    assert await bed.refusal(Migrate, to="i-1") == (409, "not_serving", message)
+
+
+@pytest.mark.parametrize(
+    ("removed", "refusal"), [("i-1", (404, "no_such_instance")), ("i-0", (409, "not_serving"))]
+)
+async def test_an_instance_that_is_removed_while_the_order_is_recorded(
+    bed: Bed, removed: str, refusal: tuple[int, str]
+) -> None:
+    bed.while_recording(lambda: bed.controller.terminate(removed))
+    assert await bed.refused(Migrate, to="i-1") == refusal
+    assert bed.source.moved == []
+    assert bed.outcomes()[-1][1] == f"failed: {refusal[1]}"
+
+
+# -- moves that are shown -----------------------------------------------------------------
+
+
+async def test_requests_say_whether_they_could_move(bed: Bed) -> None:
+    async def movable(query: str = "?movable=true") -> dict[str, Any]:
+        found = (await bed.get(f"requests{query}", RequestList)).requests
+        return {each.id: (each.movable, each.why_not_movable) for each in found}
+
+    book = serve_running_request(bed.listener, num_choices=2)
+    arrive(book, "r-new")
+    arrive(book, "r-old")
+    book.ended("r-old", RequestState.FINISHED, "stop")
+    bed.source.refusals = {"r-2": "in_prefill"}
+    unknown = dict.fromkeys(("r-1", "r-2", "r-new", "r-old"), (None, None))
+    assert await movable() == unknown | {"r-1": (True, None), "r-2": (False, "in_prefill")}
+    assert await movable("") == unknown, "nobody asked"
+    bed.source.silent = True
+    assert await movable() == unknown, "nobody answered"
+
+
+async def test_the_status_shows_moves_under_way_and_those_that_ended(bed: Bed) -> None:
+    await bed.does(Migrate, to="i-1")
+    bed.source.ends = [("kept", "evicted")]
+    await bed.does(Migrate, to="i-2")
+    moving = MoveInFlight("m-9", "r-7", "i-2", "copying", 1, 3, 8, "by hand", 0.25)
+    bed.cluster.report("i-0", moves=(moving,))
+    bed.cluster.report("i-2", num_moves_in=1)
+    found = await bed.status()
+    (move,) = found.moves
+    assert (move.migration_id, move.request_id) == ("m-9", "r-7")
+    assert (move.from_instance_id, move.to_instance_id) == ("i-0", "i-2")
+    assert (move.state, move.stage, move.age_s) == ("copying", 1, 0.25)
+    assert (move.num_blocks_copied, move.num_blocks) == (3, 8)
+    counts = [(item.num_moves_in, item.num_moves_out) for item in found.instances]
+    assert counts == [(0, 1), (0, 0), (1, 0)]
+    kept, migrated = found.ended_moves
+    assert (kept.outcome, kept.why) == ("kept", "it lost its blocks to memory pressure")
+    assert (migrated.outcome, migrated.downtime_s, migrated.num_bytes) == ("migrated", 0.0244, 4096)
+    assert (found.num_migrated_last_minute, found.num_failed_moves_last_minute) == (1, 1)
+    bed.mailbox.lose("mem://i-0")
+    assert (await bed.status()).moves == ()

@@ -112,7 +112,6 @@ async def test_the_load_of_an_instance() -> None:
     assert (load.virtual_usage_blocks, load.headroom_blocks, load.kv_cache_usage) == (90, 0, 0.6)
     assert (load.num_running_reqs, load.num_waiting_reqs, load.num_unreported_reqs) == (3, 1, 1)
     assert (load.num_steps, load.step_time_s, load.num_evictions) == (12, 0.007251, 4)
-    assert load.queue_head is not None
     assert (load.queue_head.level, load.queue_head.evicted) == ("high", True)
     assert load.queue_head.waited_s == pytest.approx(5.0, abs=1.0)
     assert load.queue_head.evicted_for_s == pytest.approx(2.0, abs=1.0)

@@ -14,7 +14,6 @@ from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import (
     EventFrame,
     Frame,
-    GapFrame,
     PingFrame,
     StatusFrame,
     parse_frame,
@@ -53,7 +52,6 @@ async def read(lines: AsyncIterator[str], num_frames: int, *, pings: bool = Fals
     while len(frames) < num_frames:
         line = await asyncio.wait_for(anext(lines), PATIENCE_S)
         frame = parse_frame(line.encode())
-        assert frame is not None
         if pings or not isinstance(frame, PingFrame):
             frames.append(frame)
     return frames
@@ -128,10 +126,7 @@ async def test_what_a_member_could_not_tell_is_counted(bed: Bed) -> None:
 
 async def test_statuses_and_events_are_watched(bed: Bed) -> None:
     async with watching(bed, after="latest", status_every_s="0.1") as lines:
-        first, second = await read(lines, 2)
-        assert isinstance(first, StatusFrame)
-        assert isinstance(second, StatusFrame)
-        assert first.status.cluster == "c1"
+        assert [frame.status.cluster for frame in await read(lines, 2)] == ["c1", "c1"]
         happened(bed, "r1", "r2")
         seen: list[str | None] = []
         while len(seen) < 2:
@@ -146,12 +141,10 @@ async def test_a_stream_goes_on_after_a_position_or_begins_with_a_gap(bed: Bed) 
     happened(bed, *"abcde")
     async with watching(bed, after="x-1") as lines:
         gap, *events = await read(lines, 4)
-    assert isinstance(gap, GapFrame)
     assert gap.missed == 1
-    assert [e.event.request_id for e in events if isinstance(e, EventFrame)] == ["c", "d", "e"]
+    assert [each.event.request_id for each in events] == ["c", "d", "e"]
     async with watching(bed, after="of-1") as lines:
         (gap,) = await read(lines, 1)
-    assert isinstance(gap, GapFrame)
     assert gap.missed is None, "a position of another controller"
 
 

@@ -101,7 +101,6 @@ def test_the_schedulers_own_times_follow_the_speed_of_emulated_engines(
     tables = {"cluster": {"engine": engine}, "emulated": {"speed": speed}}
     found = live_config(Settings.model_validate(tables))
     moves, holding = found.rescheduling, found.scheduler.holding
-    assert holding is not None
     own = (moves.interval_s, moves.not_back_s, holding.reserve_after_s, holding.share_doubles_s)
     assert own == pytest.approx(times_s)
 

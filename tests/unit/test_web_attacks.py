@@ -301,7 +301,6 @@ async def test_it_ends_though_a_browser_reads_nothing() -> None:
     async with asyncio.timeout(LIMIT_S), listening(server.app(), "127.0.0.1", 0) as port:
         host = f"127.0.0.1:{port}"
         login = doors.enter(doors.new_code())
-        assert login is not None
         reader, writer = await asyncio.open_connection(*host.split(":"), limit=1024)
         writer.write(
             f"GET /{login.room}/socket HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n"

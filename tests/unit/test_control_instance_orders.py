@@ -1,25 +1,36 @@
-"""Drain, undrain, evacuate, restart and scale on the control API: what is special in each."""
+"""Drain, undrain, evacuate, restart and cordon: what is special in each on the control API, and the
+commands `cordon` and `uncordon`."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from controller.api.errors import EXIT_REFUSED
 from controller.api.operations.on_cluster import Rolling, Scale
 from controller.api.operations.on_instances import (
+    Cordon,
     Drain,
     DrainList,
     DrainReport,
     Evacuate,
     Restart,
+    Uncordon,
     Undrain,
+    cordoned,
 )
+from controller.api.operations.on_requests import Migrate
+from controller.api.text.status_words import MOVES_ONLY, state_word
+from controller.core.load.closed import ROWS, Closed, Row
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.processes import LauncherLoss
 from controller.runtime.messages.members import DrainSet
-from tests.unit.control_bed import AnyOrder, Bed, bed_of
+from tests.unit.control_bed import AnyOrder, Bed, bed_of, llumctl
+
+Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -51,7 +62,6 @@ async def test_a_drain_begins_and_says_how_far_it_is(bed: Bed) -> None:
     assert (found.instance_id, found.state, found.safe_to_delete) == ("i-0", "draining", False)
     assert (found.num_requests_left, found.num_moving, found.num_moved) == (1, 0, 0)
     assert (found.cannot_move, found.estimate_s, found.plan) == ((), None, ())
-    assert found.deadline_s is not None
     assert before_s + 60 <= found.deadline_s <= time.time() + 60
     assert (found.on_deadline, found.reason, found.dry_run) == ("abort", "a fan", False)
     assert found.actor.startswith("someone from ")
@@ -68,7 +78,6 @@ async def test_a_drain_begins_and_says_how_far_it_is(bed: Bed) -> None:
     assert (status.state, status.revision) == ("ready", 1)
     assert (instance.state, instance.freeness_steps, other.drain) == ("draining", None, None)
     shown = instance.drain
-    assert shown is not None
     assert (shown.drain_id, shown.deadline_s) == (found.drain_id, found.deadline_s)
     assert (shown.num_requests_left, shown.safe_to_delete, shown.removes) == (1, False, False)
 
@@ -204,7 +213,7 @@ async def test_silent_frontends_are_named_and_waited_for_once(bed: Bed) -> None:
         assert {(each.silent, each.estimate_s) for each in found} == {(("f-0",), None)}
 
 
-# -- undrain and evacuate ------------------------------------------------------------------
+# -- undrain and evacuate -----------------------------------------------------------------
 
 
 async def test_undrain_takes_a_drain_back(bed: Bed) -> None:
@@ -259,11 +268,9 @@ async def test_a_restart_begins_by_emptying_the_instance(bed: Bed) -> None:
     assert (found.incarnation, found.pid, found.safe_to_delete) == (1, 77, False)
     assert (found.on_deadline, found.num_requests_left) == ("abort", 1)
     claim = bed.controller.keeper.spec.drains["i-0"].restart
-    assert claim is not None
     assert (claim.nonce, claim.at_once) == ("a", False)
     assert bed.audited()[0]["action"] == "restart i-0 within 1m00s, then abort"
     shown = (await bed.status()).instances[0].drain
-    assert shown is not None
     assert (shown.drain_id, shown.restarts, shown.safe_to_delete) == (found.drain_id, True, False)
     assert (await bed.does(Drain)).changes, "it is drained after its restart"
     assert bed.cluster.launcher.restarted == []
@@ -312,158 +319,126 @@ async def test_without_rays_head_nothing_is_restarted_and_the_status_says_so(bed
     )
 
 
-# -- scale --------------------------------------------------------------------------------
+# -- cordon -------------------------------------------------------------------------------
 
 
-async def test_scale_out_and_in(bed: Bed) -> None:
-    grown = await bed.does(Scale, target=4)
-    assert (grown.previous, grown.target, grown.added) == (3, 4, ("i-3",))
-    assert (grown.draining, grown.undrained, grown.revision) == ((), (), 1)
-    assert bed.cluster.launcher.launched[-1] == "i-3"
-    status = await bed.status()
-    assert (status.state, status.detail) == ("ready", "i-3 is starting")
-    shrunk = await bed.does(Scale, target=2, deadline_s=30, on_deadline="abort", reason="night")
-    assert (shrunk.previous, shrunk.target) == (4, 2)
-    going = {each.instance_id: each for each in shrunk.draining}
-    assert sorted(going) == ["i-1", "i-3"], "one that does not serve, and one without requests"
-    assert going["i-1"].removes_instance
-    assert (going["i-1"].on_deadline, going["i-1"].reason) == ("abort", "night")
-    back = await bed.does(Scale, target=3)
-    assert (back.previous, back.undrained, back.added) == (2, ("i-1",), ())
-    assert [action for action, outcome in bed.outcomes() if outcome == "begun"] == [
-        "scale 3 to 4",
-        "scale 4 to 2",
-        "remove i-3 once drained within 30s, then abort",
-        "remove i-1 once drained within 30s, then abort",
-        "scale 2 to 3",
-        "undrain i-1",
-    ]
+def marked(bed: Bed) -> set[str]:
+    return set(bed.controller.keeper.spec.marked(Closed.CORDONED))
 
 
-async def test_an_instance_that_could_not_be_launched_yet_is_starting(
+async def test_a_cordon_closes_an_instance_that_goes_on_serving(bed: Bed) -> None:
+    plan = await bed.does(Cordon, dry_run=True)
+    assert (plan.cordoned, plan.closed_by, plan.changes) == (True, ("cordoned",), True)
+    assert (plan.num_requests, plan.revision) == (1, 0)
+    made = await bed.does(Cordon, reason="its fan")
+    assert (made.cordoned, made.changes, made.reason, made.revision) == (True, True, "its fan", 1)
+    assert not bed.controller.scheduler.instances["i-0"].schedulable
+    shown = (await bed.status()).instances[0]
+    assert (shown.state, shown.closed_by, state_word(shown)) == (
+        "active",
+        ("cordoned",),
+        "cordoned",
+    )
+    assert shown.freeness_steps is not None, "it does not drain"
+    assert (await bed.does(Cordon)).changes is False
+    assert (await bed.does(Drain, "i-1", dry_run=True)).changes, "i-2 would serve"
+    back = await bed.does(Uncordon)
+    assert (back.cordoned, back.closed_by, back.changes) == (False, (), True)
+    assert (await bed.does(Uncordon)).changes is False
+
+
+async def test_a_drain_and_its_end_leave_the_cordon(bed: Bed) -> None:
+    await bed.does(Cordon)
+    await bed.does(Drain)
+    assert (await bed.status()).instances[0].closed_by == ("draining", "cordoned")
+    planned = await bed.does(Uncordon, dry_run=True)
+    assert planned.closed_by == ("draining",)
+    assert cordoned(planned) == "i-0: would not be cordoned any more, but still draining"
+    await bed.does(Undrain)
+    assert bed.controller.keeper.spec.closed == {"i-0": {Closed.CORDONED}}
+    await bed.does(Drain)
+    back = await bed.does(Uncordon)
+    assert cordoned(back) == "i-0: not cordoned any more; it is draining"
+
+
+async def test_the_last_instance_is_cordoned_by_force_only(bed: Bed) -> None:
+    for each in ("i-0", "i-1"):
+        await bed.does(Cordon, each)
+    answer = await bed.gives(Cordon, "i-2")
+    assert (answer.status_code, answer.json()["code"]) == (409, "last_instance")
+    hint = "llumctl uncordon i-0 i-1      or      llumctl cordon i-2 --force"
+    assert answer.json()["hint"] == hint
+    assert (await bed.does(Cordon, "i-2", force=True)).cordoned
+
+
+async def test_no_request_is_moved_to_a_cordoned_instance(bed: Bed) -> None:
+    await bed.does(Cordon, "i-1")
+    refusal = await bed.refusal(Migrate, to="i-1", dry_run=True)
+    assert refusal[:2] == (409, "unschedulable")
+    assert "it is cordoned" in refusal[2]
+    assert (await bed.does(Migrate, dry_run=True)).to_instance_id == "i-2"
+
+
+async def test_what_a_mark_does_not_stop_is_not_refused(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that waits for the instance must not be told that it does not exist."""
-
-    def fails(_instance_id: str) -> None:
-        raise ConnectionError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(bed.cluster.launcher, "launch_instance", fails)
-        assert (await bed.does(Scale, target=4)).added == ("i-3",)
-        new = (await bed.status()).instances[-1]
-        assert (new.id, new.state, new.incarnation) == ("i-3", "starting", 0)
-        assert new.detail == "could not be launched; it is tried again"
-    bed.cluster.now_s += 1.0
-    bed.controller.scaling.launch_missing()
-    assert [each.id for each in (await bed.status()).instances] == ["i-0", "i-1", "i-2", "i-3"]
-    await bed.does(Scale, target=3)
-    bed.controller.terminate("i-3")
-    assert "i-3" not in [each.id for each in (await bed.status()).instances], "it is on its way out"
+    monkeypatch.setitem(ROWS, Closed.CORDONED, Row(False, False, False, False, "it is looked at"))
+    assert (await bed.does(Cordon, "i-1")).closed_by == ()
+    assert (await bed.does(Migrate, to="i-1", dry_run=True)).outcome == "would_move"
+    told = bed.controller.directories.present().instances
+    assert all(each.takes_requests for each in told)
 
 
-async def test_a_dry_run_of_scale_names_everything(bed: Bed) -> None:
-    out = await bed.does(Scale, change=2, dry_run=True)
-    assert (out.previous, out.target, out.added) == (3, 5, ("i-3", "i-4"))
-    bed.cluster.report("i-2", num_running=4, num_free_blocks=40)
-    bed.cluster.report("i-1", num_running=5, num_free_blocks=30)
-    first, second = (await bed.does(Scale, change=-2, dry_run=True)).draining
-    assert (first.instance_id, second.instance_id) == ("i-0", "i-2")
-    assert first.removes_instance
-    assert [p.to_instance_id for p in first.plan] == ["i-1"], "not the other one that goes"
-    status, code, message = await bed.refusal(Scale, change=1)
-    assert (status, code) == (400, "bad_request")
-    assert "ask for the target of the plan" in message
+async def test_one_command_cordons_all_or_none(bed: Bed, capsys: Captured) -> None:
+    for dry in ((), ("--dry-run",)):
+        assert await llumctl("cordon", "i-0", "i-1", "i-2", *dry) == EXIT_REFUSED
+        assert "without i-0, i-1, i-2 no instance would serve" in capsys.readouterr().err
+    assert await llumctl("cordon", "i-0", "i-9") != 0
+    assert (marked(bed), bed.revision) == (set(), 0)
+    assert await llumctl("cordon", "i-0", "i-1", "i-2", "--force") == 0
+    assert marked(bed) == {"i-0", "i-1", "i-2"}
 
 
-async def test_a_scale_that_comes_twice_is_carried_out_once(bed: Bed) -> None:
-    """Also with the earlier revision, which the first call increased."""
-    for target, agreed in ((4, []), (2, ["i-2", "i-3"])):
-        revision = bed.revision
-        order: dict[str, Any] = {"target": target, "draining": agreed, "if_revision": revision}
-        first, again = await asyncio.gather(bed.does(Scale, **order), bed.does(Scale, **order))
-        assert first.revision == again.revision == bed.revision == revision + 1
-        assert first.added or first.draining
-        assert (again.previous, again.added, again.draining) == (target, (), ())
-
-
-async def test_those_that_were_agreed_to_go_and_no_others(bed: Bed) -> None:
-    (shown,) = (await bed.does(Scale, change=-1, dry_run=True)).draining
-    bed.cluster.report("i-1", num_running=9, num_free_blocks=30)  # by now it is the busiest
-    assert await bed.refused(Scale, target=2, draining=["i-77"]) == (409, "plan_changed")
-    (going,) = (await bed.does(Scale, target=2, draining=["i-1"])).draining
-    assert going.instance_id == shown.instance_id == "i-1"
-
-
-async def test_what_is_on_the_record_is_what_is_done(bed: Bed) -> None:
-    """Although another instance has the fewest requests by then."""
-    bed.while_recording(lambda: bed.cluster.report("i-1", num_running=9, num_free_blocks=30))
-    (going,) = (await changed_by(bed, -1)).draining
-    targets = [entry["target"] for entry in bed.audited() if entry["outcome"] == "done"]
-    assert targets == ["the cluster", going.instance_id]
-
-
-async def test_a_plan_that_cannot_be_carried_out_any_more_is_refused(bed: Bed) -> None:
-    (going,) = (await changed_by(bed, -1)).draining
-    revision, end = bed.revision, bed.controller.drains.end
-    bed.while_recording(lambda: end(going.instance_id, "its deadline passed"))
-    assert await bed.refused(Scale, target=3) == (409, "plan_changed")
-    assert bed.revision == revision + 1
-    assert bed.audited()[-1]["outcome"] == "failed: plan_changed"
-
-
-async def test_scale_has_bounds_and_needs_room(bed: Bed) -> None:
-    assert await bed.refused(Scale, target=0) == (409, "min_instances")
-    assert await bed.refused(Scale, change=1022, dry_run=True) == (400, "max_instances")
-    bed.cluster.launcher.why_no_room = "1 GPUs are needed, Ray has 0 free"
-    assert await bed.refused(Scale, target=4) == (409, "no_room")
-    assert (await bed.does(Scale, target=4, force=True)).added == ("i-3",)
-
-
-# -- revisions and keys --------------------------------------------------------------------
-
-
-async def test_of_several_who_act_on_one_revision_one_is_obeyed(bed: Bed) -> None:
-    answers = await asyncio.gather(
-        bed.gives(Drain, if_revision=0),
-        bed.gives(Scale, target=4, if_revision=0),
-        bed.gives(Drain, "i-1", if_revision=0),
-    )
-    assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
-    told = next(answer.json() for answer in answers if answer.status_code == 409)
-    assert "revision 0 was looked at, and 1 is the present one" in told["message"]
-    assert (told["code"], told["hint"]) == ("revision_conflict", "llumctl status")
-    assert bed.revision == 1
-
-
-async def test_a_key_is_for_one_path_and_refusals_are_repeated_too(bed: Bed) -> None:
-    keyed = {"headers": {"Idempotency-Key": "k"}}
-    answers = [await bed.gives(Drain, **keyed, if_revision=9) for _ in range(2)]
-    assert [answer.status_code for answer in answers] == [409, 409]
-    assert answers[0].content == answers[1].content == (await bed.answered("k")).content
-    assert (await bed.answered("k")).status_code == 409
-    assert await bed.refused(Undrain, **keyed, if_revision=9) == (409, "key_reused")
-
-
-async def test_a_call_under_way_has_no_answer_yet(bed: Bed) -> None:
-    told: list[tuple[int, str]] = []
-
-    async def ask() -> None:
-        for key in ("k", "l"):
-            answer = await bed.answered(key)
-            told.append((answer.status_code, answer.json()["code"]))
-
-    bed.while_recording(ask)
-    await bed.gives(Drain, headers={"Idempotency-Key": "k"})
-    assert told == [(409, "under_way"), (404, "no_such_call")]
-
-
-async def test_old_keys_are_forgotten(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.adapters.http.calls.MAX_KEPT", 2)
-    for key in "abc":
-        await bed.gives(Drain, headers={"Idempotency-Key": key}, reason="a fan")
-    refusals = [
-        await bed.refused(Drain, headers={"Idempotency-Key": key}, reason="two fans")
-        for key in "ba"
+async def test_the_commands_cordon_and_uncordon(bed: Bed, capsys: Captured) -> None:
+    assert await llumctl("cordon", "i-0", "i-1", "--dry-run") == 10
+    assert capsys.readouterr().out.splitlines() == [
+        "i-0: would be cordoned, would keep its 1 request",
+        "i-1: would be cordoned, would keep its 0 requests",
     ]
-    assert refusals == [(409, "key_reused"), (200, "")]
+    assert await llumctl("cordon", "i-0", "i-1", "-m", "a fan") == 0
+    capsys.readouterr()
+    assert await llumctl("status") == 0
+    assert capsys.readouterr().out.count(" cordoned ") == 2
+    assert await llumctl("cordon", "i-0") == 0
+    assert "nothing to change" in capsys.readouterr().err
+    assert await llumctl("undo", "-y") == 0
+    assert marked(bed) == {"i-0"}
+    assert await llumctl("uncordon", "i-0", "-o", "json") == 0
+    assert '"cordoned": false' in capsys.readouterr().out
+    assert await llumctl("undo", "-y") == 0
+    assert marked(bed) == {"i-0"}
+
+
+async def test_uncordon_takes_drains_back_too(bed: Bed, capsys: Captured) -> None:
+    for arguments in (("drain", "i-1", "-y", "--detach"), ("cordon", "i-1"), ("cordon", "i-2")):
+        assert await llumctl(*arguments) == 0
+    capsys.readouterr()
+    assert await llumctl("uncordon", "i-1", "i-2", "--dry-run") == 10
+    assert capsys.readouterr().out.splitlines() == [
+        "i-1: drain and cordon would be taken back, would get new requests again",
+        "i-2: would get new requests again",
+    ]
+    assert await llumctl("uncordon", "i-1", "i-2", "--if-revision", str(bed.revision)) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "i-1: drain and cordon taken back, gets new requests again",
+        "i-2: gets new requests again",
+    ]
+    assert (marked(bed), bed.controller.keeper.spec.drains) == (set(), {})
+    assert await llumctl("uncordon", "i-1", "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["drains"] == []
+    assert [each["cordoned"] for each in found["cordons"]] == [False]
+
+
+def test_clients_know_which_reasons_are_about_moves_alone() -> None:
+    assert {str(each) for each in Closed if not each.stops_requests} == MOVES_ONLY

@@ -1,0 +1,411 @@
+"""Scale, rolling restarts and changes of settings on the control API: what is special in each."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from controller.api.errors import LlumctlError, UsageError
+from controller.api.operations.on_cluster import (
+    DismissRolling,
+    Rolling,
+    Scale,
+    SetSettings,
+    SettingChanges,
+    SettingList,
+    StopRolling,
+)
+from controller.api.settings.setting_values import live_settings
+from controller.api.settings.settings import Settings
+from controller.api.wire.status import RollingReport
+from controller.core.fleet.cluster_spec import EngineChange
+from controller.core.scheduler_events import DispatchRequested
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.members import FrontendLimits, StatusPushSet
+from controller.runtime.messages.move_messages import MoveLimitsSet
+from controller.runtime.messages.requests import DispatchAsked, Dispatched
+from tests.unit.control_bed import VIEWER, Bed, bed_of
+
+
+@pytest.fixture
+async def bed() -> AsyncIterator[Bed]:
+    async with bed_of() as found:
+        yield found
+
+
+# -- scale --------------------------------------------------------------------------------
+
+
+async def test_scale_out_and_in(bed: Bed) -> None:
+    grown = await bed.does(Scale, target=4)
+    assert (grown.previous, grown.target, grown.added) == (3, 4, ("i-3",))
+    assert (grown.draining, grown.undrained, grown.revision) == ((), (), 1)
+    assert bed.cluster.launcher.launched[-1] == "i-3"
+    status = await bed.status()
+    assert (status.state, status.detail) == ("ready", "i-3 is starting")
+    shrunk = await bed.does(Scale, target=2, deadline_s=30, on_deadline="abort", reason="night")
+    assert (shrunk.previous, shrunk.target) == (4, 2)
+    going = {each.instance_id: each for each in shrunk.draining}
+    assert sorted(going) == ["i-1", "i-3"], "one that does not serve, and one without requests"
+    assert going["i-1"].removes_instance
+    assert (going["i-1"].on_deadline, going["i-1"].reason) == ("abort", "night")
+    back = await bed.does(Scale, target=3)
+    assert (back.previous, back.undrained, back.added) == (2, ("i-1",), ())
+    assert [action for action, outcome in bed.outcomes() if outcome == "begun"] == [
+        "scale 3 to 4",
+        "scale 4 to 2",
+        "remove i-3 once drained within 30s, then abort",
+        "remove i-1 once drained within 30s, then abort",
+        "scale 2 to 3",
+        "undrain i-1",
+    ]
+
+
+async def test_an_instance_that_could_not_be_launched_yet_is_starting(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that waits for the instance must not be told that it does not exist."""
+
+    def fails(_instance_id: str) -> None:
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bed.cluster.launcher, "launch_instance", fails)
+        assert (await bed.does(Scale, target=4)).added == ("i-3",)
+        new = (await bed.status()).instances[-1]
+        assert (new.id, new.state, new.incarnation) == ("i-3", "starting", 0)
+        assert new.detail == "could not be launched; it is tried again"
+    bed.cluster.now_s += 1.0
+    bed.controller.scaling.launch_missing()
+    assert [each.id for each in (await bed.status()).instances] == ["i-0", "i-1", "i-2", "i-3"]
+    await bed.does(Scale, target=3)
+    bed.controller.terminate("i-3")
+    assert "i-3" not in [each.id for each in (await bed.status()).instances], "it is on its way out"
+
+
+async def test_a_dry_run_of_scale_names_everything(bed: Bed) -> None:
+    out = await bed.does(Scale, change=2, dry_run=True)
+    assert (out.previous, out.target, out.added) == (3, 5, ("i-3", "i-4"))
+    bed.cluster.report("i-2", num_running=4, num_free_blocks=40)
+    bed.cluster.report("i-1", num_running=5, num_free_blocks=30)
+    first, second = (await bed.does(Scale, change=-2, dry_run=True)).draining
+    assert (first.instance_id, second.instance_id) == ("i-0", "i-2")
+    assert first.removes_instance
+    assert [p.to_instance_id for p in first.plan] == ["i-1"], "not the other one that goes"
+    status, code, message = await bed.refusal(Scale, change=1)
+    assert (status, code) == (400, "bad_request")
+    assert "ask for the target of the plan" in message
+
+
+async def test_a_scale_that_comes_twice_is_carried_out_once(bed: Bed) -> None:
+    """Also with the earlier revision, which the first call increased."""
+    for target, agreed in ((4, []), (2, ["i-2", "i-3"])):
+        revision = bed.revision
+        order: dict[str, Any] = {"target": target, "draining": agreed, "if_revision": revision}
+        first, again = await asyncio.gather(bed.does(Scale, **order), bed.does(Scale, **order))
+        assert first.revision == again.revision == bed.revision == revision + 1
+        assert first.added or first.draining
+        assert (again.previous, again.added, again.draining) == (target, (), ())
+
+
+async def test_those_that_were_agreed_to_go_and_no_others(bed: Bed) -> None:
+    (shown,) = (await bed.does(Scale, change=-1, dry_run=True)).draining
+    bed.cluster.report("i-1", num_running=9, num_free_blocks=30)  # by now it is the busiest
+    assert await bed.refused(Scale, target=2, draining=["i-77"]) == (409, "plan_changed")
+    (going,) = (await bed.does(Scale, target=2, draining=["i-1"])).draining
+    assert going.instance_id == shown.instance_id == "i-1"
+
+
+async def test_what_is_on_the_record_is_what_is_done(bed: Bed) -> None:
+    """Although another instance has the fewest requests by then."""
+    bed.while_recording(lambda: bed.cluster.report("i-1", num_running=9, num_free_blocks=30))
+    (going,) = (await bed.does(Scale, target=2)).draining
+    targets = [entry["target"] for entry in bed.audited() if entry["outcome"] == "done"]
+    assert targets == ["the cluster", going.instance_id]
+
+
+async def test_a_plan_that_cannot_be_carried_out_any_more_is_refused(bed: Bed) -> None:
+    (going,) = (await bed.does(Scale, target=2)).draining
+    revision, end = bed.revision, bed.controller.drains.end
+    bed.while_recording(lambda: end(going.instance_id, "its deadline passed"))
+    assert await bed.refused(Scale, target=3) == (409, "plan_changed")
+    assert bed.revision == revision + 1
+    assert bed.audited()[-1]["outcome"] == "failed: plan_changed"
+
+
+async def test_scale_has_bounds_and_needs_room(bed: Bed) -> None:
+    assert await bed.refused(Scale, target=0) == (409, "min_instances")
+    assert await bed.refused(Scale, change=1022, dry_run=True) == (400, "max_instances")
+    bed.cluster.launcher.why_no_room = "1 GPUs are needed, Ray has 0 free"
+    assert await bed.refused(Scale, target=4) == (409, "no_room")
+    assert (await bed.does(Scale, target=4, force=True)).added == ("i-3",)
+
+
+# -- rolling restarts ---------------------------------------------------------------------
+
+
+async def test_a_dry_run_says_the_turn_and_what_each_restart_takes(bed: Bed) -> None:
+    plan = await bed.does(Rolling, dry_run=True, at_once=2)
+    assert (plan.state, plan.left, plan.at_once) == ("none", ("i-0", "i-1", "i-2"), 2)
+    assert [(each.instance_id, each.num_requests, each.num_blocks) for each in plan.plan] == [
+        ("i-0", 1, 10),
+        ("i-1", 0, 0),
+        ("i-2", 0, 0),
+    ]
+    assert (plan.changes, plan.changes_engine) == (True, False)
+
+
+async def test_a_rolling_restart_is_shown_and_stopped(bed: Bed) -> None:
+    begun = await bed.does(Rolling, reason="a patch", deadline_s=60)
+    assert (begun.state, begun.left, begun.reason) == ("going", ("i-0", "i-1", "i-2"), "a patch")
+    assert bed.outcomes()[0] == ("restart --rolling, each within 1m00s", "begun")
+    async with asyncio.timeout(5):
+        while not (shown := (await bed.get("rolling-restart", RollingReport))).under_way:
+            bed.controller.rolling.tick()
+            await asyncio.sleep(0.01)
+    (turn,) = shown.under_way
+    assert (turn.instance_id, turn.state, turn.num_requests_left) == ("i-0", "draining", 1)
+    assert (await bed.status()).rolling == shown
+    assert (await bed.does(StopRolling, dry_run=True)).state == "going"
+    stopped = await bed.does(StopRolling, reason="no")
+    assert (stopped.state, stopped.why) == ("stopped", "stopped: no")
+    assert stopped.left == ("i-0", "i-1", "i-2")
+    assert bed.controller.keeper.spec.drains == {}
+
+
+async def test_a_rolling_restart_is_dismissed_once_it_is_over(bed: Bed) -> None:
+    assert not (await bed.does(DismissRolling)).changes, "there was none"
+    await bed.does(Rolling)
+    assert await bed.refused(DismissRolling) == (409, "rolling")
+    await bed.does(StopRolling)
+    planned = await bed.does(DismissRolling, dry_run=True)
+    assert (planned.changes, planned.dismissed) == (True, False)
+    assert (await bed.does(DismissRolling)).dismissed
+    assert not (await bed.does(DismissRolling)).changes
+
+
+async def test_where_only_one_serves_it_needs_force(bed: Bed) -> None:
+    for instance_id in ("i-1", "i-2"):
+        await bed.client.post(f"/v1/instances/{instance_id}/drain")
+    assert await bed.refused(Rolling) == (409, "last_instance")
+    assert (await bed.does(Rolling, force=True)).state == "going"
+
+
+async def test_engine_arguments_are_checked_planned_and_recorded() -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def check(given: Any, before: Any, after: Any) -> None:
+        seen.append((given, before, after))
+        if "dtype" in given:
+            raise UsageError("engine.dtype cannot be changed", "llumctl down")
+
+    wanted = {"max_num_seqs": 64, "enforce_eager": None}
+    async with bed_of(check_engine=check) as bed:
+        plan = await bed.does(Rolling, dry_run=True, engine_args=wanted)
+        assert (plan.engine_args, plan.changes_engine) == ({"max_num_seqs": 64}, True)
+        assert seen == [(wanted, {}, {"max_num_seqs": 64})]
+        assert await bed.refused(Rolling, engine_args={"dtype": "half"}) == (400, "bad_setting")
+        assert bed.revision == 0
+        begun = await bed.does(Rolling, engine_args=wanted, at_once=2)
+        assert begun.engine_args == {"max_num_seqs": 64}
+        order = bed.controller.rolling.order
+        assert order.engine == EngineChange(1, {"max_num_seqs": 64})
+        assert bed.outcomes()[0][0] == (
+            "restart --rolling --at-once 2"
+            " --engine-arg max_num_seqs=64 --engine-arg enforce_eager=null"
+        )
+
+
+async def test_the_status_shows_which_instances_have_which_arguments(bed: Bed) -> None:
+    assert (await bed.status()).engine_changes == ()
+    await bed.does(Rolling, engine_args={"speed": 2})
+    order, keeper = bed.controller.rolling.order, bed.controller.keeper
+    keeper.change(keeper.spec.with_rolling(order, engines={"i-1": order.engine}))
+    found = (await bed.status()).engine_changes
+    assert [(each.generation, each.instances, each.is_clusters) for each in found] == [
+        (0, ("i-0", "i-2"), True),
+        (1, ("i-1",), False),
+    ]
+
+
+# -- settings -----------------------------------------------------------------------------
+
+
+async def sets(bed: Bed, changes: dict[str, Any], **how: Any) -> SettingChanges:
+    return await bed.does(SetSettings, changes=changes, **how)
+
+
+async def listed(bed: Bed) -> SettingList:
+    return await bed.get("settings", SettingList)
+
+
+def told(bed: Bed, member_id: str, kind: Any = MoveLimitsSet) -> list[Any]:
+    return bed.mailbox.sent_to(f"mem://{member_id}", kind)
+
+
+async def test_settings_are_listed_with_their_origin_and_bounds(bed: Bed) -> None:
+    found = await listed(bed)
+    assert found.revision == 0
+    seen = await bed.client.get("/v1/settings", headers=VIEWER)
+    assert SettingList.model_validate_json(seen.content) == found
+    before = {each.key: each for each in found.settings}
+    known = live_settings(Settings())
+    assert {key: each.value for key, each in before.items()} == {
+        key: each.value for key, each in known.items()
+    }
+    assert {each.origin for each in before.values()} == {"default"}
+    assert before["scheduler.policy"].allowed.startswith("llumnix, ")
+    assert before["migration.max_moves"].allowed == "0 to 1024"
+    started = Settings.model_validate({"migration": {"max_moves": 7, "max_bytes_per_s": 3.0}})
+    async with bed_of(1, settings=started) as other:
+        await sets(other, {"migration.max_bytes_per_s": 4})
+        origins = {each.key: each.origin for each in (await listed(other)).settings}
+    assert origins["migration.max_moves"] == "start"
+    assert origins["migration.max_bytes_per_s"] == "set"
+
+
+async def test_a_change_reaches_every_instance_and_names_the_value_before(bed: Bed) -> None:
+    found = await sets(bed, {"migration.max_moves": 2, "migration.max_bytes_per_s": 5_000_000})
+    assert [(each.key, each.previous, each.value) for each in found.changes] == [
+        ("migration.max_moves", 4, 2),
+        ("migration.max_bytes_per_s", 0.0, 5e6),
+    ]
+    assert found.revision == (await listed(bed)).revision == 1
+    for instance_id in ("i-0", "i-1"):
+        assert told(bed, instance_id) == [MoveLimitsSet(4, None), MoveLimitsSet(2, 5e6)]
+    await sets(bed, {"migration.max_bytes_per_s": 0})
+    assert told(bed, "i-0")[-1] == MoveLimitsSet(2, None)
+
+
+async def test_each_setting_reaches_whom_it_concerns(bed: Bed) -> None:
+    controller = bed.controller
+    await sets(bed, {"migration.max_moves": 3, "migration.max_moves_per_minute": 7})
+    assert controller.operator_moves.machine.max_moves == 3
+    assert controller.rescheduler.config.max_moves_per_minute == 7
+    await sets(bed, {"scheduler.status_interval_s": 0.5, "scheduler.policy": "round-robin"})
+    assert told(bed, "i-1", StatusPushSet)[-1] == StatusPushSet(0.5)
+    num_told = len(told(bed, "f-0", FrontendLimits))
+    await sets(bed, {"endpoint.max_live_requests": 9, "endpoint.request_timeout_s": 3})
+    assert told(bed, "f-0", FrontendLimits)[-1] == FrontendLimits(9, 3.0, 60.0)
+    await sets(bed, {"endpoint.request_timeout_s": None})
+    assert told(bed, "f-0", FrontendLimits)[-1] == FrontendLimits(9, None, 60.0)
+    await sets(bed, {"priority.high.target_load_tokens": 320})
+    status = await bed.status()
+    assert status.policy == "round-robin"
+    assert [level.target_load_tokens for level in status.levels] == [None, 320]
+    assert [level.target_load_tokens for level in controller.rescheduler.levels] == [None, 320]
+    await sets(bed, {"control.max_events": 2})
+    assert len(await bed.events()) == 2
+    assert len(told(bed, "f-0", FrontendLimits)) == num_told + 2, "only what changed is said"
+
+
+async def test_a_member_that_comes_later_is_told_too(bed: Bed) -> None:
+    await sets(bed, {"migration.max_moves": 7, "endpoint.write_timeout_s": 2})
+    for member_id in ("i-1", "f-0"):
+        bed.mailbox.lose(f"mem://{member_id}")
+        bed.cluster.hello(member_id, nonce="b")
+    assert told(bed, "i-1")[-1] == MoveLimitsSet(7, None)
+    assert told(bed, "f-0", FrontendLimits)[-1].write_timeout_s == 2.0
+
+
+async def test_a_dry_run_says_which_instances_would_send_and_take_requests(bed: Bed) -> None:
+    """According to the present statuses: i-0 has 50 free blocks for 10 requests, which is 80
+    steps."""
+    bed.cluster.report("i-0", num_free_blocks=50, num_running=10)
+    bed.cluster.report("i-1", num_free_blocks=99, num_running=1)
+    thresholds = {
+        "migration.source_below_steps": 100,
+        "migration.destination_above_steps": 2000,
+    }
+    found = await sets(bed, thresholds, dry_run=True)
+    assert [(each.instance_id, each.freeness_steps) for each in found.roles[:2]] == [
+        ("i-0", 80.0),
+        ("i-1", 1584.0),
+    ]
+    assert [(each.now, each.then) for each in found.roles[:2]] == [
+        ("destination", "source"),
+        ("destination", "neither"),
+    ]
+    off = await sets(bed, thresholds | {"migration.enabled": False}, dry_run=True)
+    assert [each.then for each in off.roles] == ["neither"] * 3
+    assert (await sets(bed, {"migration.max_moves_per_minute": 1}, dry_run=True)).roles == ()
+    assert (await sets(bed, thresholds)).roles == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("scheduler.policy", "best", "scheduler.policy: unknown dispatch policy 'best'"),
+        ("cluster.model", "x", "cluster.model cannot be changed while the cluster runs"),
+        ("migration.max_bytes_per_s", float("inf"), "migration.max_bytes_per_s must be a finite"),
+    ],
+)
+async def test_all_settings_of_an_order_change_or_none(
+    bed: Bed, key: str, value: Any, message: str
+) -> None:
+    refusal = await bed.refusal(SetSettings, changes={"migration.max_moves": 2, key: value})
+    assert refusal[:2] == (400, "bad_setting")
+    assert refusal[2].startswith(message)
+    assert (bed.controller.live.rescheduling.max_moves, bed.revision) == (4, 0)
+    assert bed.audited() == []
+
+
+async def test_an_order_whose_answer_was_lost_may_come_again_at_its_revision(bed: Bed) -> None:
+    await sets(bed, {"migration.max_moves": 2}, if_revision=0)
+    again = await sets(bed, {"migration.max_moves": 2}, if_revision=0)
+    assert (again.changes, again.revision) == ((), 1)
+    conflict = await bed.gives(SetSettings, changes={"migration.max_moves": 3}, if_revision=0)
+    assert (conflict.status_code, conflict.json()["hint"]) == (409, "llumctl set")
+    assert "revision 0 was looked at, and 1 is the present one" in conflict.json()["message"]
+
+
+async def test_each_setting_of_an_order_is_recorded(bed: Bed) -> None:
+    await sets(bed, {"migration.max_moves": 2, "endpoint.request_timeout_s": 90}, reason="night")
+    one = ("set endpoint.request_timeout_s = 90, was none", "endpoint.request_timeout_s")
+    two = ("set migration.max_moves = 2, was 4", "migration.max_moves")
+    entries = bed.audited()
+    assert [(each["action"], each["target"], each["outcome"]) for each in entries] == [
+        (*one, "begun"),
+        (*two, "begun"),
+        (*one, "done"),
+        (*two, "done"),
+    ]
+    assert len({each["cause_id"] for each in entries}) == 1
+    assert sorted((await bed.done())[0].actions) == [one[0], two[0]]
+
+
+async def test_an_outcome_that_cannot_be_recorded_any_more_is_no_failure(bed: Bed) -> None:
+    write_all = bed.listener.audit.write_all
+
+    def fills_up(*what: Any, outcome: str, **more: Any) -> None:
+        if outcome != "begun":
+            raise LlumctlError("cannot write the audit log")
+        write_all(*what, outcome=outcome, **more)
+
+    bed.listener.audit.write_all = fills_up
+    assert (await sets(bed, {"migration.max_moves": 2})).revision == 1
+    assert bed.controller.live.rescheduling.max_moves == 2
+    assert (await bed.done())[0].why_not == "it is not over"
+
+
+async def test_requests_are_dispatched_on_while_settings_change(bed: Bed) -> None:
+    """At every tenth request each setting changes that dispatch uses."""
+    policies = ("llumnix", "round-robin", "vllm-dp", "infaas++", "prefix-aware")
+    for number in range(100):
+        if number % 10 == 0:
+            changes = {
+                "scheduler.policy": policies[number // 10 % len(policies)],
+                "scheduler.max_held_reqs": number,
+                "scheduler.stall_timeout_s": 5.0 + number,
+                "priority.high.target_load_tokens": 16 * number,
+            }
+            await sets(bed, changes)
+        ask = DispatchAsked(DispatchRequested(f"r-{number}", "f-0", 160, number % 2, float(number)))
+        bed.mailbox.say(encode(ask), [])
+        if number % 7 == 0:
+            bed.cluster.report("i-0", num_free_blocks=100 - number % 50)
+        bed.controller.scheduler.check()
+    sent = bed.mailbox.sent_to("mem://f-0", Dispatched)
+    assert [each.dispatch.request_id for each in sent] == [f"r-{number}" for number in range(100)]
+    assert len({each.dispatch.instance_id for each in sent}) > 1
