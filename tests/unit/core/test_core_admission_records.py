@@ -199,8 +199,9 @@ def test_refusals_are_counted_by_reason_and_rank() -> None:
 # -- in any order --------------------------------------------------------------------------
 
 
-def test_records_of_any_history_are_rare_and_count_all() -> None:
-    kinds = run_seeds(20, lambda seed: history(random.Random(seed)))
+@pytest.mark.parametrize("seed", range(5))
+def test_records_of_any_history_are_rare_and_count_all(seed: int) -> None:
+    kinds = run_seeds(4, lambda number: history(random.Random(4 * seed + number)))
     assert set().union(*kinds) == {
         EventKind.HELD,
         EventKind.HELD_ENDED,

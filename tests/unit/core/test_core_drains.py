@@ -1,10 +1,13 @@
 """The machine of drains: claims are made and taken back in any order, while requests leave,
 processes die and come back, disks are full and controllers start again. It is checked after each
-event."""
+event.
+"""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+
+import pytest
 
 from controller.core.emptying import drains as emptying
 from controller.core.emptying.claims import (
@@ -17,6 +20,7 @@ from controller.core.emptying.claims import (
     SlowDrain,
     claimed,
 )
+from controller.core.emptying.drains import InstanceProcess, RestartStep, restart_step
 from controller.core.record.event_log import EventKind
 
 KINDS = (SlowDrain, Drain, Restart, Remove, Evacuate)
@@ -277,28 +281,25 @@ class World:
                 assert EventKind.DRAIN_ENDED not in kinds[:-1], "it goes on after its end"
 
 
-def test_claims_in_any_order_are_met_whatever_happens_beside() -> None:
-    for seed in range(150):
-        world = World(random.Random(seed))
-        try:
-            for _ in range(120):
-                world.happens()
-                world.tick(world.dice.choice((0.1, 0.1, 0.5, 2.0)))
-            world.settle()
-            world.check_story()
-            for instance_id, claims in world.drains.items():
-                assert not claims.goes, "it is to be gone"
-                assert not claims.restarts, "another process is to serve"
-                seen = world.seen(instance_id)
-                state = world.machine.view(instance_id, seen, world.now_s).state
-                assert state is emptying.DrainState.DRAINED
-                assert world.instances[instance_id].told_draining
-            for instance_id in world.instances.keys() - world.drains.keys():
-                assert not world.instances[instance_id].told_draining, "it serves again"
-            assert not world.instances.keys() & set(world.removed)
-        except Exception as error:
-            error.add_note(f"seed {seed}")
-            raise
+@pytest.mark.parametrize("seed", range(10))
+def test_claims_in_any_order_are_met_whatever_happens_beside(seed: int) -> None:
+    for number in range(15):
+        world = World(random.Random(15 * seed + number))
+        for _ in range(120):
+            world.happens()
+            world.tick(world.dice.choice((0.1, 0.1, 0.5, 2.0)))
+        world.settle()
+        world.check_story()
+        for instance_id, claims in world.drains.items():
+            assert not claims.goes, "it is to be gone"
+            assert not claims.restarts, "another process is to serve"
+            seen = world.seen(instance_id)
+            state = world.machine.view(instance_id, seen, world.now_s).state
+            assert state is emptying.DrainState.DRAINED
+            assert world.instances[instance_id].told_draining
+        for instance_id in world.instances.keys() - world.drains.keys():
+            assert not world.instances[instance_id].told_draining, "it serves again"
+        assert not world.instances.keys() & set(world.removed)
 
 
 def empty_world() -> World:
@@ -400,3 +401,34 @@ def test_an_instance_that_was_not_heard_yet_is_not_taken_for_empty() -> None:
     late_s = 100.0 + emptying.HEARD_WITHIN_S
     late = drains.handle(emptying.Ticked("i-0", unheard, False, late_s), late_s)
     assert late == [emptying.AskFrontends("i-0", "op-1")]
+
+
+# -- the next step of a restart, for each state of the process and the instance ------------
+
+
+EMPTIED = Restart("d", 1.0, nonce="old")
+AT_ONCE = Restart("d", 1.0, nonce="old", at_once=True)
+WAIT, REPLACE = RestartStep.WAIT, RestartStep.REPLACE
+
+
+@pytest.mark.parametrize(
+    ("nonce", "alive", "serving", "failed", "step", "step_at_once"),
+    [
+        ("old", True, True, False, WAIT, REPLACE),
+        # A process that hangs or could not start is alive and does not serve.
+        ("old", True, False, True, WAIT, REPLACE),
+        ("old", False, False, False, WAIT, WAIT),
+        # An instance that died while it was emptied has its new process by that.
+        ("new", True, False, False, WAIT, WAIT),
+        ("new", True, True, False, RestartStep.DONE, RestartStep.DONE),
+        ("new", True, False, True, RestartStep.FAILED, RestartStep.FAILED),
+    ],
+)
+def test_the_old_process_ends_once_it_may_and_the_next_one_never(
+    nonce, alive, serving, failed, step, step_at_once
+) -> None:
+    process = InstanceProcess(nonce, alive=alive, serving=serving, failed=failed)
+    assert restart_step(EMPTIED, process, is_empty=False) is step
+    assert restart_step(EMPTIED, process, is_empty=True) is step_at_once
+    for is_empty in (False, True):
+        assert restart_step(AT_ONCE, process, is_empty=is_empty) is step_at_once

@@ -7,6 +7,8 @@ else happens."""
 import random
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from controller.core.emptying import relieving
 from controller.core.emptying.forecast import DrainForecast
 from controller.core.emptying.openness import FRUITLESS_S, Avoided, fruitless_until_s
@@ -171,10 +173,11 @@ def some_cluster(dice: random.Random) -> Drain:
     return Drain(instances, config, dice.randint(1, 4))
 
 
-def test_each_request_goes_where_the_plan_says_in_1000_clusters() -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_each_request_goes_where_the_plan_says(seed: int) -> None:
     num_gone = num_stayed = num_destinations = 0
-    for seed in range(1000):
-        drain = some_cluster(random.Random(seed))
+    for number in range(100):
+        drain = some_cluster(random.Random(100 * seed + number))
         snapshots = [each.snapshot() for each in drain.instances.values()]
         requests = tuple(drain.instances[SOURCE].requests)
         forecast = DrainForecast(
@@ -185,10 +188,10 @@ def test_each_request_goes_where_the_plan_says_in_1000_clusters() -> None:
         planned = forecast.departures({each.request_id: "" for each in requests})
         drain.run()
         going = {each.request.request_id: each.destination_id for each in planned if not each.code}
-        assert going == drain.gone_to, f"seed {seed}"
+        assert going == drain.gone_to, f"cluster {number}"
         num_gone += len(going)
         num_stayed += len(planned) - len(going)
         num_destinations += len(set(going.values()))
-    assert num_gone > 2000, "else this shows little"
-    assert num_stayed > 500
-    assert num_destinations > 500
+    assert num_gone > 150, "else this shows little"
+    assert num_stayed > 40
+    assert num_destinations > 40

@@ -10,6 +10,9 @@ from controller.core.load.freeness import (
     dispatch_freeness,
     dispatch_headroom_blocks,
     freeness,
+    headroom_blocks,
+    instance_virtual_usage,
+    total_headroom_blocks,
 )
 from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
@@ -23,10 +26,12 @@ from tests.unit.core.core_builders import (
     THREE_LEVELS,
     RequestSnapshot,
     queued,
+    request_lists,
     running,
     snapshot_of,
     snapshots,
 )
+from tests.unit.core.usage_oracle import headroom_share_blocks, request_virtual_usage
 
 URGENT = THREE_LEVELS[2]
 UNREPORTED = st.builds(
@@ -143,3 +148,67 @@ def test_another_request_never_raises_freeness_while_there_is_room(
     assume(before >= 0)
     after = Unreported(unreported.num_requests + 1, unreported.demand_blocks + demand)
     assert dispatch_freeness(snapshot, level, THREE_LEVELS, after) <= before
+
+
+# --  --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target_tokens", "total", "watermark", "expected"),
+    [
+        (None, 100, 0, 0),
+        (0, 100, 0, 100),
+        (1, 100, 0, 99),
+        (16, 100, 0, 99),
+        (17, 100, 0, 98),
+        (1600, 100, 0, 0),
+        (9999, 100, 0, 0),
+        (160, 100, 10, 80),
+        # The paper's A10: 13,616 tokens of KV memory leave 12,016 tokens of headroom.
+        (HIGH.target_load_tokens, 13_616 // 16, 0, 12_016 // 16),
+    ],
+)
+def test_headroom_is_what_the_target_load_leaves(target_tokens, total, watermark, expected) -> None:
+    snapshot = snapshot_of(total_blocks=total, watermark_blocks=watermark)
+    assert headroom_blocks(Level("x", 1, target_tokens), snapshot) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [([0, 0], 0), ([0, 1, 1, 1], 900), ([2], 990), ([1, 2], 1000), ([7], 0)],
+)
+def test_total_headroom_counts_levels_not_requests_and_stops_at_m(ranks, expected) -> None:
+    """Queued requests bring none."""
+    requests = [running(f"r{i}", 1, rank) for i, rank in enumerate(ranks)]
+    snapshot = snapshot_of([*requests, queued("q", 5, rank=2)], total_blocks=1000)
+    assert total_headroom_blocks(snapshot, THREE_LEVELS) == expected
+
+
+def test_the_usage_of_a_batch_and_its_head() -> None:
+    """A block that is shared counts once."""
+    prefilling = RequestSnapshot("prefilling", 1, 100, 3, running=True, in_prefill=True)
+    requests = [running("decoding", 7), prefilling, queued("head", 11), queued("behind", 13)]
+    snapshot = snapshot_of(requests, total_blocks=1000)
+    assert instance_virtual_usage(snapshot, DEFAULT_LEVELS) == 7 + (3 + 4 + 900) + 11
+    sharing = replace(snapshot, num_free_blocks=snapshot.num_free_blocks + 4)
+    assert instance_virtual_usage(sharing, DEFAULT_LEVELS) == 7 + (3 + 4 + 900) + 11 - 4
+    assert instance_virtual_usage(replace(snapshot, draining=True), DEFAULT_LEVELS) == math.inf
+
+
+@given(request_lists(), st.integers(1, 2000), st.booleans())
+def test_requests_add_up_to_the_instance(requests, total_blocks, with_urgent) -> None:
+    levels = THREE_LEVELS if with_urgent else DEFAULT_LEVELS
+    snapshot = snapshot_of(requests, total_blocks=total_blocks)
+    of_requests = sum(request_virtual_usage(r, snapshot, levels) for r in requests)
+    shares = sum(headroom_share_blocks(r.rank, snapshot, levels) for r in requests if r.running)
+    over_m = max(0.0, shares - snapshot.capacity_blocks)
+    assert instance_virtual_usage(snapshot, levels) == pytest.approx(of_requests - over_m)
+    if not with_urgent:
+        assert over_m == pytest.approx(0), "one level alone never exceeds M"
+
+
+@given(snapshots())
+def test_headroom_is_at_most_m(snapshot: InstanceSnapshot) -> None:
+    assert 0 <= total_headroom_blocks(snapshot, THREE_LEVELS) <= snapshot.capacity_blocks
+    assert headroom_blocks(NORMAL, snapshot) == 0
+    assert headroom_blocks(HIGH, snapshot) <= headroom_blocks(THREE_LEVELS[2], snapshot)

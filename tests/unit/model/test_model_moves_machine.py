@@ -1,6 +1,6 @@
 """Whatever two engine models do with each other's requests, every request gets its tokens once."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -8,32 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal
-from controller.model.engine_model import EngineModel
-from controller.model.engine_state import ModelRequest
 from controller.model.model_moves import MovingState
-from controller.model.profile import ModelConfig, load_profile
-
-BLOCK_SIZE = 4
-TIGHT = ModelConfig(
-    block_size=BLOCK_SIZE,
-    num_total_blocks=12,
-    watermark_blocks=1,
-    max_num_running=4,
-    max_num_batched_tokens=8,
-    max_model_len=40,
-    prefix_caching=False,
-    mode="chunked",
-)
-
-
-@dataclass
-class Seen:
-    request: ModelRequest
-    owner: int
-    num_left: int
-    num_tokens: int
-    running: bool = False
-    evicted: bool = False
+from tests.unit.model.watched_engine import BLOCK_SIZE, TIGHT, Seen, WatchedEngine
 
 
 @dataclass
@@ -57,20 +33,25 @@ class TwoEngines(RuleBasedStateMachine):
         watermark_blocks=st.integers(0, 2),
         prompts=st.lists(st.integers(1, 12), min_size=2, max_size=6),
     )
-    def start(self, mode, prefix_caching, watermark_blocks, prompts) -> None:
-        config = replace(
-            TIGHT, mode=mode, prefix_caching=prefix_caching, watermark_blocks=watermark_blocks
-        )
-        self.models = [EngineModel(config, load_profile("a10-llama-7b")) for _ in range(2)]
-        self.seen: dict[str, Seen] = {}
+    def start(self, prompts, **config) -> None:
+        self.engines = [
+            WatchedEngine(max_num_running=4, max_num_batched_tokens=8, **config) for _ in range(2)
+        ]
+        self.models = [each.model for each in self.engines]
         self.moves: dict[str, Move] = {}
         self.just_committed: list[set[str]] = [set(), set()]
-        self.num_evictions = [0, 0]
         self.num_added = 0
         for number, num_prompt_tokens in enumerate(prompts):
             self.add(number % 2, num_prompt_tokens, 30, number % 3, 0, "ab"[number // 2 % 2])
         for at in (0, 1):
             self.step(at, 2)
+
+    @property
+    def seen(self) -> dict[str, Seen]:
+        return self.engines[0].seen | self.engines[1].seen
+
+    def owner(self, request_id: str) -> int:
+        return int(request_id in self.engines[1].seen)
 
     # -- what clients and engines do --------------------------------------------------------
 
@@ -84,17 +65,8 @@ class TwoEngines(RuleBasedStateMachine):
     )
     def add(self, at, num_prompt_tokens, max_output_tokens, rank, late_s, group) -> None:
         self.num_added += 1
-        request = ModelRequest(
-            f"r{self.num_added}",
-            num_prompt_tokens,
-            max_output_tokens,
-            rank,
-            self.num_added - late_s,
-            None if group is None else lambda index: (group, index),
-        )
-        self.models[at].add(request)
-        num_left = min(max_output_tokens, TIGHT.max_model_len - num_prompt_tokens)
-        self.seen[request.request_id] = Seen(request, at, num_left, num_prompt_tokens)
+        asked = (num_prompt_tokens, max_output_tokens, rank, late_s, group)
+        self.engines[at].add(self.num_added, *asked)
 
     @rule(at=st.integers(0, 1), num_steps=st.integers(1, 5))
     def step(self, at: int, num_steps: int) -> None:
@@ -103,36 +75,22 @@ class TwoEngines(RuleBasedStateMachine):
             self.engine_state()
 
     def one_step(self, at: int) -> None:
-        model = self.models[at]
-        had_work = model.has_work()
-        step = model.step()
+        had_work = self.models[at].has_work()
+        step = self.engines[at].step()
         assert had_work == bool(step.emitted or step.num_prefill_tokens or step.evicted)
         self.just_committed[at] -= {*step.emitted, *step.evicted}
         # As in vLLM's scheduler nothing behind a request that evicts itself runs in that step.
         assert not self.just_committed[at] or step.evicted, "not served at once"
         for request_id in (*step.emitted, *step.evicted, *step.admitted):
-            assert self.seen[request_id].owner == at
             move = self.moves.get(request_id)
             assert move is None or move.suspended is None, "a suspended request was touched"
-        for request_id in step.evicted:
-            self.seen[request_id].running, self.seen[request_id].evicted = False, True
-            self.num_evictions[at] += 1
-        for request_id in step.admitted:
-            self.seen[request_id].running, self.seen[request_id].evicted = True, False
-        for request_id in step.emitted:
-            seen = self.seen[request_id]
-            seen.num_tokens += 1
-            seen.num_left -= 1
-            assert (seen.num_left == 0) == (request_id in step.finished)
-        for request_id in step.finished:
-            del self.seen[request_id]
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data())
     def abort(self, data) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.seen)))
-        owner = self.seen.pop(request_id).owner
-        self.models[owner].abort([request_id])
+        owner = self.owner(request_id)
+        self.engines[owner].abort(request_id)
         self.just_committed[owner].discard(request_id)
 
     # -- what moves do ----------------------------------------------------------------------
@@ -141,7 +99,7 @@ class TwoEngines(RuleBasedStateMachine):
     @rule(data=st.data())
     def begin(self, data) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.seen.keys() - self.moves.keys())))
-        self.moves[request_id] = Move(self.seen[request_id].owner)
+        self.moves[request_id] = Move(self.owner(request_id))
 
     @precondition(lambda self: self.moves)
     @rule(data=st.data(), num_times=st.integers(1, 4))
@@ -236,7 +194,8 @@ class TwoEngines(RuleBasedStateMachine):
         self.models[move.source].moves.release(request_id)
         self.models[move.source].moves.unpin(request_id)
         del self.moves[request_id]
-        self.seen[request_id].owner = move.destination
+        here = self.engines[move.source].seen
+        self.engines[move.destination].seen[request_id] = here.pop(request_id)
         if not moved.queued:
             self.just_committed[move.destination].add(request_id)
 
@@ -254,28 +213,10 @@ class TwoEngines(RuleBasedStateMachine):
 
     @invariant()
     def engine_state(self) -> None:
-        for at, model in enumerate(self.models):
-            model.check()
-            found = model.snapshot("", 0)
-            mine = [seen for seen in self.seen.values() if seen.owner == at]
-            arriving = [
-                request_id
-                for request_id, move in self.moves.items()
-                if move.destination == at and move.reserved
-            ]
-            assert found.num_running == sum(seen.running for seen in mine) + len(arriving)
-            assert found.num_running == sum(found.num_running_by_rank.values())
-            assert found.num_queued == sum(not seen.running for seen in mine)
-            assert found.num_running <= TIGHT.max_num_running
-            assert found.num_evicted_queued == sum(seen.evicted for seen in mine)
-            candidates = model.moves.candidates(lambda request_id: None)
-            assert {c.request_id: (c.queued, c.evicted) for c in candidates} == {
-                request_id: (not seen.running, seen.evicted)
-                for request_id, seen in self.seen.items()
-                if seen.owner == at
-            }
-            assert found.num_evictions == self.num_evictions[at], "a move is no eviction"
-            assert (found.queue_head is None) == (found.num_queued == 0)
+        for at, engine in enumerate(self.engines):
+            arriving = [m for m in self.moves.values() if m.destination == at and m.reserved]
+            num_running = sum(seen.running for seen in engine.seen.values())
+            assert engine.snapshot().num_running == num_running + len(arriving)
 
     def teardown(self) -> None:
         """When moves are over all get their tokens, and every block and place is back."""
