@@ -240,23 +240,18 @@ def test_an_evicted_head_waits_since_its_eviction(
     assert texts(instance("i-0", num_waiting_reqs=1, queue_head=queue)) == told
 
 
+# M is 990 blocks: with 751 of headroom 1,198 are wanted, without it 447.
+FULL = {"freeness_steps": -80.0, "virtual_usage_blocks": 1198}
+
+
 @pytest.mark.parametrize(
     ("fields", "reserved", "needs"),
     [
-        # M is 990 blocks: with 751 of headroom 1,198 are wanted, without it 447.
-        (
-            {"freeness_steps": -80.0, "virtual_usage_blocks": 1198, "headroom_blocks": 751},
-            True,
-            False,
-        ),
-        (
-            {"freeness_steps": -80.0, "virtual_usage_blocks": 1198, "headroom_blocks": 100},
-            False,
-            True,
-        ),
+        ({**FULL, "headroom_blocks": 751}, True, False),
+        ({**FULL, "headroom_blocks": 100}, False, True),
         ({"headroom_blocks": 751}, False, False),
         ({"kept_for": KEPT_FOR}, True, False),
-        ({"kept_for": KEPT_FOR, "freeness_steps": -9.0, "virtual_usage_blocks": 1200}, False, True),
+        ({**FULL, "kept_for": KEPT_FOR}, False, True),
     ],
 )
 def test_what_is_kept_free_is_not_in_need(

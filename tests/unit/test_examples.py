@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from controller.api.settings.settings import OPEN_TABLES, Settings, table_model
-from controller.api.settings.table import kinds
+from controller.api.settings.settings import Settings
 from llumctl.config import settings as llumctl_settings
 from tui import actions
 
@@ -25,16 +24,6 @@ CLIENTS = [EXAMPLES / "stream_client.py", EXAMPLES / "priority_client.py"]
 SCRIPTS = {"drain-for-maintenance.sh": "INSTANCE COMMAND...", "nightly-scale.sh": "INSTANCES"}
 
 _COMMENTED_KEY = re.compile(r"^# (?=[a-z0-9_]+ = )", re.MULTILINE)
-_KEY = re.compile(r"^(?:# )?([a-z0-9_]+)(?: = |: )", re.MULTILINE)
-
-
-def sections(text: str) -> dict[str, str]:
-    """The text of each table by its name; repeated tables are joined."""
-    _, *parts = re.split(r"^\[{1,2}([a-z]+)\]{1,2}\n", text, flags=re.MULTILINE)
-    found: dict[str, str] = {}
-    for name, body in zip(parts[::2], parts[1::2], strict=True):
-        found[name] = found.get(name, "") + body
-    return found
 
 
 def uncommented() -> dict[str, Any]:
@@ -52,13 +41,6 @@ def test_each_default_is_written_out() -> None:
     """Not merely left out: every key of the file's tables has its default's value."""
     written = tomllib.loads(CONFIG.read_text())
     assert written == json.loads(Settings().model_dump_json(exclude_none=True))
-
-
-def test_every_key_of_every_table_is_there() -> None:
-    found = sections(CONFIG.read_text())
-    assert list(found) == list(Settings.model_fields)
-    for table in found.keys() - set(OPEN_TABLES):
-        assert set(_KEY.findall(found[table])) == set(kinds(table_model(table))), table
 
 
 def test_the_configuration_with_every_key_uncommented_is_valid() -> None:

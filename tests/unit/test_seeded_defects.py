@@ -145,13 +145,6 @@ def test_each_defect_is_seeded_alone_and_what_finds_it_is_recorded(tmp_path: Pat
     assert (root / "controller/core/queue.py").read_text() == SOURCE
 
 
-def test_a_test_that_fails_without_the_defect_finds_nothing(tmp_path: Path) -> None:
-    root, to = a_tree(tmp_path / "tree"), tmp_path / "results.jsonl"
-    assert [each.outcome for each in run_all(root, DEFECTS[:1], to, 1, Pytest(always=True))] == [
-        "broken"
-    ]
-
-
 def test_the_first_failure_is_named() -> None:
     output = "....F\nFAILED tests/unit/test_a.py::test_b[1] - x\nFAILED tests/unit/test_c.py::d\n"
     assert failed(output) == "tests/unit/test_a.py::test_b[1]"

@@ -1,7 +1,5 @@
 """Settings in words: which values they may have, and what a change would do."""
 
-import pytest
-
 from controller.api.operations.on_cluster import (
     InstanceRole,
     Role,
@@ -54,30 +52,26 @@ def test_every_default_can_be_typed_as_it_is_shown() -> None:
     assert assignments({"a.b": 2.0, "c.d": None}.items()) == "a.b=2 c.d=none"
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("holding.making_room", "off", False),
-        ("holding.making_room", "on", True),
-        ("migration.enabled", "false", False),
-        ("migration.enabled", "True", True),
-        ("migration.enabled", "never", "never"),
-        ("autoscale.mode", "off", "off"),
-        ("autoscale.mode", "on", "on"),
-        ("scheduler.policy", "7", "7"),
-        ("migration.max_moves", "8", 8),
-        ("migration.max_moves", "2.5", 2.5),
-        ("endpoint.request_timeout_s", "none", None),
-        ("endpoint.request_timeout_s", "2.5", 2.5),
-        ("priority.high.target_load_tokens", "none", None),
-        ("priority.high.target_load_tokens", "800", 800),
-        ("of.a.later.version", "true", True),
-        ("unknown", "7", 7),
-    ],
-)
-def test_a_text_means_what_its_setting_takes(key: str, text: str, value: SettingValue) -> None:
-    found = value_of(key, text)
-    assert (found, type(found)) == (value, type(value))
+def test_a_text_means_what_its_setting_takes() -> None:
+    meant: dict[tuple[str, str], SettingValue] = {
+        ("holding.making_room", "off"): False,
+        ("holding.making_room", "on"): True,
+        ("migration.enabled", "false"): False,
+        ("migration.enabled", "True"): True,
+        ("migration.enabled", "never"): "never",
+        ("autoscale.mode", "off"): "off",
+        ("scheduler.policy", "7"): "7",
+        ("migration.max_moves", "8"): 8,
+        ("migration.max_moves", "2.5"): 2.5,
+        ("endpoint.request_timeout_s", "none"): None,
+        ("endpoint.request_timeout_s", "2.5"): 2.5,
+        ("priority.high.target_load_tokens", "800"): 800,
+        ("of.a.later.version", "true"): True,
+        ("unknown", "7"): 7,
+    }
+    found = {of: value_of(*of) for of in meant}
+    assert found == meant
+    assert [type(value) for value in found.values()] == [type(value) for value in meant.values()]
 
 
 def test_what_changes_is_named_first() -> None:

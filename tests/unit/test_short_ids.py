@@ -91,22 +91,14 @@ def test_ids_as_vllm_makes_them_stay_different_and_name_the_request(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "match"),
+    ("match", "names"),
     [
-        ("8d36…67f4", Match.SHORTENED),
-        ("8d36~67f4", Match.SHORTENED),
-        ("…67f4", Match.SHORTENED),
-        ("8d36e06fa6a667f4", Match.SHORTENED),
-        ("6a667f4", Match.NONE),
-        ("d36…67f4", Match.NONE),
-        ("8d36…67f5", Match.NONE),
-        ("8d36e06fa6a667f4…67f4", Match.NONE),
-        ("…", Match.NONE),
-        ("cmpl-8d36", Match.BEGINNING),
-        ("cmpl-8d36…f4", Match.SHORTENED),
-        ("…e06f…", Match.SHORTENED),
-        ("…e06a…", Match.NONE),
+        (Match.SHORTENED, ["8d36…67f4", "8d36~67f4", "…67f4", "8d36e06fa6a667f4"]),
+        (Match.SHORTENED, ["cmpl-8d36…f4", "…e06f…"]),
+        (Match.BEGINNING, ["cmpl-8d36"]),
+        (Match.NONE, ["6a667f4", "d36…67f4", "8d36…67f5", "8d36e06fa6a667f4…67f4", "…", "…e06a…"]),
     ],
 )
-def test_which_names_are_understood(wanted: str, match: Match) -> None:
-    assert match_names(wanted, "cmpl-8d36e06fa6a667f4", "c", None) is match
+def test_which_names_are_understood(match: Match, names: list[str]) -> None:
+    found = {name: match_names(name, "cmpl-8d36e06fa6a667f4", "c", None) for name in names}
+    assert found == dict.fromkeys(names, match)

@@ -25,8 +25,6 @@ class Behaviour:
     break_after: int | None = None
     wait_before_first: asyncio.Event | None = None
     step_s: float = 0.0
-    finishes: int = 1
-    usage_off_by: int = 0
     tokens_per_event: int = 1
 
 
@@ -140,8 +138,7 @@ class FakeServer(LocalServer):
             if behaviour.step_s:
                 await asyncio.sleep(behaviour.step_s)
             _write_events(writer, self._chunk(body, tokens, begin, behaviour))
-        num = len(tokens) + behaviour.usage_off_by
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": num}
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
         _write_events(writer, json.dumps({"choices": [], "usage": usage}), "[DONE]")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
@@ -151,14 +148,11 @@ class FakeServer(LocalServer):
         self, body: dict[str, Any], tokens: list[int], begin: int, behaviour: Behaviour
     ) -> str:
         end = begin + behaviour.tokens_per_event
-        is_last = end >= len(tokens)
-        choice: dict[str, Any] = {"index": 0, "text": " w", "finish_reason": None}
-        if is_last:
-            choice["finish_reason"] = "length"
+        finish = "length" if end >= len(tokens) else None
+        choice: dict[str, Any] = {"index": 0, "text": " w", "finish_reason": finish}
         if body.get("return_token_ids"):
             choice["token_ids"] = tokens[begin:end]
-        extra = [{"index": 0, "text": "", "finish_reason": "stop", "token_ids": []}]
-        return json.dumps({"choices": [choice, *extra * (is_last * (behaviour.finishes - 1))]})
+        return json.dumps({"choices": [choice]})
 
 
 def _write_events(writer: asyncio.StreamWriter, *events: str) -> None:

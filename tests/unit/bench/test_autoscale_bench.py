@@ -44,6 +44,7 @@ def test_the_cost_is_the_mean_over_time_not_over_looks() -> None:
     assert mean_over_time([1.0, 5.0, 30.0], [2, 4, 9], 9.0) == 3.0, "what is later does not count"
 
 
+@pytest.mark.long
 def test_live_runs_are_compared_with_simulated_ones() -> None:
     simulated = {
         f"{run}, {policy}": [simulate(SCENE, run, policy, 0)]

@@ -45,6 +45,7 @@ def test_table(capsys: Captured) -> None:
     assert "due" in note
 
 
+@pytest.mark.long
 def test_json_records_and_plot(capsys: Captured, tmp_path: Path) -> None:
     report_file, records_file, plot = (tmp_path / name for name in ("r.json", "r.jsonl", "r.png"))
     options = ["--json", str(report_file), "--records", str(records_file), "--plot", str(plot)]
@@ -80,6 +81,7 @@ def test_wrong_tokens_are_a_failure(capsys: Captured) -> None:
         assert run(small(server.url, "--verify", "counts")) == 0
 
 
+@pytest.mark.long
 def test_many_failures_are_not_all_listed_and_can_be_plotted(
     capsys: Captured, tmp_path: Path
 ) -> None:

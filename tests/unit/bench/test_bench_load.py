@@ -3,7 +3,6 @@ files, prompts that share prefixes. A seed draws the same ones again."""
 
 import json
 import statistics
-from collections import Counter
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -136,13 +135,6 @@ def test_shortened_requests_are_counted() -> None:
     lengths = [r.num_prompt_tokens + r.num_output_tokens for r in plan.requests]
     assert max(lengths) == 2000
     assert 0 < lengths.count(2000) == plan.num_shortened < len(lengths)
-
-
-def test_levels_have_their_shares() -> None:
-    requests = planned(Load(rate=100, duration_s=100, lengths="1,1"), "high=0.1").requests
-    counts = Counter((request.level, request.priority) for request in requests)
-    assert set(counts) == {("normal", 0), ("high", -1)}
-    assert counts["high", -1] / len(requests) == pytest.approx(0.1, abs=0.015)
 
 
 @pytest.mark.parametrize(

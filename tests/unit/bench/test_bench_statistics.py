@@ -38,20 +38,14 @@ def result(
 
 def test_latencies_of_one_request() -> None:
     one = result(0, [3.0, 3.5, 5.0], due_s=1.0)
-    assert bench_report.ttft_s(one) == 2.0
-    assert bench_report.tpot_s(one) == 1.0
+    assert (bench_report.ttft_s(one), bench_report.e2e_latency_s(one)) == (2.0, 4.5)
     assert list(bench_report.itl_s([one])) == [0.5, 1.5]
-    assert bench_report.e2e_latency_s(one) == 4.5
-
-
-def test_a_single_token_has_no_tpot() -> None:
-    found = bench_report.latencies([result(0, [3.0])])
-    assert (found.tpot_s, found.itl_s) == (None, None)
-    assert found.ttft_s is not None
-
-
-def test_tpot_counts_tokens_not_events() -> None:
-    assert bench_report.tpot_s(result(0, [1.0, 3.0], num_output_tokens=5)) == 0.5
+    assert bench_report.tpot_s(one) == 1.0
+    together = result(0, [1.0, 3.0], num_output_tokens=5)
+    assert bench_report.tpot_s(together) == 0.5, "tokens count, not events"
+    alone = bench_report.latencies([result(0, [3.0])])
+    assert (alone.tpot_s, alone.itl_s) == (None, None)
+    assert alone.ttft_s is not None
 
 
 def test_spread_by_hand() -> None:

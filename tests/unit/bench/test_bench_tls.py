@@ -5,14 +5,19 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.api.errors import UnreachableError
+from controller.api.state import run_state
 from llumctl.lab import bench_client, bench_run
 from llumctl.lab.bench_client import Connection, Endpoint, ExchangeError
+from llumctl.lab.bench_run import Target
 from tests.certificates import make
+from tests.unit.cli_support import remember
+from tests.unit.fake_controller import FakeController
 
 MODELS = json.dumps({"data": [{"id": "m", "max_model_len": 64}]}).encode()
 
@@ -35,43 +40,38 @@ async def serving(certificate: Path, key: Path) -> AsyncIterator[str]:
         yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-def ask(endpoint: Endpoint) -> tuple[str, int | None]:
-    return bench_run._ask_model(endpoint, None)
+async def asked(url: str, certificate: Path | None) -> Target:
+    """The target of a cluster whose endpoint has this URL and this certificate."""
+    with FakeController() as control:
+        endpoint = {"endpoint_url": url, "endpoint_certificate": str(certificate or "")}
+        run_state.save(replace(remember(control.url), **endpoint))
+        return await asyncio.to_thread(bench_run.target_of_cluster, "default", "", None)
 
 
 async def test_the_cluster_s_certificate_is_believed_whatever_its_name(tmp_path: Path) -> None:
     certificate, key = make(tmp_path, "chat.example")
     async with serving(certificate, key) as url:
-        endpoint = Endpoint(url, certificate=str(certificate))
-        assert await asyncio.to_thread(ask, endpoint) == ("m", 64)
-        connection = await Connection.open(endpoint)
+        target = await asked(url, certificate)
+        assert (target.model, target.max_model_len) == ("m", 64)
+        connection = await Connection.open(target.endpoint)
         assert connection.is_open
         connection.close()
 
 
-async def test_another_certificate_is_not(tmp_path: Path) -> None:
-    own, _ = make(tmp_path, "chat.example")
-    (tmp_path / "b").mkdir()
-    other, key = make(tmp_path / "b", "chat.example")
-    async with serving(other, key) as url:
-        for certificate in (str(own), ""):
-            endpoint = Endpoint(url, certificate=certificate)
-            with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED") as caught:
-                await asyncio.to_thread(ask, endpoint)
-            assert "SSL_CERT_FILE" in caught.value.hint
-            with pytest.raises(ExchangeError) as refused:
-                await Connection.open(endpoint)
-            assert refused.value.kind == "cannot-connect"
-
-
-async def test_only_the_first_certificate_of_a_chain_counts(tmp_path: Path) -> None:
-    """What an authority signs besides is another's."""
+@pytest.mark.parametrize("known", [True, False])
+async def test_another_certificate_is_not(tmp_path: Path, known: bool) -> None:
+    """Of a chain only the first certificate counts: its authority signs others' too."""
     own, _ = make(tmp_path, "own.example")
-    authority, key = make(tmp_path, "authority.example")
+    (tmp_path / "b").mkdir()
+    authority, key = make(tmp_path / "b", "authority.example")
     own.write_text(own.read_text() + authority.read_text())
     async with serving(authority, key) as url:
-        with pytest.raises(UnreachableError):
-            await asyncio.to_thread(ask, Endpoint(url, certificate=str(own)))
+        with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED") as caught:
+            await asked(url, own if known else None)
+        assert "SSL_CERT_FILE" in caught.value.hint
+        with pytest.raises(ExchangeError) as refused:
+            await Connection.open(Endpoint(url, certificate=str(own) if known else ""))
+        assert refused.value.kind == "cannot-connect"
 
 
 def test_plain_http_loads_no_certificates() -> None:

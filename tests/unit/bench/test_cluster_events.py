@@ -4,10 +4,8 @@ from array import array
 
 import pytest
 
-from benchmarks import policy_cluster
-from benchmarks.policy_cluster import EventTap, Eviction, evictions, preemption_loss_s
-from controller.api.errors import UnreachableError
-from controller.api.wire.requests import Event, EventPage
+from benchmarks.policy_cluster import Eviction, evictions, preemption_loss_s
+from controller.api.wire.requests import Event
 from llumctl.lab.bench_client import Answer
 from llumctl.lab.bench_load import Request
 from llumctl.lab.bench_run import Result
@@ -57,31 +55,3 @@ def test_evictions_are_found_by_the_loads_own_names() -> None:
     ]
     found = evictions(events, "abc", 1000.0)
     assert found == {1: [Eviction(0.5, 20), Eviction(3.0, 50)], 12: [Eviction(1.0, 30)]}
-
-
-class BusyControl:
-    """Has one event; after its first answer it fails `num_failures` times."""
-
-    def __init__(self, num_failures: int) -> None:
-        self._num_failures = num_failures
-
-    def events(self, after: str, _limit: int) -> EventPage:
-        if not after:
-            return EventPage(events=(), next_position="1")
-        if self._num_failures:
-            self._num_failures -= 1
-            raise UnreachableError("it is busy")
-        event = Event(kind="evicted", time_s=1.0, cause_id="step-i-0-1-7")
-        return EventPage(events=(event,), next_position="2")
-
-
-@pytest.mark.parametrize(("num_failures", "num_events", "num_missed"), [(3, 1, 0), (1000, 0, 1)])
-def test_the_last_events_are_asked_for_again_and_missed_only_if_they_never_come(
-    monkeypatch: pytest.MonkeyPatch, num_failures: int, num_events: int, num_missed: int
-) -> None:
-    monkeypatch.setattr(policy_cluster, "RETRY_S", 0.001)
-    monkeypatch.setattr(policy_cluster, "LAST_S", 0.1)
-    tap = EventTap(BusyControl(num_failures))
-    tap.start()
-    told = tap.finish()
-    assert (len(told.events), told.num_missed) == (num_events, num_missed)

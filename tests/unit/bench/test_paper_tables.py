@@ -104,35 +104,6 @@ def test_figures_have_a_line_for_each_point_and_policy_and_the_geometric_means()
     assert table.csv().splitlines()[1] == f'"{title}",M-M 2/s,infaas++,6.000,4.500,12.00,,,,'
 
 
-def test_instances_at_a_latency_are_read_off_the_curve() -> None:
-    points = []
-    for x, instances, seconds in ((5, 12.0, 50.0), (25, 14.0, 0.5)):
-        values = {"mean_num_instances": instances}
-        values |= dict.fromkeys(("ttft_s p99", "ttft_s mean", "ttft_s max"), seconds)
-        for metric, value in values.items():
-            found = {"infaas++": value, "llumnix": value / 2}
-            cells = {name: {"simulated": _interval(each), "paper": None}
-                     for name, each in found.items()}  # fmt: skip
-            points.append(_point("gamma", metric, x=x, policies=cells))
-    file = {"figure": "", "baseline": "infaas++", "points": points, "runs": []}
-    table = paper_tables.cost([file])
-    assert table.lines[0][:2] == ["prefill (TTFT) P99 of 5 s", "13.00"]
-
-
-def test_runs_of_several_policies_are_compared() -> None:
-    runs = [_with_ttft("infaas++", 10.0), _with_ttft("llumnix+", 4.0)]
-    (line,) = paper_tables.bound([{"runs": runs}, [_with_ttft("O1", 2.0)]]).lines
-    # The loss is the same in all three, so there is no gap to close.
-    assert (line[0], line[1], line[4]) == ("M-M 2/s", "75 %", "no gap (0.5000, O1 0.5000)")
-    seeds = [("llumnix+", 1, 2.0), ("llumnix+", 2, 9.0), ("llumnix", 1, 3.0), ("llumnix", 2, 8.0)]
-    runs = [_with_ttft(policy, value, seed=seed) for policy, seed, value in seeds]
-    row = ["M-M 2/s", "4.0", "5", "9.0", "8.0", "1 of 2"]
-    assert paper_tables.overtaken([{"runs": runs}]).lines == [row]
-    alike = [_run("llumnix-base"), _run("llumnix"), _with_ttft("llumnix+", 0.5)]
-    table = paper_tables.policies([alike])
-    assert [line[0] for line in table.lines] == ["`llumnix-base`, `llumnix`", "`llumnix+`"]
-
-
 def test_without_arguments_all_tables_are_written_of_the_runs_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +130,7 @@ def test_committed_tables_are_the_planned_ones_with_the_columns_that_are_written
         assert {len(line) for line in lines} == {len(header)}, path.name
 
 
+@pytest.mark.long
 def test_commands_of_the_plan_are_commands() -> None:
     """Their options exist: nothing is simulated."""
     for _, runs in paper_tables.plan().values():

@@ -13,11 +13,10 @@ TOKEN_S = 0.01
 
 
 class FaultyEndpoint(LocalServer):
-    """`plant`: from a request's bytes to what is answered (None: a good refusal). It may block.
-    `reaches_app`: whether a request that is good in all is served."""
+    """`plant`: from a request's bytes to what is answered (None: a good refusal). It may block."""
 
-    def __init__(self, plant: Callable[[bytes], bytes | None], *, reaches_app: bool = True) -> None:
-        self.plant, self.reaches_app = plant, reaches_app
+    def __init__(self, plant: Callable[[bytes], bytes | None]) -> None:
+        self.plant = plant
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -30,7 +29,7 @@ class FaultyEndpoint(LocalServer):
                 await writer.drain()
                 await asyncio.sleep(TOKEN_S)
         elif body == plain().body:
-            writer.write(answer(200, b"{}") if self.reaches_app else error(403))
+            writer.write(answer(200, b"{}"))
         else:
             writer.write(self.plant(head + body) or error(400))
         await writer.drain()

@@ -20,6 +20,7 @@ def back(profile: LatencyProfile, folder: Path) -> LatencyProfile:
     return load_profile(str(path))
 
 
+@pytest.mark.long
 @drawn(
     description=st.text(st.characters(codec="utf-8"), max_size=30),
     source=st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=3),

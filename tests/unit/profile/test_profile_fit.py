@@ -21,7 +21,7 @@ from controller.main.profile.points import (
     nonnegative_least_squares,
 )
 from controller.model.profile import load_profile, profile_names
-from tests.unit.profile.profile_points import A10, BATCHES, LENGTHS, exact, points_of, prompt
+from tests.unit.profile.profile_points import A10, BATCHES, exact, points_of, prompt
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -45,13 +45,6 @@ def test_noise_of_a_few_percent() -> None:
         error = FitError.of(points, profile)
         assert error is not None
         assert error.largest < 0.06
-
-
-def test_no_constant_is_negative() -> None:
-    """Prompts whose time grows more slowly than a line: a fit without bounds would have a negative
-    square."""
-    points = [Point(prompt(n), 0.01 + 1e-3 * n**0.5) for n in LENGTHS]
-    assert min(fit_prefill(points)) >= 0
 
 
 @pytest.mark.parametrize(

@@ -74,17 +74,6 @@ def test_the_mixed_steps_agree_with_the_rule_of_the_model(points: StepPoints) ->
     assert error.largest < 1e-6
 
 
-def test_the_grid_is_covered(points: StepPoints) -> None:
-    lengths = [sum(s.num_prefill_tokens for s in p.steps) for p in points.prefill]
-    assert lengths == [64, 128, 256, 512, 1024, 2048, 4095]
-    assert len(points.prefill[-1].steps) == 8
-    batches = {p.steps[0].num_decoding for p in points.decode}
-    assert {1, 2, 4, 8, 16, 24} <= batches
-    per_request = {p.steps[0].num_context_tokens // p.steps[0].num_decoding for p in points.decode}
-    assert min(per_request) < 100
-    assert max(per_request) > 500
-
-
 def test_what_lies_between_two_steps_counts() -> None:
     """Between two steps an instance's thread takes time, too."""
     clock = Clock()

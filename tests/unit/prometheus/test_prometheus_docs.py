@@ -99,17 +99,6 @@ def test_the_dashboard_takes_rates_of_counters_only() -> None:
         assert rated == counters, query
 
 
-def test_the_dashboard_is_bound_to_no_data_source() -> None:
-    board = dashboard()
-    variables = {each["name"]: each for each in board["templating"]["list"]}
-    assert variables["datasource"]["type"] == "datasource"
-    found = re.findall(r'"uid": "([^"]*)"', json.dumps(board["panels"]))
-    assert found
-    assert set(found) == {"${datasource}"}
-    assert set(re.findall(r"\$(\w+)", " ".join(queries()))) <= {*variables, "__rate_interval"}
-    assert board["schemaVersion"] == 42
-
-
 # -- the scrape configuration -------------------------------------------------------------
 
 

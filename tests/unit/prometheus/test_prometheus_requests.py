@@ -11,6 +11,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from controller.adapters import prometheus
 from controller.adapters.prometheus import RequestMetrics
+from controller.adapters.vllm.process_setup import share_metrics
 from controller.core.record.request_record import RequestState
 from tests.unit.prometheus.prometheus_support import record, samples, value
 
@@ -149,3 +150,9 @@ def test_frontends_that_share_a_folder_count_together(tmp_path: Path) -> None:
     assert value(text, f"{ttft}_sum", level="normal") == 4.75
     assert value(text, f"{ttft}_bucket", level="normal", le="0.5") == 2
     assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_sharing_too_late_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="was imported before"):
+        share_metrics(tmp_path / "metrics")
+    assert not (tmp_path / "metrics").exists()

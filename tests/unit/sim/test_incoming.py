@@ -25,11 +25,6 @@ def test_blocks_beyond_the_hashes_or_the_prompt_are_the_requests_own() -> None:
     assert _num_shared(_names("a", 100, 1, 2), _names("b", 100, 1, 2)) == 6
 
 
-def test_a_requests_blocks_all_differ() -> None:
-    names = _names("a", 300, 1, 2, 1)
-    assert len({names(index) for index in range(30)}) == 30
-
-
 def test_without_hashes_no_block_has_a_name() -> None:
     assert model_request(3, TraceRequest(1.0, 300, 5), 0, 0, 16).block_hash is None
     request = model_request(3, TraceRequest(1.0, 300, 5, 1, "s", (7,)), 0, 64, 16)

@@ -63,15 +63,6 @@ def test_one_more_costs_from_its_launch_and_serves_after_its_start() -> None:
     assert column(outcome, "ttft_s")[late] == pytest.approx(alone_s)
 
 
-def test_nothing_is_dispatched_to_one_that_starts() -> None:
-    rows = [(0.0, 500, 400)] * 20 + [(4.0, 500, 400)]
-    config = replace(AT_ONCE, cold_start_s=100.0)
-    cluster, outcome = run(ClusterSetup(A10, scaling(config, STAY), 1), requests(rows))
-    assert outcome.num_launched > 0
-    assert list(cluster.instances) == ["i-0"]
-    assert len(outcome.rows) == 21
-
-
 def leaving(rescheduling: ReschedulingConfig) -> tuple[SimCluster, Outcome]:
     """Two instances with one request each: one could go at once, the other keeps both."""
     rows = [(0.5, 100, 300), (0.6, 100, 300), (60.0, 10, 2)]
@@ -116,25 +107,12 @@ def test_a_killed_one_is_replaced_below_the_minimum() -> None:
     assert [each.instance_id for each in cluster.instances.values() if each.alive] == ["i-1", "i-2"]
 
 
-def test_a_killed_one_that_was_leaving_goes_no_second_time() -> None:
-    setup = ClusterSetup(A10, scaling(rescheduling=STAY), 2, faults=(Fault(1.5, "kill", "i-0"),))
-    _, outcome = run(setup, requests([(0.5, 50, 200), (0.5, 50, 200), (9.0, 50, 10)]))
-    assert (outcome.num_failed, outcome.num_removed) == (1, 0)
-
-
 def test_requests_that_come_while_none_serves_wait_for_the_next_one() -> None:
     setup = ClusterSetup(A10, scaling(), 1, faults=(Fault(0.5, "kill", "i-0"),))
     _, outcome = run(setup, requests([(0.7, 50, 10)]))
     served_s = 1.0 + 2.5
     alone_s = A10.step_time_s([(50, 0)], 0, 0)
     assert column(outcome, "ttft_s") == [pytest.approx(served_s - 0.7 + alone_s)]
-
-
-def test_a_fault_on_an_instance_that_is_gone_does_nothing() -> None:
-    setup = ClusterSetup(A10, scaling(), 2, faults=(Fault(5.0, "kill", "i-0"),))
-    _, outcome = run(setup, requests([(9.0, 50, 10)]))
-    assert outcome.num_failed == 0
-    assert outcome.num_removed == 1
 
 
 CONFIGS = st.builds(
@@ -173,6 +151,7 @@ def run_and_check(setup: ClusterSetup, trace: object) -> Outcome:
     return outcome
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     trace=ROWS,

@@ -34,6 +34,7 @@ def test_room_is_made_at_once_for_a_prompt_of_nearly_all_blocks(num_blocks, besi
     assert column(outcome, "ttft_s")[column(outcome, "arrival_s").index(1.0)] < 1.0
 
 
+@pytest.mark.long
 @settings(max_examples=10)
 @given(
     seed=st.integers(0, 999),
@@ -56,6 +57,7 @@ def test_no_stream_of_small_requests_starves_a_large_one(
     assert column(outcome, "ttft_s")[column(outcome, "arrival_s").index(3.0)] < 12.0
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(trace=ROWS, overtaking=st.booleans(), making_room=st.booleans())
 def test_every_request_ends_once(trace, overtaking, making_room) -> None:
@@ -101,12 +103,3 @@ def test_how_long_and_by_how_many_a_held_request_was_overtaken() -> None:
     gone_s = dict(zip(arrivals, column(outcome, "e2e_latency_s"), strict=True))[0.0]
     assert overtaken_s[0.5] == pytest.approx(gone_s - 0.6, abs=0.2)
     assert overtaken_s[0.75] == 0.0
-
-
-def test_a_higher_rank_that_comes_later_overtakes_nobody() -> None:
-    rows = [(0.0, 770, 60), (0.01, 770, 90), (0.5, 700, 5), (0.6, 30, 5)]
-    trace = requests(rows)
-    trace.requests[3] = replace(trace.requests[3], rank=1)
-    _, outcome = run(ClusterSetup(SMALL, held_back(), 2), trace)
-    assert len(outcome.rows) == 4
-    assert set(column(outcome, "num_overtaking")) == {0.0}

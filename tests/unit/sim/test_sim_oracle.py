@@ -42,6 +42,7 @@ def _ends_s(outcome: Outcome) -> list[float]:
 
 
 # One decodes and grows while the other's prompt is computed in the same step.
+@pytest.mark.long
 @example(trace=requests([(0.0, 13, 5), (0.0, 14, 2)]), name="O2", mode="chunked", num=1)
 @given(trace=ROWS, name=st.sampled_from(list(ORACLES)), mode=MODES, num=st.integers(1, 3))
 def test_every_request_ends_once_and_blocks_balance_all_the_time(trace, name, mode, num) -> None:
@@ -141,21 +142,6 @@ def test_a_bound_has_no_prefix_cache_no_faults_and_one_size() -> None:
     ):
         with pytest.raises(ValueError, match="neither a prefix cache, nor faults"):
             ORACLES["O1"](each)
-
-
-def test_a_request_larger_than_an_instance_is_refused_before_the_run() -> None:
-    with pytest.raises(ValueError, match="request r-1 has 1000 prompt tokens"):
-        _run("O1", [(0.0, 5, 5), (0.0, 1000, 5)], 4)
-
-
-@BOTH
-def test_a_request_that_fills_an_instance_runs_alone(name: str) -> None:
-    """Its prompt takes four steps, which must not count as if it grew in them, too."""
-    profile = replace(A10, num_total_blocks=851, max_model_len=13617)
-    rows = [(0.0, 8000, 5617), (0.1, 16, 2)]
-    _, outcome = _run(name, rows, profile=profile)
-    large_s, small_s = _ends_s(outcome)
-    assert small_s < large_s if name == "O1" else small_s > large_s
 
 
 @given(

@@ -99,16 +99,6 @@ def test_vllm_dp_goes_by_what_was_so_100_ms_ago() -> None:
     assert (stale_steps, fresh_steps) == (1, 6)
 
 
-@pytest.mark.parametrize(
-    ("name", "near"), [("lumnix", "'llumnix'"), ("infaas", "'infaas++'"), ("xyz", "valid are")]
-)
-def test_an_unknown_policy_is_refused_with_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(ValueError, match="unknown policy") as error:
-        sim_policy(name)
-    assert near in str(error.value)
-    assert all(valid in str(error.value) for valid in SIM_POLICIES)
-
-
 # -- settings ----------------------------------------------------------------------------------
 
 

@@ -103,6 +103,11 @@ def test_balanced_passes_over_a_source_whose_requests_are_too_large() -> None:
     assert ids(loads) == [("b", "c")]
 
 
+def test_balanced_lets_a_draining_instance_send_to_whoever_may_take() -> None:
+    load, snapshot = batch("a", 1)
+    assert ids([(replace(load, draining=True), snapshot), batch("b", 9)]) == [("a", "b")]
+
+
 def test_balanced_leaves_out_pairs_too() -> None:
     loads = [batch("a", 6), batch("b", 4), batch("c", 3), batch("d", 1)]
     assert ids(loads) == [("a", "d")]
@@ -122,12 +127,10 @@ def test_balanced_moves_while_the_destination_stays_the_freer_one() -> None:
     assert {each.code for each in next_move(view, rules).refused} == {ReliefRefusal.WOULD_OVERLOAD}
 
 
-@pytest.mark.parametrize(("pairing", "victim"), [(BALANCED, LLUMNIX), (DEFRAG, "LCR")])
-def test_a_simulated_cluster_goes_by_them(pairing: str, victim: str) -> None:
+def test_a_simulated_cluster_goes_by_them() -> None:
     """All requests come to round-robin's instances in turn, the long ones to the first."""
     trace = requests((n / 100, 400 if n % 2 == 0 else 16, 200) for n in range(20))
-    policy = SimPolicy("test", "round-robin", EASY, pairing=pairing, victim=victim)
-    cluster = SimCluster(ClusterSetup(SMALL, policy, 2))
-    outcome = cluster.run(trace)
+    policy = SimPolicy("test", "round-robin", EASY, pairing=BALANCED, victim="LCR")
+    outcome = SimCluster(ClusterSetup(SMALL, policy, 2)).run(trace)
     assert len(outcome.rows) == 20
     assert outcome.num_moved > 0

@@ -1,8 +1,6 @@
 """The estimate of the rate at which a cluster saturates, compared with what it serves in
 overload."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -22,12 +20,6 @@ def test_it_is_near_what_an_overloaded_cluster_serves(lengths, mode) -> None:
     estimate = saturation_rate(trace, A10, 2, mode)
     served = served_rate(ClusterSetup(A10, policy(STAY), 2, mode=mode), trace)
     assert estimate == pytest.approx(served, rel=0.2)
-
-
-def test_less_memory_serves_less() -> None:
-    trace = workload("M-M", rate=1.0, num_requests=500)
-    small = replace(A10, num_total_blocks=200)
-    assert saturation_rate(trace, small, 1) < 0.7 * saturation_rate(trace, A10, 1)
 
 
 def test_requests_without_a_decode_step_cost_their_prefill() -> None:

@@ -253,3 +253,16 @@ def test_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     path = written(tmp_path, AZURE_HEAD + "x" * 200)
     with pytest.raises(TraceError, match="2: longer than 100 bytes"):
         read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "hashes", "why"),
+    [
+        ([], (), "holds no request"),
+        ([1.0, 0.5], (), "must ascend"),
+        ([1.0], (1,), "prefix_hash_tokens must be positive"),
+    ],
+)
+def test_no_traces(times_s: list[float], hashes: tuple[int, ...], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Trace("t", [TraceRequest(at_s, 1, 1, prefix_hashes=hashes) for at_s in times_s])

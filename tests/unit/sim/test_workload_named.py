@@ -2,7 +2,6 @@
 requests that no instance could run."""
 
 import hashlib
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -175,24 +174,6 @@ def test_a_repetition_shares_no_prefix_with_the_one_before() -> None:
         TraceRequest(6.0, 10, 1, 0, "a", (5, 6)),
         TraceRequest(7.0, 20, 2, 1, "b", (5, 7)),
     ]
-
-
-@given(
-    st.lists(st.floats(0, 1e4), min_size=2, max_size=20).filter(lambda at: max(at) - min(at) > 1),
-    st.floats(0.01, 100.0),
-    st.integers(1, 70),
-)
-def test_scaling_keeps_the_requests(times_s: list[float], rate: float, num_requests: int) -> None:
-    ordered = enumerate(sorted(times_s))
-    trace = Trace("t", [TraceRequest(at_s, 1 + i, 1, session=str(i)) for i, at_s in ordered])
-    scaled = at_rate(trace, rate)
-    assert scaled.rate == pytest.approx(rate)
-    assert [r.session for r in scaled.requests] == [r.session for r in trace.requests]
-    found = with_requests(trace, num_requests).requests
-    assert len(found) == num_requests
-    names = [r.session for r in trace.requests]
-    assert [r.session for r in found] == [names[i % len(names)] for i in range(num_requests)]
-    assert all(b.arrival_s >= a.arrival_s for a, b in pairwise(found))
 
 
 # -- too long ---------------------------------------------------------------------------------

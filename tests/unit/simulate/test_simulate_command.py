@@ -2,42 +2,27 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llumctl.app import run
+from tests.unit.sim.runs import SMALL
 
 pytestmark = pytest.mark.long
 
 Captured = pytest.CaptureFixture[str]
-SMALL = """
-description = "an engine of 60 blocks"
-source = "made up"
-measured = false
-block_size = 16
-num_total_blocks = 60
-watermark_ratio = 0.02
-max_num_running = 256
-max_num_batched_tokens = 2560
-max_model_len = 900
-kv_bytes_per_token = 524288
-copy_bytes_per_s = 2.4e9
-prefill_base_s = 5.58e-3
-prefill_per_token_s = 202.8e-6
-prefill_per_token_squared_s = 5.09e-9
-decode_base_s = 35e-3
-decode_per_context_token_s = 2.1e-6
-decode_per_request_s = 0.45e-3
-"""
 LATENCIES = ("ttft_s", "tpot_s", "e2e_latency_s", "longest_pause_s")
 
 
 @pytest.fixture
 def profile(tmp_path: Path) -> str:
     file = tmp_path / "small.toml"
-    file.write_text(SMALL)
+    values = {key: value for key, value in asdict(SMALL).items() if key != "name"}
+    lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+    file.write_text("".join(lines))
     return str(file)
 
 
@@ -190,6 +175,8 @@ def test_the_smallest_cluster_that_meets_a_target(
     assert answer["answers"][0]["smallest"] == 2
     assert answer["targets"] == {"ttft_p99_s": float(target), "tpot_p99_s": None}
     assert answer["runs"] == found
+    (easy,) = runs(capsys, *options, "--target-ttft-p99", "9999")["answers"]
+    assert easy["smallest"] == 1
     assert run([*options, "--target-ttft-p99", target]) == 0
     table, told = capsys.readouterr().out.strip().split("\n\n")
     assert [line.split()[-1] for line in table.splitlines()] == ["MEETS", "no", "yes", "yes", "yes"]
@@ -200,13 +187,13 @@ def test_the_smallest_cluster_that_meets_a_target(
 
 
 def test_pictures(profile: str, tmp_path: Path) -> None:
-    def drawn(name: str) -> bytes:
+    def drawn(name: str, *more: str) -> bytes:
         file = tmp_path / name
-        assert run(arguments(profile, "--seeds", "1", "--rate", "6", "--plot", str(file))) == 0
+        assert run(arguments(profile, "--seeds", "1", *more, "--plot", str(file))) == 0
         return file.read_bytes()
 
     assert drawn("run.png").startswith(b"\x89PNG")
-    one, other = drawn("one.svg"), drawn("two.svg")
+    one, other = (drawn(name, "--rate", "6") for name in ("one.svg", "two.svg"))
     assert b"<svg" in one
     assert one == other
 
@@ -242,6 +229,8 @@ def test_overload_is_told_and_refused_if_strict(capsys: Captured, profile: str) 
         (["--profile", "a10"], "--profile: there is no profile 'a10'"),
         (["--set", "migration.max_move=1"], "did you mean migration.max_moves?"),
         (["--set", "migration.max_moves"], "not of the form KEY=VALUE"),
+        (["--set", "migration.max_moves=x"], "--set: migration.max_moves must be a number"),
+        (["-w", "M_M"], "there is no workload 'M_M'; did you mean M-M"),
         (["-p", "O1", "-p", "O2", "--faults", "1:kill:i-0"], "neither a prefix cache, nor faults"),
         (["--rate", "0"], "--rate: must be above 0"),
         (["--instances", "9..2"], "--instances: '9..2'"),
@@ -279,3 +268,13 @@ def test_the_knee_of_a_workload(capsys: Captured, profile: str) -> None:
     assert min(around) < found["rate"] < max(around)
     assert run(["simulate", "knee", *options, "--seeds", "1", "--target-ttft-p99", "2"]) == 0
     assert f"{found['rate']:.4g} requests/s" in capsys.readouterr().out
+
+
+def test_a_knee_above_saturation_is_told(capsys: Captured, profile: str) -> None:
+    """Few requests are over before they wait for so long."""
+    options = ["-w", "40,20", "-n", "2", "--requests", "300", "--profile", profile, "--jobs", "1"]
+    options += ["--seeds", "1", "--target-ttft-p99", "4"]
+    assert run(["simulate", "knee", *options]) == 0
+    captured = capsys.readouterr()
+    assert "warning: the knee is above saturation by the estimate" in captured.err
+    assert "STEADY" in captured.out

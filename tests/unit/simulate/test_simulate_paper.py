@@ -169,6 +169,7 @@ def test_a_geometric_mean_leaves_out_points_without_a_ratio_in_the_papers_mean_t
     made_up = Experiment("made up", "RATE", "infaas++", ["llumnix"], ["ttft_s p99"], [])
     (mean,) = geometric_means(made_up, found)
     assert (mean.traces, mean.num_points) == ("generated", 2)
+    assert row("M-M", [], [], None).ratio("llumnix") is None
     assert mean.simulated.mean == pytest.approx(4.0)
     assert mean.paper == pytest.approx(6.0)
 
@@ -218,6 +219,7 @@ def test_figure_14_has_the_cost_in_instances(capsys: Captured) -> None:
     assert found["cost"] is None
 
 
+@pytest.mark.long
 def test_figure_15_shows_what_a_latency_costs(capsys: Captured) -> None:
     assert run(["simulate", "paper", "figure15", *TINY]) == 0
     title, *parts = capsys.readouterr().out.rstrip().split("\n\n")
@@ -228,6 +230,15 @@ def test_figure_15_shows_what_a_latency_costs(capsys: Captured) -> None:
     assert thresholds == ["5", "25", "45", "65", "85"]
 
 
+def test_matched_bursts_are_shown_by_rank(capsys: Captured) -> None:
+    options = ["--matched", "--load", "1", "--knee", "S-S=4"]
+    found = as_json(capsys, "simulate", "paper", "figure13", *options)
+    points_ = {(each["rate"], each["rank"]) for each in found["points"]}
+    assert points_ == {(4.0, 0), (4.0, 1)}
+    assert {each["policy"] for each in found["runs"]} == {"llumnix-base", "llumnix", "llumnix+"}
+
+
+@pytest.mark.long
 def test_matched_load_takes_the_knees_that_are_given(capsys: Captured, tmp_path: Path) -> None:
     picture = tmp_path / "matched.svg"
     options = ["--matched", "--load", "0.5", "--load", "1", "-w", "S-S", "--knee", "S-S=4"]
