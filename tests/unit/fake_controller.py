@@ -4,7 +4,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from pydantic import BaseModel
 
 from controller.api.explain import explain
+from controller.api.operations.on_instances import DrainList, DrainReport
 from controller.api.state import run_state
 from controller.api.wire import ErrorBody
 from controller.api.wire.requests import (
@@ -105,6 +106,7 @@ class FakeController:
         self.requests = RequestList(requests=(), num_matching=0)
         self.details: dict[str, RequestDetail] = {}
         self.asked: list[str] = []
+        self.drains: Sequence[DrainReport] = ()
         self.orders: dict[str, Orders] = {}
         self.ordered: list[tuple[str, dict[str, Any]]] = []
         self.is_silent = False
@@ -225,6 +227,8 @@ class FakeController:
             return 200, self._page(query.get("after", [""])[0], int(query["limit"][0]))
         if path == "/v1/requests":
             return 200, self.requests
+        if path == "/v1/drains":
+            return 200, DrainList(drains=tuple(self.drains))
         reference = unquote(path.removeprefix("/v1/requests/"))
         if found := self.details.get(reference):
             return 200, found

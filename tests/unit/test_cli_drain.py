@@ -82,11 +82,9 @@ class Bed:
     def __init__(self, fake: FakeController) -> None:
         self.fake = fake
         fake.status = cluster(instance("i-0"), instance("i-1"))
-        self.drains: list[DrainReport] = []
         self.begun = report(num_moving=1)
         self.plan = report("active", plan=PLAN, dry_run=True, changes=True)
         fake.orders = {
-            "GET /v1/drains": lambda _: (200, DrainList(drains=tuple(self.drains))),
             "POST /v1/instances/i-1/drain": self.drain,
             "POST /v1/instances/i-2/drain": self.drain,
             "POST /v1/instances/i-1/evacuate": self.drain,
@@ -98,20 +96,20 @@ class Bed:
     def drain(self, body: dict[str, Any]) -> Answer:
         if body["dry_run"]:
             return 200, self.plan
-        self.drains = [timed(self.begun)]
-        return 200, self.drains[0]
+        self.fake.drains = [timed(self.begun)]
+        return 200, self.fake.drains[0]
 
     def undrain(self, body: dict[str, Any]) -> Answer:
-        if not self.drains:
+        if not self.fake.drains:
             return refused("not_draining", 409, "i-1 is not being drained")
         dry_run = body["dry_run"]
         if not dry_run:
-            self.drains = []
+            self.fake.drains = []
         return 200, report("active", revision=5, dry_run=dry_run, changes=True)
 
     def uncordon(self, body: dict[str, Any]) -> Answer:
         """It is not cordoned."""
-        closed_by = ("draining",) if self.drains else ()
+        closed_by = ("draining",) if self.fake.drains else ()
         return 200, CordonReport(
             instance_id="i-1", cordoned=False, closed_by=closed_by, dry_run=body["dry_run"]
         )
@@ -123,7 +121,7 @@ class Bed:
         def happen() -> None:
             for each in later:
                 self.fake.until_asked_again("/v1/drains")
-                self.drains = [] if each is None else [timed(each)]
+                self.fake.drains = [] if each is None else [timed(each)]
 
         with meanwhile(happen):
             return run([*arguments, "-y"])
@@ -319,7 +317,7 @@ def test_a_controller_that_is_away_is_waited_for_and_a_cluster_that_is_stopped_i
     def come_back() -> None:
         bed.fake.until_asked_again("/v1/drains")
         bed.fake.stop()
-        bed.drains = [report("drained")]
+        bed.fake.drains = [report("drained")]
         bed.fake.start()
 
     with meanwhile(come_back):
@@ -517,9 +515,9 @@ def test_an_answer_on_a_terminal(bed: Bed, answer: str, code: int, words: str) -
 def test_on_a_terminal_its_progress_stays_on_one_line(bed: Bed) -> None:
     with terminal(*DRAIN, "-y") as screen:
         screen.until("\ri-1: 2 left, 1 moving, 0 moved")
-        bed.drains = [report(num_requests_left=1, num_moved=1)]
+        bed.fake.drains = [report(num_requests_left=1, num_moved=1)]
         screen.until("\ri-1: 1 left, 0 moving, 1 moved")
-        bed.drains = [report("drained", num_moved=2)]
+        bed.fake.drains = [report("drained", num_moved=2)]
         assert screen.process.wait(LIMIT_S) == 0
     assert screen.raw.split("ID")[0].count("\n") == 1
     assert "\r\x1b[Ki-1: safe to delete (2 moved)\r\n" in screen.raw
@@ -529,7 +527,7 @@ def test_on_a_terminal_its_progress_stays_on_one_line(bed: Bed) -> None:
 
 
 def test_a_drain_is_taken_back(bed: Bed, cli: Cli) -> None:
-    bed.drains = [report("drained")]
+    bed.fake.drains = [report("drained")]
     assert run(["uncordon", "i-1", "--dry-run"]) == 10
     captured = cli("uncordon", "i-1", "-m", "done", "--if-revision", "4")
     assert captured.err == ""
@@ -546,7 +544,7 @@ def test_a_drain_is_taken_back(bed: Bed, cli: Cli) -> None:
 
 
 def test_of_several_it_says_what_was_done_before_one_failed(bed: Bed, cli: Cli) -> None:
-    bed.drains = [report()]
+    bed.fake.drains = [report()]
     bed.fake.orders["POST /v1/instances/i-2/undrain"] = lambda _: refused(
         "no_such_instance", 404, "there is no instance 'i-2'"
     )

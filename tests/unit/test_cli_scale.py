@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.api.operations.on_cluster import ScaleReport
-from controller.api.operations.on_instances import DrainList, DrainReport
+from controller.api.operations.on_instances import DrainReport
 from controller.api.operations.on_requests import PriorityEffect, PriorityReport
 from controller.api.wire.requests import RequestName
 from controller.api.wire.status import DrainStatus, InstanceState
@@ -31,10 +31,8 @@ class Bed:
     def __init__(self, fake: FakeController) -> None:
         self.fake = fake
         self.has("i-0", "i-1")
-        self.drains: tuple[DrainReport, ...] = ()
         self.going = leaving()
         fake.orders = {
-            "GET /v1/drains": lambda _: (200, DrainList(drains=self.drains)),
             "POST /v1/scale": self.scale,
             "GET /v1/requests/r-1/id": lambda _: (200, RequestName(request_id="r-1")),
             "POST /v1/requests/r-1/priority": self.priority,
@@ -49,7 +47,7 @@ class Bed:
         target = body["target"] if body["change"] is None else 2 + body["change"]
         report = ScaleReport(previous=2, target=target, revision=6, dry_run=body["dry_run"])
         if target < 2:
-            self.drains = () if body["dry_run"] else (self.going,)
+            self.fake.drains = () if body["dry_run"] else (self.going,)
             report = report.model_copy(update={"draining": (self.going,)})
         if target > 2:
             report = report.model_copy(update={"added": ("i-2",)})
@@ -173,10 +171,10 @@ def test_waiting_until_one_is_gone(bed: Bed, cli: Cli, monkeypatch: pytest.Monke
 
     def happen() -> None:
         bed.fake.until_asked_again("/v1/drains")
-        bed.drains = (leaving(state="drained", num_requests_left=0, safe_to_delete=True),)
+        bed.fake.drains = (leaving(state="drained", num_requests_left=0, safe_to_delete=True),)
         bed.fake.until_asked_again("/v1/drains")
         bed.has("i-0")
-        bed.drains = ()
+        bed.fake.drains = ()
 
     with meanwhile(happen):
         captured = cli("scale", "-1", "-y", "--wait", "--deadline", "0.01")
@@ -189,12 +187,12 @@ def test_waiting_for_what_an_order_before_began(bed: Bed, cli: Cli) -> None:
     removed = DrainStatus(drain_id="d", num_requests_left=2, num_moved=0, removes=True)
     going = instance("i-1", InstanceState.DRAINING, drain=removed)
     bed.fake.status = cluster(instance("i-0"), going, instance("i-2", STARTING))
-    bed.drains = (leaving(),)
+    bed.fake.drains = (leaving(),)
 
     def happen() -> None:
         bed.fake.until_asked("/v1/status", times=3)
         bed.has("i-0", "i-2")
-        bed.drains = ()
+        bed.fake.drains = ()
 
     with meanwhile(happen):
         captured = cli("scale", "2", "-y", "--wait")

@@ -195,16 +195,13 @@ def finishes(fake: FakeController) -> None:
 
 def is_drained(fake: FakeController) -> None:
     fake.until_asked("/v1/drains", times=3)
-    fake.orders["GET /v1/drains"] = lambda _: (
-        200,
-        DrainList(drains=(draining(safe_to_delete=True),)),
-    )
+    fake.drains = [draining(safe_to_delete=True)]
 
 
 def is_removed(fake: FakeController) -> None:
     fake.until_asked("/v1/drains", times=3)
     fake.status = cluster(instance("i-7"))
-    fake.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=()))
+    fake.drains = []
 
 
 @pytest.mark.parametrize(
@@ -224,7 +221,7 @@ def test_it_waits_until_the_condition_holds(
     told: str,
 ) -> None:
     starting.details["r-1"] = RequestDetail(**request_fields("r-1"))
-    starting.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=(draining(),)))
+    starting.drains = [draining()]
     with meanwhile(lambda: happens(starting)):
         assert waited(cli, condition) == ("", f"{told}\n")
 
@@ -256,11 +253,9 @@ def test_what_can_never_hold_fails_at_once(fake: FakeController, cli: Cli) -> No
     assert waited(cli, "request/r-1=finished", code=1).err.endswith("try:   llumctl requests r-1\n")
 
 
+@pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("condition", ["instance/i-9=active", "request/r-9=running", "drained=i-9"])
-def test_what_there_is_not_from_the_beginning_is_a_mistake(
-    fake: FakeController, condition: str, cli: Cli
-) -> None:
-    fake.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=()))
+def test_what_there_is_not_from_the_beginning_is_a_mistake(condition: str, cli: Cli) -> None:
     assert "error: there is no " in waited(cli, condition, code=4).err
 
 
