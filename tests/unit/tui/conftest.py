@@ -1,9 +1,13 @@
-"""Makes Textual's pilot wait for 4 ms of idle time after each key instead of 20 ms."""
+"""Dashboards for tests that press keys. Textual's pilot waits for 4 ms of idle time after each key
+instead of 20 ms."""
 
 import inspect
+from collections.abc import AsyncIterator
 
 import pytest
 from textual import _wait
+
+from tests.unit.tui.tui_support import Bed, acting, watching
 
 HERE = "tests/unit/tui/"
 
@@ -15,6 +19,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         function = getattr(item, "function", None)
         if item.nodeid.startswith(HERE) and inspect.iscoroutinefunction(function):
             item.add_marker("dashboard")
+
+
+@pytest.fixture
+async def bed() -> AsyncIterator[Bed]:
+    """A dashboard that has heard one status of twelve instances."""
+    async with acting() as found:
+        yield found
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Bed]:
+    """A dashboard that has heard ten seconds of sixteen instances."""
+    async with watching() as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -1,21 +1,47 @@
 """Keys that change the cluster: which call they make, with which id, and when they make none."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from textual.widgets import Button
 
-from controller.api.errors import RefusedError
-from controller.api.operations.on_cluster import ScaleRequest
+from controller.api.errors import ConflictError, LlumctlError, RefusedError
+from controller.api.operations.on_cluster import (
+    RollingRequest,
+    RollingStopRequest,
+    ScaleReport,
+    ScaleRequest,
+    SettingsPatch,
+    awaited_of_scale,
+)
 from controller.api.operations.on_instances import (
     CordonRequest,
+    DrainReport,
     DrainRequest,
+    RestartRequest,
     UncordonRequest,
     UndrainRequest,
+    awaited,
 )
-from controller.api.operations.on_requests import PriorityRequest
-from controller.api.wire.status import DrainStatus
-from tests.unit.tui.tui_support import acting, field_of, presses, replaying
+from controller.api.operations.on_requests import AbortRequest, MigrateRequest, PriorityRequest
+from controller.api.operations.order import Awaited, End, progress
+from controller.api.operations.table import Undo
+from controller.api.wire.requests import Event
+from controller.api.wire.status import (
+    DrainStatus,
+    InstanceState,
+    InstanceStatus,
+    RestartedInstance,
+    RestartTurn,
+    RollingReport,
+)
+from controller.api.wire.stream import EventFrame
+from tests.unit.tui.tui_control import FakeControl
+from tests.unit.tui.tui_support import Bed, acting, field_of, presses, replaying
+from tools import synthetic_cluster as synthetic
 from tui.actions import ACTIONS
+from tui.asking import TakeBack
 from tui.screens.dashboard import DashboardScreen, Pane
 from tui.screens.details import LogScreen
 from tui.screens.dialogs import ChooseScreen, ConfirmScreen
@@ -23,110 +49,107 @@ from tui.screens.dialogs import ChooseScreen, ConfirmScreen
 
 @presses("drain")
 @presses("dialog_yes", "dialog_key")
-async def test_drain(key: str, dialog_key: str) -> None:
+async def test_drain(bed: Bed, key: str, dialog_key: str) -> None:
     """The instance is that under the cursor when the key was pressed, even if rows change places
     before the dialog is answered."""
-    async with acting() as bed:
-        await bed.press("j", "j")
-        wanted = bed.cursor
-        await bed.press(key)
-        text = await bed.shown()
-        assert f"Drain {wanted}?" in text
-        assert f"{wanted}: 2 requests would move" in text
-        assert "left: 2 of 2 serving instances, 900 of their 2000 blocks free" in text
-        assert "r1  7 blocks  to i-9" in text
-        assert [plan[:2] for plan in bed.control.plans] == [("drain", wanted)]
-        assert bed.control.calls == []
-        await bed.tick(**{field_of(wanted): {"freeness_steps": 9000.0}})
-        await bed.press(dialog_key)
-        assert bed.control.calls == [("drain", wanted, DrainRequest(if_revision=7))]
-        assert f"drain {wanted}: 2 left, 0 moving, 0 moved  (U takes it back)" in await bed.bottom()
-        assert bed.ids().index(wanted) != 2
+    await bed.press("j", "j")
+    wanted = bed.cursor
+    await bed.press(key)
+    await bed.sees(
+        f"Drain {wanted}?",
+        f"{wanted}: 2 requests would move",
+        "left: 2 of 2 serving instances, 900 of their 2000 blocks free",
+        "r1  7 blocks  to i-9",
+    )
+    assert [plan[:2] for plan in bed.control.plans] == [("drain", wanted)]
+    assert bed.control.calls == []
+    await bed.tick(**{field_of(wanted): {"freeness_steps": 9000.0}})
+    await bed.press(dialog_key)
+    assert bed.control.calls == [("drain", wanted, DrainRequest(if_revision=7))]
+    assert f"drain {wanted}: 2 left, 0 moving, 0 moved  (U takes it back)" in await bed.bottom()
+    assert bed.ids().index(wanted) != 2
 
 
 @presses("dialog_no", "no")
 @presses("dialog_next", "other")
-async def test_the_cursor_is_on_cancel(no: str, other: str) -> None:
-    async with acting() as bed:
-        for keys in (("enter",), (no, "y"), (other, other, "enter")):
-            await bed.press("d", *keys)
-            assert isinstance(bed.app.screen, DashboardScreen)
-            assert bed.control.calls == []
-        await bed.press("d", other)
-        focused = bed.app.screen.focused
-        assert isinstance(focused, Button)
-        assert focused.id == "yes"
-        await bed.press("enter")
-        assert bed.control.sent == [("drain", bed.cursor)]
-
-
-async def test_nothing_is_agreed_to_before_the_plan_is_there_or_if_it_is_refused() -> None:
-    async with acting() as bed:
-        bed.caller.held = True
-        await bed.press("d")
-        assert "asking what it would do" in await bed.shown()
-        await bed.press("y", "right", "enter")
+async def test_the_cursor_is_on_cancel(bed: Bed, no: str, other: str) -> None:
+    for keys in (("enter",), (no, "y"), (other, other, "enter")):
+        await bed.press("d", *keys)
+        assert isinstance(bed.app.screen, DashboardScreen)
         assert bed.control.calls == []
-        bed.caller.release()
-        await bed.settle()
-        bed.control.failing = {"drain_plan": RefusedError("the cluster is being stopped")}
-        await bed.press("d")
-        assert "the cluster is being stopped" in await bed.shown()
-        await bed.press("y")
-        assert isinstance(bed.app.screen, ConfirmScreen)
-        assert bed.control.calls == []
+    await bed.press("d", other)
+    focused = bed.app.screen.focused
+    assert isinstance(focused, Button)
+    assert focused.id == "yes"
+    await bed.press("enter")
+    assert bed.control.sent == [("drain", bed.cursor)]
 
 
-async def test_the_last_instance_is_drained_or_restarted_by_its_name_only() -> None:
-    async with acting() as bed:
-        wanted = bed.cursor
-        bed.control.last = (wanted,)
-        await bed.press("d")
-        assert f"Nothing else would serve. Type {wanted}" in await bed.shown()
-        await bed.press("y", "enter")
-        assert bed.control.calls == []
-        await bed.type("", wanted)
-        assert bed.control.calls == [("drain", wanted, DrainRequest(force=True, if_revision=7))]
-        await bed.press("r", "y")
-        await bed.type("", wanted)
-        assert bed.control.sent[1:] == [("restart", wanted)]
+async def test_nothing_is_agreed_to_before_the_plan_is_there_or_if_it_is_refused(bed: Bed) -> None:
+    bed.caller.held = True
+    await bed.press("d")
+    assert "asking what it would do" in await bed.shown()
+    await bed.press("y", "right", "enter")
+    assert bed.control.calls == []
+    bed.caller.release()
+    await bed.settle()
+    bed.control.failing = {"drain_plan": RefusedError("the cluster is being stopped")}
+    await bed.press("d")
+    assert "the cluster is being stopped" in await bed.shown()
+    await bed.press("y")
+    assert isinstance(bed.app.screen, ConfirmScreen)
+    assert bed.control.calls == []
+
+
+async def test_the_last_instance_is_drained_or_restarted_by_its_name_only(bed: Bed) -> None:
+    wanted = bed.cursor
+    bed.control.last = (wanted,)
+    await bed.press("d")
+    assert f"Nothing else would serve. Type {wanted}" in await bed.shown()
+    await bed.press("y", "enter")
+    assert bed.control.calls == []
+    await bed.type("", wanted)
+    assert bed.control.calls == [("drain", wanted, DrainRequest(force=True, if_revision=7))]
+    await bed.press("r", "y")
+    await bed.type("", wanted)
+    assert bed.control.sent[1:] == [("restart", wanted)]
 
 
 @presses("undrain", "undrain")
 @presses("cordon", "cordon")
 @presses("uncordon", "uncordon")
-async def test_undrain_cordon_and_uncordon(undrain: str, cordon: str, uncordon: str) -> None:
-    async with acting() as bed:
-        await bed.press("j")
-        wanted = bed.cursor
-        await bed.press(undrain)
-        assert f"undrain {wanted}: it gets requests again" in await bed.bottom()
-        await bed.press(cordon)
-        text = await bed.shown()
-        assert f"Cordon {wanted}?" in text
-        assert f"{wanted}: would be cordoned, would keep its 2 requests" in text
-        assert len(bed.control.calls) == 1
-        await bed.press("y")
-        told = f"cordon {wanted}: cordoned, keeps its 2 requests  (U takes it back)"
-        assert told in await bed.bottom()
-        await bed.tick(**{field_of(wanted): {"closed_by": ("cordoned",)}})
-        assert "cordoned" in await bed.shown()
-        await bed.press(uncordon)
-        assert f"uncordon {wanted}: gets new requests again" in await bed.bottom()
-        assert bed.control.calls == [
-            ("undrain", wanted, UndrainRequest(if_revision=7)),
-            ("cordon", wanted, CordonRequest(if_revision=8)),
-            ("uncordon", wanted, UncordonRequest(if_revision=9)),
-        ]
+async def test_undrain_cordon_and_uncordon(
+    bed: Bed, undrain: str, cordon: str, uncordon: str
+) -> None:
+    await bed.press("j")
+    wanted = bed.cursor
+    await bed.press(undrain)
+    assert f"undrain {wanted}: it gets requests again" in await bed.bottom()
+    await bed.press(cordon)
+    await bed.sees(f"Cordon {wanted}?", f"{wanted}: would be cordoned, would keep its 2 requests")
+    assert len(bed.control.calls) == 1
+    await bed.press("y")
+    told = f"cordon {wanted}: cordoned, keeps its 2 requests  (U takes it back)"
+    assert told in await bed.bottom()
+    await bed.tick(**{field_of(wanted): {"closed_by": ("cordoned",)}})
+    assert "cordoned" in await bed.shown()
+    await bed.press(uncordon)
+    assert f"uncordon {wanted}: gets new requests again" in await bed.bottom()
+    assert bed.control.calls == [
+        ("undrain", wanted, UndrainRequest(if_revision=7)),
+        ("cordon", wanted, CordonRequest(if_revision=8)),
+        ("uncordon", wanted, UncordonRequest(if_revision=9)),
+    ]
 
 
-async def test_rows_of_queue_heads_and_an_instances_screen_are_about_their_instance() -> None:
-    async with acting() as bed:
-        first = bed.cursor
-        await bed.press("enter", "u", "escape", "2")
-        second = bed.table(Pane.QUEUE).cursor_id
-        await bed.press("u")
-        assert bed.control.sent == [("undrain", first), ("undrain", second)]
+async def test_rows_of_queue_heads_and_an_instances_screen_are_about_their_instance(
+    bed: Bed,
+) -> None:
+    first = bed.cursor
+    await bed.press("enter", "u", "escape", "2")
+    second = bed.table(Pane.QUEUE).cursor_id
+    await bed.press("u")
+    assert bed.control.sent == [("undrain", first), ("undrain", second)]
 
 
 CHANGING = [each for each in ACTIONS if each.change is not None and each.keys]
@@ -134,42 +157,40 @@ TYPED = ("priority r1 high", "migrate r1 i-2", "abort r1", "restart i-1", "scale
 
 
 @presses("read_only")
-async def test_a_locked_screen_refuses_every_change_and_says_why(key: str) -> None:
-    async with acting() as bed:
-        assert "[WRITE]" in await bed.shown()
-        assert " d drain " in await bed.bottom()
-        await bed.press("2", "space")
-        for each in CHANGING:
-            if each.action_id != "setting_edit":
-                await bed.press(each.keys[0])
-                assert f"no {each.action_id} now: the screen is frozen: Space" in await bed.bottom()
-        for text in TYPED:
-            await bed.type("colon", text)
-            assert f"no {text.split()[0]} now: the screen is frozen" in await bed.bottom()
-        await bed.press("space", key)
-        bed.app.session.message.clear()
-        assert " d drain " not in await bed.bottom()
-        for pressed in ("plus", "minus", "u"):
-            await bed.press(pressed)
-            assert "now: read-only: R allows changes" in await bed.bottom()
-        assert bed.control.calls == bed.control.plans == []
-        await bed.press(key, "u")
-        assert len(bed.control.calls) == 1
+async def test_a_locked_screen_refuses_every_change_and_says_why(bed: Bed, key: str) -> None:
+    assert "[WRITE]" in await bed.shown()
+    assert " d drain " in await bed.bottom()
+    await bed.press("2", "space")
+    for each in CHANGING:
+        if each.action_id != "setting_edit":
+            await bed.press(each.keys[0])
+            assert f"no {each.action_id} now: the screen is frozen: Space" in await bed.bottom()
+    for text in TYPED:
+        await bed.type("colon", text)
+        assert f"no {text.split()[0]} now: the screen is frozen" in await bed.bottom()
+    await bed.press("space", key)
+    bed.app.session.message.clear()
+    assert " d drain " not in await bed.bottom()
+    for pressed in ("plus", "minus", "u"):
+        await bed.press(pressed)
+        assert "now: read-only: R allows changes" in await bed.bottom()
+    assert bed.control.calls == bed.control.plans == []
+    await bed.press(key, "u")
+    assert len(bed.control.calls) == 1
 
 
-async def test_a_screen_that_goes_stale_under_a_dialog_gives_no_order() -> None:
-    async with acting() as bed:
-        await bed.press("2")
-        for opening, answer in (("d", "y"), ("p", "enter"), ("m", "enter")):
-            await bed.tick()
-            await bed.press(opening)
-            await bed.wait(9)
-            await bed.press(answer)
-            assert "not now: what the screen shows is 9.0s old" in await bed.shown()
-            await bed.press("escape", "u")
-            assert "now: what the screen shows is 9.0s old" in await bed.bottom()
-            bed.source.clock_s -= 9
-        assert bed.control.calls == []
+async def test_a_screen_that_goes_stale_under_a_dialog_gives_no_order(bed: Bed) -> None:
+    await bed.press("2")
+    for opening, answer in (("d", "y"), ("p", "enter"), ("m", "enter")):
+        await bed.tick()
+        await bed.press(opening)
+        await bed.wait(9)
+        await bed.press(answer)
+        assert "not now: what the screen shows is 9.0s old" in await bed.shown()
+        await bed.press("escape", "u")
+        assert "now: what the screen shows is 9.0s old" in await bed.bottom()
+        bed.source.clock_s -= 9
+    assert bed.control.calls == []
 
 
 async def test_a_replay_refuses(tmp_path: Path) -> None:
@@ -179,112 +200,106 @@ async def test_a_replay_refuses(tmp_path: Path) -> None:
 
 
 @presses("priority")
-async def test_priority(key: str) -> None:
+async def test_priority(bed: Bed, key: str) -> None:
     """The order is about the request that was under the cursor when the key was pressed, by its
     full id; once the level is chosen, it is sent at once."""
-    async with acting() as bed:
-        await bed.press("2", "j")
-        wanted = bed.request
-        await bed.press(key)
-        text = await bed.shown()
-        assert f"Which priority for {wanted}?" in text
-        assert text.index("high") < text.index("rank 1") < text.index("rank 0")
-        await bed.tick(**{f"i_{place}": {"queue_head": None} for place in range(12)})
-        await bed.press("j", "enter")
-        assert bed.control.calls == [("priority", wanted, PriorityRequest(level="normal"))]
-        assert f"priority {wanted} normal: it had normal already" in await bed.bottom()
+    await bed.press("2", "j")
+    wanted = bed.request
+    await bed.press(key)
+    text = await bed.shown()
+    assert f"Which priority for {wanted}?" in text
+    assert text.index("high") < text.index("rank 1") < text.index("rank 0")
+    await bed.tick(**{f"i_{place}": {"queue_head": None} for place in range(12)})
+    await bed.press("j", "enter")
+    assert bed.control.calls == [("priority", wanted, PriorityRequest(level="normal"))]
+    assert f"priority {wanted} normal: it had normal already" in await bed.bottom()
 
 
 @presses("migrate")
 @presses("choice_none", "leave")
-async def test_migrate(key: str, leave: str) -> None:
+async def test_migrate(bed: Bed, key: str, leave: str) -> None:
     """The controller is asked what a move to the destination would take before that can be
     chosen."""
-    async with acting() as bed:
-        await bed.press("2")
-        wanted, source = bed.request, bed.table(Pane.QUEUE).target.instance_id
-        await bed.press(key, leave)
-        assert isinstance(bed.app.screen, DashboardScreen)
-        bed.control.plans.clear()
+    await bed.press("2")
+    wanted, source = bed.request, bed.table(Pane.QUEUE).target.instance_id
+    await bed.press(key, leave)
+    assert isinstance(bed.app.screen, DashboardScreen)
+    bed.control.plans.clear()
+    await bed.press(key)
+    (first,) = [plan.to for _, _, plan in bed.control.plans]
+    await bed.sees(f"Move {wanted} from {source} to?", "40 blocks, 40.0 MiB, downtime about 24ms")
+    assert isinstance(bed.app.screen, ChooseScreen)
+    assert source not in [first, *(each.name for each in bed.app.screen.found.choices)]
+    await bed.press("j")
+    second = bed.control.plans[-1][2].to
+    assert second not in (first, source)
+    await bed.press("k", "j")
+    assert len(bed.control.plans) == 2, "each is asked once"
+    await bed.press("enter")
+    ((name, id_, order),) = bed.control.calls
+    assert (name, id_, order.to, order.dry_run) == ("migrate", wanted, second, False)
+    assert f"to {second}: migrated, 40 blocks, downtime 31ms" in await bed.bottom()
+
+
+async def test_a_destination_that_cannot_take_it_is_not_taken(bed: Bed) -> None:
+    for key in ("p", "m"):
         await bed.press(key)
-        (first,) = [plan.to for _, _, plan in bed.control.plans]
-        assert f"Move {wanted} from {source} to?" in await bed.shown()
-        assert "40 blocks, 40.0 MiB, downtime about 24ms" in await bed.shown()
-        assert isinstance(bed.app.screen, ChooseScreen)
-        assert source not in [first, *(each.name for each in bed.app.screen.found.choices)]
-        await bed.press("j")
-        second = bed.control.plans[-1][2].to
-        assert second not in (first, source)
-        await bed.press("k", "j")
-        assert len(bed.control.plans) == 2, "each is asked once"
-        await bed.press("enter")
-        ((name, id_, order),) = bed.control.calls
-        assert (name, id_, order.to, order.dry_run) == ("migrate", wanted, second, False)
-        assert f"to {second}: migrated, 40 blocks, downtime 31ms" in await bed.bottom()
-
-
-async def test_a_destination_that_cannot_take_it_is_not_taken() -> None:
-    async with acting() as bed:
-        for key in ("p", "m"):
-            await bed.press(key)
-            assert "this row is about no request" in await bed.bottom()
-        await bed.press("2")
-        bed.control.full = tuple(f"i-{place}" for place in range(12))
-        await bed.press("m", "enter")
-        assert "cannot: it has not enough free blocks" in await bed.shown()
-        assert isinstance(bed.app.screen, ChooseScreen)
-        bed.caller.held = True
-        await bed.press("j", "enter")
-        assert "asking what it would take" in await bed.shown()
-        assert bed.control.calls == []
+        assert "this row is about no request" in await bed.bottom()
+    await bed.press("2")
+    bed.control.full = tuple(f"i-{place}" for place in range(12))
+    await bed.press("m", "enter")
+    assert "cannot: it has not enough free blocks" in await bed.shown()
+    assert isinstance(bed.app.screen, ChooseScreen)
+    bed.caller.held = True
+    await bed.press("j", "enter")
+    assert "asking what it would take" in await bed.shown()
+    assert bed.control.calls == []
 
 
 @presses("scale_out", "more")
 @presses("scale_in", "fewer")
-async def test_one_more_and_one_fewer(more: str, fewer: str) -> None:
-    async with acting() as bed:
-        await bed.press(more)
-        assert "12 -> 13 instances" in await bed.shown()
-        assert "i-12 would start" in await bed.shown()
-        await bed.press("y", fewer)
-        assert "i-11: 0 requests would move, then it is removed" in await bed.shown()
-        assert "left: 2 of 2 serving instances" in await bed.shown()
-        await bed.press("enter")
-        assert len(bed.control.calls) == 1, "the cursor is on Cancel"
-        await bed.press(fewer, "y")
-        await bed.type("colon", "scale 14")
-        await bed.press("y")
-        assert bed.control.calls == [
-            ("scale", "", ScaleRequest(target=13, draining=(), if_revision=7)),
-            ("scale", "", ScaleRequest(target=11, draining=("i-11",), if_revision=8)),
-            ("scale", "", ScaleRequest(target=14, draining=(), if_revision=9)),
-        ]
-        await bed.type("colon", "scale 12")
-        assert "there are 12 instances already" in await bed.shown()
-        await bed.press("y", "escape")
-        assert len(bed.control.calls) == 3
+async def test_one_more_and_one_fewer(bed: Bed, more: str, fewer: str) -> None:
+    await bed.press(more)
+    await bed.sees("12 -> 13 instances", "i-12 would start")
+    await bed.press("y", fewer)
+    await bed.sees(
+        "i-11: 0 requests would move, then it is removed", "left: 2 of 2 serving instances"
+    )
+    await bed.press("enter")
+    assert len(bed.control.calls) == 1, "the cursor is on Cancel"
+    await bed.press(fewer, "y")
+    await bed.type("colon", "scale 14")
+    await bed.press("y")
+    assert bed.control.calls == [
+        ("scale", "", ScaleRequest(target=13, draining=(), if_revision=7)),
+        ("scale", "", ScaleRequest(target=11, draining=("i-11",), if_revision=8)),
+        ("scale", "", ScaleRequest(target=14, draining=(), if_revision=9)),
+    ]
+    await bed.type("colon", "scale 12")
+    assert "there are 12 instances already" in await bed.shown()
+    await bed.press("y", "escape")
+    assert len(bed.control.calls) == 3
 
 
-async def test_uncordon_as_typed_takes_back_drains_too() -> None:
+async def test_uncordon_as_typed_takes_back_drains_too(bed: Bed) -> None:
     """The key of each order takes back only that order."""
-    async with acting() as bed:
-        drain = DrainStatus(drain_id="op-1", num_requests_left=7, num_moved=5)
-        await bed.tick(
-            i_1={"closed_by": ("draining",), "drain": drain},
-            i_2={"closed_by": ("draining", "cordoned"), "drain": drain},
-            i_3={"closed_by": ("cordoned",)},
-        )
-        for each in ("i-1", "i-2", "i-3", "i-4"):
-            await bed.type("colon", f"uncordon {each}")
-        await bed.type("colon", "drain i-99")
-        assert "no instance 'i-99'" in await bed.bottom()
-        assert bed.control.sent == [
-            ("undrain", "i-1"),
-            ("undrain", "i-2"),
-            ("uncordon", "i-2"),
-            ("uncordon", "i-3"),
-            ("uncordon", "i-4"),
-        ]
+    drain = DrainStatus(drain_id="op-1", num_requests_left=7, num_moved=5)
+    await bed.tick(
+        i_1={"closed_by": ("draining",), "drain": drain},
+        i_2={"closed_by": ("draining", "cordoned"), "drain": drain},
+        i_3={"closed_by": ("cordoned",)},
+    )
+    for each in ("i-1", "i-2", "i-3", "i-4"):
+        await bed.type("colon", f"uncordon {each}")
+    await bed.type("colon", "drain i-99")
+    assert "no instance 'i-99'" in await bed.bottom()
+    assert bed.control.sent == [
+        ("undrain", "i-1"),
+        ("undrain", "i-2"),
+        ("uncordon", "i-2"),
+        ("uncordon", "i-3"),
+        ("uncordon", "i-4"),
+    ]
 
 
 @presses("log")
@@ -306,3 +321,385 @@ async def test_the_log_keeps_what_was_done(key: str) -> None:
         assert bed.app.clipboard == f"llumctl uncordon --cluster t3 {wanted}"
         await bed.press("escape")
         assert isinstance(bed.app.screen, DashboardScreen)
+
+
+# Requests that end, and all marked rows at once
+
+
+@presses("abort")
+async def test_abort(bed: Bed, key: str) -> None:
+    await bed.press("2")
+    bed.control.over = (over := bed.request,)
+    await bed.press(key)
+    assert f"request {over} is over" in await bed.shown()
+    await bed.press("y")
+    assert isinstance(bed.app.screen, ConfirmScreen)
+    await bed.press("escape", "j")
+    wanted = bed.request
+    await bed.press(key)
+    text = await bed.shown()
+    for words in (
+        f"Abort {wanted}?",
+        f"{wanted}: running on i-3, 40 tokens written, priority high",
+        f"{wanted} is the client's mine",
+        f"{wanted}-b ends with it",
+        "There is no undo.",
+    ):
+        assert words in text
+    assert bed.control.calls == []
+    await bed.tick()
+    await bed.press("y")
+    assert bed.control.calls == [("abort", wanted, AbortRequest())]
+    assert f"abort {wanted}: aborted after 40 tokens, and 1 more" in await bed.bottom()
+    await bed.press("U")
+    assert f"(abort {wanted}) cannot be undone" in await bed.shown()
+
+
+@presses("restart")
+async def test_restart(bed: Bed, key: str) -> None:
+    await bed.press("j")
+    wanted = bed.cursor
+    await bed.press(key)
+    await bed.sees(
+        f"Restart {wanted}?",
+        f"{wanted}: 2 requests would move, then its process is replaced",
+        "left: 2 of 2 serving instances",
+    )
+    await bed.press("enter")
+    assert bed.control.calls == [], "the cursor is on Cancel"
+    await bed.press(key, "y")
+    assert bed.control.calls == [("restart", wanted, RestartRequest(if_revision=7))]
+    await bed.press("U", "y")
+    assert bed.control.sent[1] == ("undrain", wanted)
+
+
+# Marked rows
+
+
+async def marked(bed: Bed, pane: Pane = Pane.INSTANCES) -> list[str]:
+    """Marks the first two rows of the pane, and returns their ids."""
+    await bed.press("0" if pane is Pane.INSTANCES else "2", "g", "x", "j", "x")
+    return bed.ids(pane)[:2]
+
+
+def requests_of(bed: Bed) -> list[str]:
+    return [item.target.request_id for item in bed.table(Pane.QUEUE).items[:2]]
+
+
+@presses("mark")
+async def test_a_mark_follows_its_row_and_is_taken_off(bed: Bed, key: str) -> None:
+    wanted = bed.cursor
+    await bed.press(key)
+    assert "1 marked" in await bed.shown()
+    for update in ({}, {"freeness_steps": 9000.0}):
+        await bed.tick(**{field_of(wanted): update})
+        (line,) = [line for line in await bed.lines() if line.startswith("*")]
+        assert wanted in line
+    await bed.press("g")
+    assert bed.cursor != wanted
+    await bed.press("u")
+    assert f"Undrain {wanted}?" in await bed.shown(), "the cursor may be on another row"
+    assert bed.control.calls == []
+    await bed.press("y")
+    assert bed.control.calls == [("undrain", wanted, UndrainRequest(if_revision=7))]
+    await bed.press("escape")
+    assert "marked" not in await bed.shown()
+
+
+async def test_orders_for_all_marked_instances_wherever_the_cursor_is(bed: Bed) -> None:
+    first, second = await marked(bed)
+    await bed.press("j", "j", "d")
+    text = await bed.shown()
+    assert "Drain 2 instances?" in text
+    assert f"{first}: 2 requests would move" in text
+    assert f"{second}: 2 requests would move" in text
+    assert text.count("left: 2 of 2 serving instances") == 1
+    await bed.press("y")
+    assert bed.control.calls == [
+        ("drain", first, DrainRequest(if_revision=7, with_ids=(second,))),
+        ("drain", second, DrainRequest(if_revision=8, with_ids=(first,))),
+    ]
+    await bed.press("c", "y")
+    assert bed.control.sent[2:] == [("cordon", first), ("cordon", second)]
+    await bed.press("r")
+    assert "restart one at a time: Esc takes the marks off" in await bed.bottom()
+
+
+async def test_orders_for_all_marked_requests(bed: Bed) -> None:
+    """All move except the request that is on the destination already; one that has ended is left
+    out of an abort."""
+    sources = await marked(bed, Pane.QUEUE)
+    first, second = requests_of(bed)
+    await bed.press("p")
+    assert f"Which priority for 2 requests ({first}, {second})?" in await bed.shown()
+    await bed.press("enter", "m")
+    assert isinstance(bed.app.screen, ChooseScreen)
+    names = [each.name for each in bed.app.screen.found.choices]
+    assert set(sources) <= set(names)
+    assert "2 of 2 can:" in await bed.shown()
+    await bed.press(*["j"] * names.index(sources[0]), "enter")
+    bed.control.over = (first,)
+    await bed.press("a")
+    await bed.sees("Abort 2 requests?", f"not abort {first}: request {first} is over")
+    await bed.press("y")
+    assert bed.control.sent == [
+        ("priority", first),
+        ("priority", second),
+        ("migrate", second),
+        ("abort", second),
+    ]
+    assert bed.control.calls[2][2].to == sources[0]
+
+
+async def test_a_mark_vanishes_with_its_row_and_with_what_the_row_was_about(bed: Bed) -> None:
+    gone, changed = await marked(bed, Pane.QUEUE)
+    heads = {item.id: item.queue_head for item in bed.status.instances}
+    assert heads[changed] is not None
+    head = heads[changed].model_copy(update={"request_id": "another"})
+    await bed.tick(
+        **{field_of(gone): {"queue_head": None}, field_of(changed): {"queue_head": head}}
+    )
+    assert "marked" not in await bed.shown()
+
+
+async def test_marked_requests_on_an_instances_screen(bed: Bed) -> None:
+    bed.source.answer = synthetic.requests(bed.cursor)
+    await bed.press("enter")
+    screen = bed.app.screen
+    await bed.tick()
+    await bed.press("x", "j", "x", "a")
+    assert "Abort 2 requests?" in await bed.shown()
+    await bed.press("escape", "escape")
+    assert "marked" not in await bed.shown()
+    assert bed.app.screen is screen
+
+
+# What is taken back, by which order, and what cannot be
+
+WHY = "undo of op-0"
+ON = {"reason": WHY, "if_revision": 7}
+
+
+def undo(kind: str, target: str = "", **previous: Any) -> Undo:
+    values = {key.replace("__", "."): value for key, value in previous.items()}
+    return Undo(kind=kind, target=target, previous=values, made={})
+
+
+@pytest.mark.parametrize(
+    ("undo", "line", "wanted"),
+    [
+        (undo("drain", "i-3"), "i-3: 2 requests would move", DrainRequest(**ON)),
+        (
+            undo("scale", instances=11),
+            "12 -> 11 instances",
+            ScaleRequest(target=11, draining=("i-11",), **ON),
+        ),
+        (
+            undo("migrate", "r-1", instance="i-5"),
+            "40 blocks, 40.0 MiB, downtime about 24ms",
+            MigrateRequest(to="i-5", reason=WHY),
+        ),
+        (
+            undo("set", migration__max_moves=9),
+            "migration.max_moves: 4 -> 9",
+            SettingsPatch(changes={"migration.max_moves": 9}, **ON),
+        ),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Undo) else "",
+)
+def test_what_each_is_taken_back_by(undo: Undo, line: str, wanted: object) -> None:
+    """The plan says who did it and when; the order carries the reason and the list's revision."""
+    control = FakeControl()
+    control.note("did it", undo, reason="maintenance")
+    found = TakeBack().plan(control)
+    assert found.lines[0].endswith("ana@desk (maintenance):")
+    assert line in found.lines
+    control.send(found.order, key="key")
+    assert control.calls == [(undo.kind, undo.target, wanted)]
+
+
+def test_one_that_cannot_be_taken_back_says_why() -> None:
+    control = FakeControl()
+    with pytest.raises(LlumctlError, match="there is no operation that was done"):
+        TakeBack().plan(control)
+    control.note("drain i-1", undo("undrain", "i-1"))
+    control.note("abort r-1", None)
+    with pytest.raises(LlumctlError, match=r"op-1 \(abort r-1\) cannot be undone: it cannot"):
+        TakeBack().plan(control)
+    assert TakeBack("op-0").plan(control).order is not None
+
+
+@presses("undo")
+async def test_undo(bed: Bed, key: str) -> None:
+    """Undoes the last operation, whoever did it, after it was shown. A second undo takes back the
+    first one, as on the command line."""
+    await bed.press(key)
+    assert "there is no operation that was done" in await bed.shown()
+    await bed.press("y", "escape")
+    wanted = bed.cursor
+    await bed.press("d", "y")
+    bed.control.note("undrain i-5", undo("drain", "i-5"))
+    await bed.press(key)
+    await bed.sees("12:00:01 ana@desk:", "It is taken back by: drain i-5", "r1  7 blocks  to i-9")
+    await bed.press("enter")
+    assert len(bed.control.calls) == 1, "the cursor is on Cancel"
+    bed.control.done.pop(0)
+    await bed.type("colon", "undo")
+    await bed.tick()
+    await bed.press("y")
+    order = UndrainRequest(reason=WHY, if_revision=8)
+    assert bed.control.calls[1] == ("undrain", wanted, order)
+    assert f"undrain {wanted}: it gets requests again" in await bed.bottom()
+    await bed.press(key)
+    assert f"It is taken back by: drain {wanted}" in await bed.shown()
+
+
+async def test_on_an_operators_event_undrain_takes_that_operation_back(bed: Bed) -> None:
+    bed.control.note("set x", undo("scale", instances=13))
+    bed.control.note("drain i-1", undo("undrain", "i-1"))
+    event = Event(kind="operator", time_s=synthetic.START_S, cause_id="op-0", reason="scale")
+    await bed.feed([EventFrame(time_s=bed.source.clock_s, event=event)])
+    await bed.press("3", "u")
+    assert "Take op-0 back?" in await bed.shown()
+    bed.control.failing = {"scale": ConflictError("the cluster was changed meanwhile")}
+    await bed.press("y")
+    order = ScaleRequest(target=13, draining=(), **ON)
+    assert bed.control.calls == [("scale", "", order)]
+    assert "the cluster was changed meanwhile" in await bed.bottom()
+
+
+# Orders that go on after their answer
+
+EMPTYING = DrainStatus(drain_id="op-1", num_requests_left=12, num_moved=3)
+EMPTY = EMPTYING.model_copy(update={"num_requests_left": 0, "safe_to_delete": True})
+
+
+def instance(drain: DrainStatus | None = None, **what: Any) -> InstanceStatus:
+    found = synthetic.instance("i-7")
+    state = InstanceState.DRAINING if drain else InstanceState.ACTIVE
+    update = {"state": state, "drain": drain, "num_moves_out": 1, "incarnation": 3}
+    return found.model_copy(update=update | what)
+
+
+STARTING, FAILED = InstanceState.STARTING, InstanceState.FAILED
+LEFT = "12 requests left, 1 migrating"
+TAKEN = "taken back, or given up at its deadline"
+
+
+@pytest.mark.parametrize(
+    ("end", "found", "text", "is_over", "failed"),
+    [
+        (End.DRAINED, instance(EMPTYING), LEFT, False, False),
+        (End.DRAINED, instance(EMPTY), "drained", True, False),
+        (End.DRAINED, instance(), TAKEN, True, True),
+        (End.DRAINED, None, "it is gone", True, True),
+        (End.REMOVED, instance(EMPTYING), LEFT, False, False),
+        (End.REMOVED, instance(EMPTY), "0 requests left, 1 migrating", False, False),
+        (End.REMOVED, None, "removed", True, False),
+        (End.REMOVED, instance(), TAKEN, True, True),
+        (End.RESTARTED, instance(EMPTYING), LEFT, False, False),
+        (End.RESTARTED, instance(EMPTY, state=STARTING), "starting", False, False),
+        (End.RESTARTED, instance(incarnation=4, state=STARTING), "starting", False, False),
+        (End.RESTARTED, instance(incarnation=4), "restarted", True, False),
+        (End.RESTARTED, instance(), TAKEN, True, True),
+        (End.RESTARTED, instance(EMPTY, state=FAILED, detail="no"), "failed: no", True, True),
+        (End.STARTED, None, "not launched yet", False, False),
+        (End.STARTED, instance(state=STARTING, detail="loading"), "loading", False, False),
+        (End.STARTED, instance(), "serves", True, False),
+    ],
+)
+def test_how_far_one_is(
+    end: End, found: InstanceStatus | None, text: str, is_over: bool, failed: bool
+) -> None:
+    status = synthetic.cluster((found,) if found else ())
+    come = progress([Awaited("i-7", end, "op-1", 3)], status)
+    assert (come.text, come.is_over, come.failed) == (text, is_over, failed)
+
+
+def test_several_are_over_together() -> None:
+    wanted = [Awaited("i-7", End.REMOVED, "op-1"), Awaited("i-8", End.REMOVED, "op-1")]
+    come = progress(wanted, synthetic.cluster((instance(EMPTYING),)))
+    assert (come.text, come.is_over) == (f"i-7: {LEFT}, i-8: removed", False)
+    assert progress(wanted, synthetic.cluster(())).is_over
+
+
+def test_what_remains_of_a_report() -> None:
+    report = DrainReport(instance_id="i-7", state="draining", drain_id="op-1", incarnation=3)
+    assert awaited(report) == (Awaited("i-7", End.DRAINED, "op-1", 3),)
+    assert awaited(report.model_copy(update={"safe_to_delete": True})) == ()
+    restart = report.model_copy(update={"restarts_instance": True, "safe_to_delete": True})
+    assert [each.end for each in awaited(restart)] == [End.RESTARTED]
+    going = report.model_copy(update={"removes_instance": True})
+    scale = ScaleReport(previous=4, target=4, added=("i-9",), draining=(going,))
+    assert [each.end for each in awaited_of_scale(scale)] == [End.STARTED, End.REMOVED]
+
+
+async def test_a_drain_tells_its_progress_and_its_end() -> None:
+    """Both stand on the bottom line beside the keys, and in the log. Earlier statuses are
+    ignored."""
+    async with acting((160, 36)) as bed:
+        bed.control.drain_id = "op-1"
+        wanted = bed.cursor
+        await bed.press("d", "y")
+        emptying = {"drain": EMPTYING, "state": InstanceState.DRAINING, "num_moves_out": 1}
+        await bed.tick({"revision": bed.control.revision - 1})
+        assert "taken back" not in await bed.bottom()
+        await bed.tick(**{field_of(wanted): emptying})
+        bed.app.session.message.clear()
+        bottom = await bed.bottom()
+        assert f"> drain {wanted}: 12 requests left, 1 migrating" in bottom
+        assert "? help" in bottom
+        await bed.press("L")
+        assert "under way" in await bed.shown()
+        await bed.tick(**{field_of(wanted): emptying | {"drain": EMPTY}})
+        assert f"drain {wanted}: drained after 3.0s" in await bed.bottom()
+        text = await bed.shown()
+        assert "done       drained after 3.0s" in text
+        assert "under way" not in text
+
+
+async def test_an_undrain_says_itself_that_it_ended_the_drain() -> None:
+    async with acting((160, 36)) as bed:
+        bed.control.drain_id = "op-1"
+        await bed.press("d", "y", "u")
+        await bed.tick()
+        assert "it gets requests again" in await bed.bottom()
+        await bed.press("L")
+        assert TAKEN in await bed.shown()
+
+
+async def test_a_rolling_restart_is_typed_followed_and_stopped(bed: Bed) -> None:
+    going = RollingReport(
+        rolling_id="op-roll",
+        state="going",
+        done=(RestartedInstance(instance_id="i-0", took_s=9.0),),
+        under_way=(RestartTurn(instance_id="i-1", began_s=1.0, state="restarting"),),
+        left=("i-2",),
+    )
+    why = "i-1 could not start: no such model"
+    update = {"state": "failed", "why": why, "failed_id": "i-1", "under_way": ()}
+    bed.control.last = ("i-0",)
+    await bed.type("colon", "rolling")
+    await bed.sees(
+        "Restart all, one after the other?",
+        "2 instances would be restarted, 1 at a time",
+        "i-0: 2 requests (7 blocks), then a start",
+        "Type all",
+    )
+    await bed.type("", "all")
+    assert "rolling restart: 0 of 2 done, then i-0 i-1" in await bed.bottom()
+    await bed.press("U")
+    assert "It is taken back by: restart --stop" in await bed.shown()
+    await bed.press("escape")
+    await bed.tick({"rolling": going})
+    assert "roll 1/3 i-1 starting" in await bed.shown()
+    await bed.tick({"rolling": going.model_copy(update=update)})
+    assert "roll 1/2 failed i-1" in await bed.shown()
+    assert f"failed: {why}" in await bed.bottom()
+    await bed.type("colon", "stop_rolling")
+    assert "these would keep their process: i-1" in await bed.shown()
+    await bed.press("y")
+    assert bed.control.calls == [
+        ("rolling", "", RollingRequest(force=True, if_revision=7)),
+        ("stop_rolling", "", RollingStopRequest(if_revision=8)),
+    ]

@@ -170,47 +170,45 @@ def prompt(bed: Bed) -> Input:
     return bed.app.screen.query_one(Input)
 
 
-async def test_tab_hints_and_history_in_the_prompt() -> None:
-    async with acting() as bed:
-        await bed.press("colon", *"dra")
-        assert "command: drain" in await bed.bottom()
-        await bed.press("tab", *"i-1")
-        assert "ID: i-1 i-10 i-11" in await bed.bottom()
-        await bed.press("tab", "tab")
-        assert prompt(bed).value == "drain i-10"
-        await bed.press("shift+tab", "enter", "y")
-        assert bed.control.calls == [("drain", "i-1", DrainRequest(if_revision=7))]
-        await bed.type("colon", "drian i-2")
-        assert "no command 'drian': did you mean drain?" in await bed.bottom()
-        await bed.press("j")
-        assert "drian" not in await bed.bottom(), "the message goes away with the next key"
-        await bed.press("colon")
-        for key, text in (
-            ("up", "drian i-2"),
-            ("up", "drain i-1"),
-            ("down", "drian i-2"),
-            ("down", ""),
-        ):
-            await bed.press(key)
-            assert prompt(bed).value == text
-        await bed.press("escape", "slash", "tab", "up")
-        assert prompt(bed).value == "", "a filter is no command"
-        assert len(bed.control.calls) == 1
+async def test_tab_hints_and_history_in_the_prompt(bed: Bed) -> None:
+    await bed.press("colon", *"dra")
+    assert "command: drain" in await bed.bottom()
+    await bed.press("tab", *"i-1")
+    assert "ID: i-1 i-10 i-11" in await bed.bottom()
+    await bed.press("tab", "tab")
+    assert prompt(bed).value == "drain i-10"
+    await bed.press("shift+tab", "enter", "y")
+    assert bed.control.calls == [("drain", "i-1", DrainRequest(if_revision=7))]
+    await bed.type("colon", "drian i-2")
+    assert "no command 'drian': did you mean drain?" in await bed.bottom()
+    await bed.press("j")
+    assert "drian" not in await bed.bottom(), "the message goes away with the next key"
+    await bed.press("colon")
+    for key, text in (
+        ("up", "drian i-2"),
+        ("up", "drain i-1"),
+        ("down", "drian i-2"),
+        ("down", ""),
+    ):
+        await bed.press(key)
+        assert prompt(bed).value == text
+    await bed.press("escape", "slash", "tab", "up")
+    assert prompt(bed).value == "", "a filter is no command"
+    assert len(bed.control.calls) == 1
 
 
-async def test_what_is_typed_in_one_piece_is_typed_behind_the_colon() -> None:
+async def test_what_is_typed_in_one_piece_is_typed_behind_the_colon(bed: Bed) -> None:
     """With tmux or on a busy machine, all keys come at once: `r` once asked to restart an instance,
     and Enter confirmed it."""
-    async with acting() as bed:
-        for name in ("colon", *"requests", "enter"):
-            bed.app.post_message(Key(name, {"colon": ":", "enter": "\r"}.get(name, name)))
-        await bed.settle()
-        await bed.settle()
-        assert isinstance(bed.app.screen, RequestsScreen)
-        await bed.press("escape", "r")
-        bed.app.screen.set_focus(prompt(bed))
-        await bed.press("enter")
-        assert bed.control.calls == [], "Enter in a dialog's hidden line gives no order"
+    for name in ("colon", *"requests", "enter"):
+        bed.app.post_message(Key(name, {"colon": ":", "enter": "\r"}.get(name, name)))
+    await bed.settle()
+    await bed.settle()
+    assert isinstance(bed.app.screen, RequestsScreen)
+    await bed.press("escape", "r")
+    bed.app.screen.set_focus(prompt(bed))
+    await bed.press("enter")
+    assert bed.control.calls == [], "Enter in a dialog's hidden line gives no order"
 
 
 async def test_ctrl_c_copies_what_is_selected_before_it_leaves() -> None:
@@ -223,44 +221,43 @@ async def test_ctrl_c_copies_what_is_selected_before_it_leaves() -> None:
     assert bed.source.stopped
 
 
-async def test_what_the_command_line_can_do() -> None:
-    async with acting() as bed:
-        bed.control.whole_ids = {"8d36": "cmpl-8d36", "r5": "cmpl-r5"}
-        await bed.type("colon", "priority 8d36 normal")
-        await bed.type("colon", "migrate 8d36 --to i-2")
-        await bed.type("colon", "abort r5 nobody")
-        assert "there is no request 'nobody'" in await bed.bottom()
-        await bed.type("colon", "abort r5")
-        await bed.press("y")
-        assert bed.control.named[-1] == ("r5", True)
-        await bed.type("colon", "restart i-3")
-        await bed.press("y")
-        await bed.type("colon", "drain i-3 --remove")
-        text = await bed.shown()
-        assert "Evacuate i-3 within 30 s?" in text
-        assert "after 30s at the latest it is removed, with what is left" in text
-        await bed.press("y")
-        assert "evacuate i-3: 2 left, 0 moving, 0 moved  (U takes it back)" in await bed.bottom()
-        (priority, migrate, *others) = bed.control.calls
-        assert priority == ("priority", "cmpl-8d36", PriorityRequest(level="normal"))
-        assert (migrate[:2], migrate[2].to) == (("migrate", "cmpl-8d36"), "i-2")
-        assert others == [
-            ("abort", "cmpl-r5", AbortRequest()),
-            ("restart", "i-3", RestartRequest(if_revision=7)),
-            ("evacuate", "i-3", EvacuateRequest(if_revision=8)),
-        ]
-        await bed.type("colon", "drain i-4 i-5")
-        assert "Drain 2 instances?" in await bed.shown()
-        await bed.press("escape")
-        await bed.type("colon", "migrate 8d36")
-        assert isinstance(bed.app.screen, ChooseScreen)
-        await bed.press("escape")
-        await bed.type("colon", "set migration.max_moves")
-        assert "migration.max_moves = 4" in await bed.bottom()
-        await bed.type("colon", "set migration.max_mo", "tab")
-        assert prompt(bed).value == "set migration.max_moves"
-        await bed.type("", "set")
-        assert isinstance(bed.app.screen, TuningScreen)
+async def test_what_the_command_line_can_do(bed: Bed) -> None:
+    bed.control.whole_ids = {"8d36": "cmpl-8d36", "r5": "cmpl-r5"}
+    await bed.type("colon", "priority 8d36 normal")
+    await bed.type("colon", "migrate 8d36 --to i-2")
+    await bed.type("colon", "abort r5 nobody")
+    assert "there is no request 'nobody'" in await bed.bottom()
+    await bed.type("colon", "abort r5")
+    await bed.press("y")
+    assert bed.control.named[-1] == ("r5", True)
+    await bed.type("colon", "restart i-3")
+    await bed.press("y")
+    await bed.type("colon", "drain i-3 --remove")
+    await bed.sees(
+        "Evacuate i-3 within 30 s?", "after 30s at the latest it is removed, with what is left"
+    )
+    await bed.press("y")
+    assert "evacuate i-3: 2 left, 0 moving, 0 moved  (U takes it back)" in await bed.bottom()
+    (priority, migrate, *others) = bed.control.calls
+    assert priority == ("priority", "cmpl-8d36", PriorityRequest(level="normal"))
+    assert (migrate[:2], migrate[2].to) == (("migrate", "cmpl-8d36"), "i-2")
+    assert others == [
+        ("abort", "cmpl-r5", AbortRequest()),
+        ("restart", "i-3", RestartRequest(if_revision=7)),
+        ("evacuate", "i-3", EvacuateRequest(if_revision=8)),
+    ]
+    await bed.type("colon", "drain i-4 i-5")
+    assert "Drain 2 instances?" in await bed.shown()
+    await bed.press("escape")
+    await bed.type("colon", "migrate 8d36")
+    assert isinstance(bed.app.screen, ChooseScreen)
+    await bed.press("escape")
+    await bed.type("colon", "set migration.max_moves")
+    assert "migration.max_moves = 4" in await bed.bottom()
+    await bed.type("colon", "set migration.max_mo", "tab")
+    assert prompt(bed).value == "set migration.max_moves"
+    await bed.type("", "set")
+    assert isinstance(bed.app.screen, TuningScreen)
 
 
 async def test_what_the_command_line_can_show() -> None:
@@ -279,8 +276,7 @@ async def test_what_the_command_line_can_show() -> None:
         assert {row.entry.event.kind for row in bed.table(Pane.EVENTS).items} == {"evicted"}
         for text, title in (("logs", "Log of controller"), ("logs f-0", "Log of f-0")):
             await bed.type("colon", text)
-            assert title in await bed.shown()
-            assert "went on" in await bed.shown()
+            await bed.sees(title, "went on")
 
 
 async def test_what_moved_a_cursor_is_handled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,8 +320,9 @@ async def test_doctor_and_wait_are_those_of_the_command_line(
     monkeypatch.setattr("tui.acting.Program", FakeProgram)
     async with acting(cluster="prod") as bed:
         await bed.type("colon", "status --wait drained=i-1")
-        assert "status --wait=drained=i-1 --cluster prod" in await bed.shown()
-        assert "llumctl status --wait=drained=i-1" in await bed.shown()
+        await bed.sees(
+            "status --wait=drained=i-1 --cluster prod", "llumctl status --wait=drained=i-1"
+        )
         await bed.press("escape")
         await bed.type("colon", "doctor")
         assert "exit status 0" in await bed.shown()
@@ -345,29 +342,13 @@ async def test_a_replay_offers_what_it_can_do(tmp_path: Path) -> None:
         assert "a browser runs no commands here" in await bed.bottom()
 
 
-async def test_the_palette_acts_on_the_row_that_was_under_the_cursor() -> None:
-    async with acting() as bed:
-        wanted = bed.cursor
-        await bed.press("ctrl+p")
-        assert isinstance(bed.app.screen, CommandPalette)
-        await bed.tick(**{field_of(wanted): {"freeness_steps": 9000.0}})
-        await bed.pilot.press(*f"restart {wanted}")
-        await bed.app.workers.wait_for_complete()
-        await bed.pilot.pause()
-        await bed.press("down", "enter", "y")
-        assert bed.control.sent == [("restart", wanted)]
-
-
-async def test_help_lists_what_works_on_the_screen() -> None:
-    async with acting((120, 120)) as bed:
-        await bed.press("question_mark")
-        text = await bed.shown()
-        assert "half the speed" not in text, "this is no replay"
-        assert "empty the instance of this row" in text
-        await bed.press("escape", "enter", "question_mark")
-        text = await bed.shown()
-        assert "back to the screen before" in text
-        assert "to the migrations" not in text
-    async with acting((120, 120), readonly=True) as bed:
-        await bed.press("question_mark")
-        assert "empty the instance of this row" not in await bed.shown()
+async def test_the_palette_acts_on_the_row_that_was_under_the_cursor(bed: Bed) -> None:
+    wanted = bed.cursor
+    await bed.press("ctrl+p")
+    assert isinstance(bed.app.screen, CommandPalette)
+    await bed.tick(**{field_of(wanted): {"freeness_steps": 9000.0}})
+    await bed.pilot.press(*f"restart {wanted}")
+    await bed.app.workers.wait_for_complete()
+    await bed.pilot.pause()
+    await bed.press("down", "enter", "y")
+    assert bed.control.sent == [("restart", wanted)]

@@ -9,13 +9,10 @@ from textual.widgets import Input
 from controller.api.wire.stream import PingFrame, StatusFrame
 from tests.unit.tui import (
     test_tui_acting,
-    test_tui_autoscale,
-    test_tui_marks,
     test_tui_replay_keys,
     test_tui_tuning,
-    test_tui_undo,
 )
-from tests.unit.tui.tui_support import NARROW, TESTED, FakeSource, keys_of, presses, watching
+from tests.unit.tui.tui_support import NARROW, TESTED, Bed, FakeSource, keys_of, presses, watching
 from tools import synthetic_cluster as synthetic
 from tui.actions import ACTIONS, TOGETHER, Place, Target
 from tui.app import Dashboard
@@ -28,11 +25,8 @@ from tui.screens.details import HelpScreen, InstanceScreen, RequestScreen
 def test_every_key_is_pressed_by_a_test() -> None:
     others = (
         test_tui_acting,
-        test_tui_autoscale,
-        test_tui_marks,
         test_tui_replay_keys,
         test_tui_tuning,
-        test_tui_undo,
     )
     assert all(others), "importing them notes the keys that they press"
     assert {(entry.action_id, key) for entry in ACTIONS for key in entry.keys} == TESTED
@@ -55,12 +49,11 @@ MOVES: list[tuple[tuple[str, ...], str, int]] = [
 ]
 
 
-async def test_keys_move_the_cursor() -> None:
-    async with watching() as bed:
-        for keys, before, place in MOVES:
-            for key in keys:
-                await bed.press("home", *before, key)
-                assert bed.cursor == bed.ids()[place], key
+async def test_keys_move_the_cursor(watched: Bed) -> None:
+    for keys, before, place in MOVES:
+        for key in keys:
+            await watched.press("home", *before, key)
+            assert watched.cursor == watched.ids()[place], key
 
 
 @presses("row_page_down", "down")
@@ -76,41 +69,39 @@ async def test_pages(down: str, up: str) -> None:
 
 
 @presses("row_open")
-async def test_open(key: str) -> None:
+async def test_open(watched: Bed, key: str) -> None:
     """The instance is the one under the cursor when the key is pressed, even if rows move then."""
-    async with watching() as bed:
-        await bed.press("j", "j")
-        chosen = bed.cursor
-        await bed.press("S", "s", "j", "enter")
-        assert bed.cursor == chosen
-        await bed.press(key)
-        assert isinstance(bed.app.screen, InstanceScreen)
-        assert bed.app.screen.instance_id == chosen
-        bed.source.answer = synthetic.requests(chosen)
-        await bed.wait(1)
-        assert set(bed.source.asked) == {chosen}
-        text = await bed.shown()
-        for words in (f" {chosen}  ", "Requests (4)", "running", "evicted", "waiting"):
-            assert words in text
+    await watched.press("j", "j")
+    chosen = watched.cursor
+    await watched.press("S", "s", "j", "enter")
+    assert watched.cursor == chosen
+    await watched.press(key)
+    assert isinstance(watched.app.screen, InstanceScreen)
+    assert watched.app.screen.instance_id == chosen
+    watched.source.answer = synthetic.requests(chosen)
+    await watched.wait(1)
+    assert set(watched.source.asked) == {chosen}
+    text = await watched.shown()
+    for words in (f" {chosen}  ", "Requests (4)", "running", "evicted", "waiting"):
+        assert words in text
 
 
 LEAVING = keys_of("back_main"), keys_of("help_close")
 
 
 @presses("back")
-async def test_keys_lead_back(key: str) -> None:
-    async with watching() as bed:
-        await bed.press("3", "z", key)
-        assert bed.main.view.zoomed is None
-        assert bed.main.view.focused is Pane.EVENTS
-        await bed.press(key)
-        assert bed.table().has_focus
-        for opening, keys in zip(("enter", "question_mark"), LEAVING, strict=True):
-            for each in keys:
-                await bed.press(opening)
-                assert not isinstance(bed.app.screen, DashboardScreen)
-                await bed.press(each)
-                assert bed.table().has_focus
+async def test_keys_lead_back(watched: Bed, key: str) -> None:
+    await watched.press("3", "z", key)
+    assert watched.main.view.zoomed is None
+    assert watched.main.view.focused is Pane.EVENTS
+    await watched.press(key)
+    assert watched.table().has_focus
+    for opening, keys in zip(("enter", "question_mark"), LEAVING, strict=True):
+        for each in keys:
+            await watched.press(opening)
+            assert not isinstance(watched.app.screen, DashboardScreen)
+            await watched.press(each)
+            assert watched.table().has_focus
 
 
 @presses("filter")
@@ -119,9 +110,7 @@ async def test_filter(key: str) -> None:
         await bed.press(key, *"stall")
         assert bed.ids() == ["i-14"]
         await bed.press("enter")
-        text = await bed.shown()
-        assert "Instances (1/16)" in text
-        assert "filter:stall" in text
+        await bed.sees("Instances (1/16)", "filter:stall")
         await bed.type(key, "other", "escape")
         assert bed.ids() == ["i-14"]
         await bed.press("3")
@@ -136,35 +125,35 @@ async def test_filter(key: str) -> None:
 
 
 @presses("sort")
-async def test_sort(key: str) -> None:
-    async with watching() as bed:
-        await bed.press("j", "j")
-        chosen = bed.cursor
-        for column in [*list(ORDERS)[1:], "freeness"]:
-            steps = list(ORDERS).index(column) - list(ORDERS).index(bed.main.order[0])
-            await bed.press(key, *["j"] * steps + ["k"] * -steps, "enter")
-            assert f"sort:{column}{'v' if ORDERS[column] else '^'}" in await bed.shown()
-            assert bed.cursor == chosen
-        await bed.press(key, "j", "enter")
-        assert bed.ids()[:3] == ["i-0", "i-1", "i-2"]
+async def test_sort(watched: Bed, key: str) -> None:
+    await watched.press("j", "j")
+    chosen = watched.cursor
+    for column in [*list(ORDERS)[1:], "freeness"]:
+        steps = list(ORDERS).index(column) - list(ORDERS).index(watched.main.order[0])
+        await watched.press(key, *["j"] * steps + ["k"] * -steps, "enter")
+        assert f"sort:{column}{'v' if ORDERS[column] else '^'}" in await watched.shown()
+        assert watched.cursor == chosen
+    await watched.press(key, "j", "enter")
+    assert watched.ids()[:3] == ["i-0", "i-1", "i-2"]
 
 
 @presses("sort_same", "same")
 @presses("sort_none", "none")
 @presses("sort_reverse", "reverse")
-async def test_an_order_is_reversed_or_kept(same: str, none: str, reverse: str) -> None:
-    async with watching() as bed:
-        await bed.press("s")
-        assert "in force; again: largest first" in await bed.shown()
-        await bed.press(same)
-        assert "sort:freenessv" in await bed.shown()
-        await bed.press("s", "enter")
-        assert "sort:freeness^" in await bed.shown()
-        await bed.press("s", "j", none)
-        assert "sort:freeness^" in await bed.shown()
-        await bed.press("s", "j", "enter", reverse)
-        assert bed.ids()[:2] == ["i-15", "i-14"]
-        assert "sort:idv" in await bed.shown()
+async def test_an_order_is_reversed_or_kept(
+    watched: Bed, same: str, none: str, reverse: str
+) -> None:
+    await watched.press("s")
+    assert "in force; again: largest first" in await watched.shown()
+    await watched.press(same)
+    assert "sort:freenessv" in await watched.shown()
+    await watched.press("s", "enter")
+    assert "sort:freeness^" in await watched.shown()
+    await watched.press("s", "j", none)
+    assert "sort:freeness^" in await watched.shown()
+    await watched.press("s", "j", "enter", reverse)
+    assert watched.ids()[:2] == ["i-15", "i-14"]
+    assert "sort:idv" in await watched.shown()
 
 
 @presses("freeze")
@@ -175,21 +164,19 @@ async def test_freeze(key: str) -> None:
         frozen = (await bed.lines())[3:-1]
         await bed.feed(frames[40:])
         assert (await bed.lines())[3:-1] == frozen
-        assert "[FROZEN " in await bed.shown()
-        assert "live 0.0s ago" in await bed.shown()
+        await bed.sees("[FROZEN ", "live 0.0s ago")
         await bed.press(key)
         assert (await bed.lines())[3:-1] != frozen
         assert "FROZEN" not in await bed.shown()
 
 
-async def test_keys_of_a_replay_are_nothing_in_a_live_dashboard() -> None:
-    async with watching() as bed:
-        before = await bed.shown()
-        await bed.press(*(key for each in ACTIONS if each.replay for key in each.keys))
-        assert await bed.shown() == before
-        assert "slower" not in before
-        await bed.type("colon", "seek 5s")
-        assert "only a replay has other moments" in await bed.bottom()
+async def test_keys_of_a_replay_are_nothing_in_a_live_dashboard(watched: Bed) -> None:
+    before = await watched.shown()
+    await watched.press(*(key for each in ACTIONS if each.replay for key in each.keys))
+    assert await watched.shown() == before
+    assert "slower" not in before
+    await watched.type("colon", "seek 5s")
+    assert "only a replay has other moments" in await watched.bottom()
 
 
 @presses("copy_id")
@@ -210,10 +197,8 @@ async def test_copy_id(key: str) -> None:
         assert bed.app.clipboard == whole
         assert f"copied {whole}" in await bed.bottom()
         assert "1d36…3a17" in await bed.shown()
-        await bed.press("enter")
-        assert f" {whole} " in await bed.shown()
         await bed.press("question_mark", key)
-        assert bed.app.clipboard == whole
+        assert bed.app.clipboard == whole, "a line of the help has no id"
 
 
 @presses("events_follow")
@@ -234,28 +219,26 @@ async def test_follow(key: str) -> None:
 
 
 @presses("events_expand")
-async def test_expand(key: str) -> None:
+async def test_expand(watched: Bed, key: str) -> None:
     expanded = ("CAUSE", "ttft 310ms", " finished  ")
     brief = ("dispatched/s", "Queue heads (")
-    async with watching() as bed:
-        for there, gone in ((expanded, brief), (brief, expanded)):
-            await bed.press(key)
-            text = await bed.shown()
-            assert all(words in text for words in there)
-            assert not any(words in text for words in gone)
-            assert bed.table(Pane.EVENTS).has_focus
+    for there, gone in ((expanded, brief), (brief, expanded)):
+        await watched.press(key)
+        text = await watched.shown()
+        assert all(words in text for words in there)
+        assert not any(words in text for words in gone)
+        assert watched.table(Pane.EVENTS).has_focus
 
 
 @presses("pane_zoom")
-async def test_zoom(key: str) -> None:
-    async with watching() as bed:
-        await bed.press("2", key)
-        text = await bed.shown()
-        assert "Queue heads" in text
-        assert "Instances (" not in text
-        assert "Events (" not in text
-        await bed.press(key)
-        assert "Instances (" in await bed.shown()
+async def test_zoom(watched: Bed, key: str) -> None:
+    await watched.press("2", key)
+    text = await watched.shown()
+    assert "Queue heads" in text
+    assert "Instances (" not in text
+    assert "Events (" not in text
+    await watched.press(key)
+    assert "Instances (" in await watched.shown()
 
 
 PANES = [
@@ -291,13 +274,7 @@ async def test_enter_opens_what_the_row_of_each_pane_is_about() -> None:
         assert bed.main.target() == Target("i-3", "r77c0"), "where the request still is"
         await bed.press("end")
         assert bed.main.target().instance_id == "i-1", "where it went"
-        await bed.press("2")
-        head = bed.main.target()
-        assert head.instance_id == bed.table(Pane.QUEUE).cursor_id
-        await bed.press("enter")
-        assert isinstance(bed.app.screen, RequestScreen)
-        assert bed.app.screen.request_id == head.request_id
-        await bed.press("escape", "3")
+        await bed.press("3")
         about = bed.table(Pane.EVENTS).items[-1].entry.event.instance_id
         await bed.press("enter")
         assert isinstance(bed.app.screen, InstanceScreen)
@@ -310,8 +287,6 @@ async def test_command(key: str) -> None:
         await bed.type(key, "sort kv")
         assert "sort:kvv" in await bed.shown()
         assert bed.table().has_focus
-        await bed.type(key, "sotr kv")
-        assert "no command 'sotr': did you mean sort?" in await bed.bottom()
         await bed.type(key, "theme monochrome")
         assert bed.app.theme == "monochrome"
         await bed.type(key, "filter i-1")
@@ -330,12 +305,11 @@ async def test_command(key: str) -> None:
 
 
 @presses("suspend")
-async def test_suspend(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_suspend(watched: Bed, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     suspended: list[Dashboard] = []
     monkeypatch.setattr(Dashboard, "action_suspend_process", lambda app: suspended.append(app))
-    async with watching() as bed:
-        await bed.press(key)
-        assert suspended == [bed.app]
+    await watched.press(key)
+    assert suspended == [watched.app]
 
 
 @presses("picture")
@@ -374,16 +348,21 @@ async def test_palette(key: str) -> None:
 
 
 @presses("help")
-async def test_help(key: str) -> None:
+async def test_help_lists_what_works_on_the_screen(key: str) -> None:
+    here = (Place.MAIN, Place.ROWS, Place.TABLE, Place.ANYWHERE)
+    wanted = [each for each in ACTIONS if each.keys and each.place in here and not each.replay]
     async with watching(size=(100, 90)) as bed:
         await bed.press(key)
-        text = await bed.shown()
-        for entry in ACTIONS:
-            here = entry.place in (Place.MAIN, Place.ROWS, Place.TABLE, Place.ANYWHERE)
-            if entry.keys and here and not entry.replay:
-                assert entry.text in text
+        await bed.sees(*(each.text for each in wanted))
+        assert "half the speed" not in await bed.shown(), "this is no replay"
         await bed.press(key)
         assert isinstance(bed.app.screen, HelpScreen)
+        await bed.press("escape", "enter", key)
+        assert "back to the screen before" in await bed.shown()
+        assert "to the migrations" not in await bed.shown()
+    async with watching(size=(100, 90), readonly=True) as bed:
+        await bed.press(key)
+        assert "empty the instance of this row" not in await bed.shown()
 
 
 @presses("quit")
@@ -393,19 +372,18 @@ async def test_quit(key: str) -> None:
     assert bed.source.stopped
 
 
-async def test_the_mouse_sorts_chooses_and_opens() -> None:
-    async with watching() as bed:
-        lines = await bed.lines()
-        heads = next(place for place, text in enumerate(lines) if "FREENESS" in text)
-        for head, expected in (("WAIT", "v"), ("WAIT", "^"), ("TREND", "^")):
-            await bed.pilot.click(offset=(lines[heads].index(head) + 1, heads))
-            assert f"sort:wait{expected}" in await bed.shown()
-        await bed.pilot.click("#instances", offset=(6, 5))
-        assert bed.cursor == bed.ids()[3]
-        await bed.pilot.click("#queue", offset=(3, 2))
-        assert bed.main.view.focused is Pane.QUEUE
-        wanted = bed.ids()[4]
-        await bed.pilot.click("#instances", offset=(6, 6), times=2)
-        await bed.pilot.pause()
-        assert isinstance(bed.app.screen, InstanceScreen)
-        assert bed.app.screen.instance_id == wanted
+async def test_the_mouse_sorts_chooses_and_opens(watched: Bed) -> None:
+    lines = await watched.lines()
+    heads = next(place for place, text in enumerate(lines) if "FREENESS" in text)
+    for head, expected in (("WAIT", "v"), ("WAIT", "^"), ("TREND", "^")):
+        await watched.pilot.click(offset=(lines[heads].index(head) + 1, heads))
+        assert f"sort:wait{expected}" in await watched.shown()
+    await watched.pilot.click("#instances", offset=(6, 5))
+    assert watched.cursor == watched.ids()[3]
+    await watched.pilot.click("#queue", offset=(3, 2))
+    assert watched.main.view.focused is Pane.QUEUE
+    wanted = watched.ids()[4]
+    await watched.pilot.click("#instances", offset=(6, 6), times=2)
+    await watched.pilot.pause()
+    assert isinstance(watched.app.screen, InstanceScreen)
+    assert watched.app.screen.instance_id == wanted

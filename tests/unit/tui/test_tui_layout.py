@@ -7,7 +7,8 @@ import pytest
 from textual.binding import ActiveBinding, BindingsMap
 from textual.dom import DOMNode
 
-from controller.api.wire.status import InstanceState, QueueHeadStatus, ReplaysStatus
+from benchmarks import incidents
+from controller.api.wire.status import QueueHeadStatus, ReplaysStatus
 from controller.api.wire.stream import StatusFrame
 from tests.unit.tui.tui_support import after, state_of, text_of
 from tools import synthetic_cluster as synthetic
@@ -61,20 +62,6 @@ def test_nothing_in_the_header_looks_well_while_there_is_an_alarm() -> None:
             good = [span.text for line in lines for span in line if span.tone is Tone.GOOD]
             assert bool(good) is not alarm
     assert "  ! ready  " in headed(ONE, 150, 2, alarm=True)[0]
-
-
-def test_the_header_in_two_lines() -> None:
-    trouble = synthetic.instance("i-1", InstanceState.STALLED, num_waiting_reqs=9)
-    first, second = headed(state_of(synthetic.instance("i-0"), trouble), 150, 2, 0.4)
-    assert first.startswith(
-        "llumctl  prod-a  degraded  http://10.0.0.5:8000  ● live 0.4s ago  [READ]"
-    )
-    assert first.endswith("12:00:00")
-    assert len(first) == 150
-    assert second == (
-        "inst 1+1 (1 stalled)  req run 24 wait 9 held 0  freeness avg 521  mig 0 (0/min, 0 fail)"
-        "  kv 55%  evict 0  p99 TTFT 1.9s  i-1 is stalled"
-    )
 
 
 def test_the_header_counts_moves_replays_and_cordoned_instances() -> None:
@@ -200,18 +187,8 @@ def test_empty_panes_leave_their_room_to_the_others() -> None:
     assert [box.height for box in many.boxes.values()] == [19, 3]
 
 
-def test_layouts_of_several_sizes() -> None:
-    wall = arrange(200, 60, num_instances=16, tab=Pane.QUEUE, matrix_lines=18)
-    assert wall.matrix is not None
-    assert wall.matrix.height == 18
-    assert wall.matrix.width == wall.boxes[Pane.EVENTS].width
-    assert arrange(120, 36, num_instances=16, tab=Pane.QUEUE, matrix_lines=18).matrix is None
-    wide = arrange(120, 36, num_instances=64, tab=Pane.QUEUE)
-    assert (wide.header_lines, wide.tabs, list(wide.boxes)) == (2, False, list(Pane))
-    assert [box.height for box in wide.boxes.values()] == [24, 4, 5, 9]
-    narrow = arrange(80, 24, num_instances=64, tab=Pane.EVENTS)
-    assert (narrow.header_lines, narrow.tabs) == (1, True)
-    assert list(narrow.boxes) == [Pane.INSTANCES, Pane.EVENTS]
+def test_layouts_of_small_sizes() -> None:
+    """The pictures show the layouts of the usual sizes."""
     few = arrange(80, 24, num_instances=2, tab=Pane.EVENTS)
     assert [box.height for box in few.boxes.values()] == [4, 18]
     tiny = arrange(40, 8, num_instances=64, tab=Pane.QUEUE, focused=Pane.QUEUE)
@@ -247,3 +224,31 @@ def test_the_footer_shows_rebound_keys_and_those_of_a_replay() -> None:
     assert {("[", "slower"), ("Space", "pause")} <= set(replayed)
     assert "tune" not in [word for _, word in replayed], "a recording has no settings"
     assert "tune" in [word for _, word in footer(*places)]
+
+
+# Six made-up incidents: the line under the header says what happened, and why
+
+CAUSES = {
+    "hung-engine": ("i-3: stalled, last heard of ", " requests stand still there"),
+    "giants": ("needs 263 of ", "blocks, 31% of an instance; memory is fragmented, i-"),
+    "slow-link": ("i-4: 3 slow moves to it: ", " blocks in "),
+    "priority-burst": ("i-3: ", "running are high"),
+    "stuck-drain": (
+        "i-2: drain 1",
+        "over its deadline",
+        "its moves fail: the destination has not enough free blocks",
+    ),
+    "unfit-head": (
+        "i-1: ",
+        "needs 688 of ",
+        "blocks, 81% of an instance; memory is fragmented, i-",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", incidents.INCIDENTS)
+def test_its_cause_stands_on_the_alarm_line(name: str) -> None:
+    found = after(incidents.frames(name, incidents.SHOWN_S)).alarms
+    alarm = text_of(header.alarm_line(found, 120, UNICODE))
+    for words in CAUSES[name]:
+        assert words in alarm

@@ -1,5 +1,5 @@
-"""The live source and caller against a real HTTP controller: breaks, restarts, silence, recordings,
-and calls on threads."""
+"""The live source and caller against a real HTTP controller: what is heard, recorded and asked, and
+calls on threads. (How a stream is followed over breaks: `test_api_following.py`.)"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, NotRunningError, UnreachableError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
 from controller.api.wire.status import ClusterStatus
-from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
+from controller.api.wire.stream import EventFrame, Frame, StatusFrame
 from tests.unit.cli_support import TOKEN
 from tests.unit.fake_controller import FakeController, event, until
 from tui import live as live_module
@@ -55,11 +55,11 @@ def controller() -> Iterator[FakeController]:
 
 @contextmanager
 def listening(
-    connect: FakeController | Callable[[], ControlClient], token: str = TOKEN, **options: object
+    connect: FakeController | Callable[[], ControlClient], **options: object
 ) -> Iterator[Listener]:
     if isinstance(connect, FakeController):
         url = connect.url
-        connect = lambda: ControlClient(url, token, 2.0)  # noqa: E731
+        connect = lambda: ControlClient(url, TOKEN, 2.0)  # noqa: E731
     source = LiveSource("default", connect, status_every_s=0.05, **options)
     source.start()
     yield Listener(source)
@@ -81,33 +81,6 @@ def test_statuses_and_events_arrive_and_are_recorded(
     writer.close()
 
 
-def test_after_a_break_it_goes_on_where_it_was_and_a_new_log_is_a_gap(
-    controller: FakeController,
-) -> None:
-    with listening(controller) as listener:
-        until(lambda: listener.kinds() == ["admitted"])
-        controller.stop()
-        until(lambda: bool(listener.reasons()))
-        controller.events.append(event("evicted"))
-        controller.asked.clear()
-        controller.start()
-        until(lambda: len(listener.kinds()) > 1)
-        assert listener.kinds() == ["admitted", "evicted"]
-        assert "after=a-1" in controller.asked[0]
-        assert listener.frames(GapFrame) == []
-        controller.restart(event("controller_started"))
-        until(lambda: listener.kinds()[2:] == ["controller_started"])
-        assert listener.frames(GapFrame)
-
-
-def test_the_latest_only(controller: FakeController) -> None:
-    with listening(controller, after="latest") as listener:
-        until(lambda: bool(listener.frames(PingFrame)))
-        controller.events.append(event("evicted"))
-        until(lambda: bool(listener.kinds()))
-        assert listener.kinds() == ["evicted"], "what was there before is not wanted"
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -126,13 +99,6 @@ def test_what_is_lost_says_why_and_it_tries_again(error: Exception, reason: str)
         until(lambda: bool(listener.of(RequestsArrived)))
         (answer,) = listener.of(RequestsArrived)
         assert (answer.found, answer.reason) == (None, reason)
-
-
-def test_a_bad_token_is_told(controller: FakeController) -> None:
-    with listening(controller, "wrong") as listener:
-        until(lambda: bool(listener.reasons()))
-        assert set(listener.reasons()) == {"bad token"}
-        assert listener.frames() == []
 
 
 def test_questions_are_answered_beside_each_other(controller: FakeController) -> None:

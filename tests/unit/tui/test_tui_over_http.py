@@ -1,15 +1,12 @@
 """The dashboard on the real control API: instances, events and requests as they come."""
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from controller.api.client import ControlClient
-from tests.unit import cli_support
 from tests.unit.control_support import TOKEN, listening
-from tests.unit.fake_controller import FakeController, event
 from tests.unit.tui.tui_support import Driven, dashboard, shown
-from tools import synthetic_cluster as synthetic
 from tui.live import LiveCaller, LiveSource
 from tui.screens.dialogs import ConfirmScreen
 
@@ -25,9 +22,9 @@ class Watched(Driven):
 
 
 @asynccontextmanager
-async def watched(url: str, token: str = TOKEN) -> AsyncIterator[Watched]:
+async def watched(url: str) -> AsyncIterator[Watched]:
     def connect() -> ControlClient:
-        return ControlClient(url, token, 5.0)
+        return ControlClient(url, TOKEN, 5.0)
 
     source = LiveSource("c1", connect, status_every_s=0.1)
     async with dashboard(source, caller=LiveCaller(connect)) as (app, pilot):
@@ -52,27 +49,3 @@ async def test_what_happens_is_on_the_screen_and_an_order_is_given_and_taken_bac
         await screen.press("y")
         await screen.shows("undrain i-0: it gets requests again")
         assert listener.cluster.controller.keeper.spec.revision == 2
-
-
-class Absurd(FakeController):
-    """A controller whose log has an event about r-bad with an impossible figure."""
-
-    def _lines(self, query: dict[str, list[str]]) -> Iterator[bytes]:
-        for line in super()._lines(query):
-            is_bad = b'"r-bad"' in line
-            yield line.replace(b'"time_s":1700000000.25', b'"time_s":1e30') if is_bad else line
-
-
-async def test_an_absurd_event_is_left_out_once_and_those_behind_it_are_shown() -> None:
-    status = synthetic.cluster((synthetic.instance("i-0"),))
-    with Absurd(status=status) as fake:
-        async with watched(fake.url, cli_support.TOKEN) as screen:
-            await screen.shows("i-0     active")
-            fake.events += [event("evicted", request_id="r-bad"), event("drained")]
-            await screen.shows("an event was left out: 1e30 is no figure", "drained")
-            fake.restart(*fake.events, epoch="a")
-            fake.until_asked("/v1/watch", 2)
-            fake.events.append(event("member_died", reason="SIGKILL"))
-            await screen.shows("SIGKILL", "live")
-            assert shown(screen.app).count("an event was left out") == 1
-            assert len([path for path in fake.asked if path.startswith("/v1/watch")]) == 2

@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.app import SuspendNotSupported
 
 from controller.api.errors import UsageError
 from controller.api.operations.order import Kind
@@ -207,8 +206,7 @@ async def test_it_runs_for_the_row_after_its_arguments_were_shown() -> None:
         assert isinstance(screen, OutputScreen)
         await until(lambda: bool(screen.program.outcome) and screen.program.num_lines == 1)
         await bed.settle()
-        assert "mine  exit status 0" in await bed.shown()
-        assert f" to {wanted}" in await bed.shown()
+        await bed.sees("mine  exit status 0", f" to {wanted}")
         await bed.press("escape")
         await bed.type("colon", "mine")
         assert f"2  {wanted}" in await bed.shown()
@@ -242,45 +240,29 @@ async def test_a_row_without_a_request() -> None:
 
 
 async def test_a_terminal_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[Any] = []
-
-    @contextlib.contextmanager
-    def suspend(_: Dashboard) -> Iterator[None]:
-        ran.append("suspended")
-        yield
-        ran.append("back")
+    """Frames are still taken meanwhile, as a recording would stop otherwise, but nothing is
+    drawn."""
+    told: list[object] = []
+    end = asyncio.Event()
 
     async def run(arguments: Any, environment: Any) -> str:
-        ran.append((tuple(arguments), environment["ROW_ID"]))
-        return ""
+        told.append((tuple(arguments), environment["ROW_ID"]))
+        await end.wait()
+        return "exit status 3" if len(told) == 2 else ""
 
     monkeypatch.setattr("tui.acting.in_terminal", run)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     command = OwnCommand("mine", ("p", "{id}"), key="f5", terminal=True)
     async with acting(own=(command,)) as bed:
-        wanted = bed.cursor
-        with pytest.raises(SuspendNotSupported), bed.app.suspend():
-            pass
         await bed.press("f5", "y")
         assert "this terminal cannot be handed over" in await bed.bottom()
-        monkeypatch.setattr(Dashboard, "suspend", suspend)
-        await bed.press("f5", "y")
-        assert ran == ["suspended", (("p", wanted), wanted), "back"]
-        assert "mine: done" in await bed.bottom()
-
-
-@pytest.mark.process
-async def test_what_comes_is_taken_while_a_program_has_the_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Frames are still taken, as a recording would stop otherwise, but nothing is drawn."""
-    monkeypatch.setattr(Dashboard, "suspend", lambda _: contextlib.nullcontext())
-    waits = f"for i in $(seq 500); do [ -e {tmp_path}/end ] && exit 3; sleep 0.01; done"
-    command = OwnCommand("mine", (SHELL, "-c", waits), key="f5", terminal=True)
-    async with acting(own=(command,)) as bed:
-        monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+        monkeypatch.setattr(
+            Dashboard, "suspend", lambda app: contextlib.nullcontext(told.append(app))
+        )
         await bed.press("f5")
         await bed.pilot.press("y")
         await until(lambda: not bed.app.own_programs.has_terminal)
+        assert told == [bed.app, (("p", bed.cursor), bed.cursor)]
         painted: list[object] = []
         with monkeypatch.context() as patched:
             patched.setattr(DashboardScreen, "show", painted.append)
@@ -288,10 +270,27 @@ async def test_what_comes_is_taken_while_a_program_has_the_terminal(
             bed.app.pump()
         assert bed.status.time_s >= synthetic.START_S + 2
         assert not painted
-        (tmp_path / "end").touch()
+        end.set()
         await until(lambda: bed.app.own_programs.has_terminal)
         await bed.settle()
         assert "mine: exit status 3" in await bed.bottom()
+        await bed.press("f5", "y")
+        assert "mine: done" in await bed.bottom()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("arguments", "failed"),
+    [
+        ([SHELL, "-c", "exit $ROW"], "exit status 3"),
+        ([SHELL, "-c", "exit 0"], ""),
+        (["/no/such/program"], "could not be started: "),
+    ],
+)
+async def test_how_a_program_in_the_terminal_ended(arguments: list[str], failed: str) -> None:
+    told = await own_commands.in_terminal(arguments, {"ROW": "3"})
+    assert told.startswith(failed)
+    assert bool(told) is bool(failed)
 
 
 @pytest.mark.process

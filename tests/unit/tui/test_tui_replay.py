@@ -58,8 +58,7 @@ async def test_five_minutes_replay_to_the_same_screens(tmp_path: Path) -> None:
 async def test_silence_in_a_recording_is_stale_again(tmp_path: Path) -> None:
     first, later = list(synthetic.frames(1, 2)), list(synthetic.frames(21, 2))[-1]
     async with replaying(tmp_path, [*first, later], at_s=2.5) as replay:
-        assert "2.5s of 20s  x1" in await replay.shown()
-        assert "12:00:02" in await replay.shown()
+        await replay.sees("2.5s of 20s  x1", "12:00:02")
         await replay.wait(9.5)
         assert "12s of 20s  x1  ! STALE 12s" in await replay.shown()
         await replay.wait(8.2)
@@ -121,16 +120,12 @@ async def test_the_queue_at_the_controller_replays(tmp_path: Path) -> None:
         told = numbers.frame(found, frame.time_s)
         frames += [frame, *([told] if told is not None else [])]
     async with replaying(tmp_path, frames, at_s=12.0) as replay:
-        screen = await replay.shown()
-        assert "held    r9001c9" in screen
-        assert "= i-9     reserved" in screen
+        await replay.sees("held    r9001c9", "= i-9     reserved")
         await replay.type("colon", "requests")
         rows = [line.split()[:3] for line in (await replay.lines())[3:] if " held " in line]
         assert rows == [["r9001c9", "held", "1"], ["r-early", "held", "2"], ["r-late", "held", "3"]]
         await replay.open(Target("", "r9001c9"))
-        screen = await replay.shown()
-        assert "waiting at the controller" in screen
-        assert "i-9 is kept for it and lacks 172 blocks" in screen
+        await replay.sees("waiting at the controller", "i-9 is kept for it and lacks 172 blocks")
 
 
 # The source

@@ -1,9 +1,21 @@
 """The screen of one request."""
 
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.api.wire.requests import DispatchStep, Explanation, OtherStep
 from tests.unit.tui import tui_lives
-from tests.unit.tui.tui_support import WIDE, Bed, FakeSource, watching
+from tests.unit.tui import tui_lives as lives
+from tests.unit.tui.tui_support import WIDE, Bed, FakeSource, text_of, watching
 from tools import synthetic_cluster as synthetic
+from tools.synthetic_cluster import START_S
 from tui.actions import Target
+from tui.drawing import UNICODE, apportion
+from tui.panes import timeline
+from tui.panes.timeline import Phase
 from tui.screens.dashboard import DashboardScreen, Pane
 from tui.screens.details import InstanceScreen, RequestScreen
 from tui.state import ExplanationArrived
@@ -51,8 +63,7 @@ async def test_it_is_asked_about_until_it_has_ended_and_what_was_known_stays() -
         assert bed.source.asked == [REQUEST_ID]
         found = ExplanationArrived(REQUEST_ID, None, "no answer within 5 s", bed.source.clock_s)
         await bed.hear(found)
-        assert "no answer within 5 s" in await bed.shown()
-        assert "dispatched to i-3" in await bed.shown()
+        await bed.sees("no answer within 5 s", "dispatched to i-3")
         bed.source.explanation = tui_lives.ended()
         await bed.wait(1)
         assert "finished on i-1: stop" in await bed.shown()
@@ -83,3 +94,145 @@ async def test_filter_sort_and_commands() -> None:
         assert "sort:time^" in await bed.shown()
         await bed.type("colon", "sort kv")
         assert "no column 'kv'" in await bed.bottom()
+
+
+# The life of a request as phases and lines
+
+Begun = tuple[Phase, float, float | None]
+
+
+def phases(found: Explanation) -> list[Begun]:
+    return [
+        (moment.phase, round(moment.at_s, 3), moment.length_s and round(moment.length_s, 3))
+        for moment in timeline.moments(found)
+        if moment.phase is not None
+    ]
+
+
+MOVE = lives.EVENTFUL[-1].model_copy(update={"downtime_s": None})
+LIVES = {
+    "an eventful life": (
+        lives.eventful(),
+        [
+            (Phase.HELD, 0.0, 0.002),
+            (Phase.QUEUED, 0.002, 1.198),
+            (Phase.PREFILL, 1.2, 0.3),
+            (Phase.DECODE, 1.5, 2.5),
+            (Phase.EVICTED, 4.0, 2.0),
+            (Phase.DECODE, 6.0, 2.976),
+            (Phase.MOVING, 8.976, 0.024),
+            (Phase.DECODE, 9.0, None),
+        ],
+    ),
+    "evicted before its first token it is prefilled again": (
+        Explanation(request=lives.request(ttft_s=7.5), steps=lives.EVENTFUL[:5]),
+        [
+            (Phase.HELD, 0.0, 0.002),
+            (Phase.QUEUED, 0.002, 1.198),
+            (Phase.PREFILL, 1.2, 2.8),
+            (Phase.EVICTED, 4.0, 2.0),
+            (Phase.PREFILL, 6.0, 1.5),
+            (Phase.DECODE, 7.5, None),
+        ],
+    ),
+    "a move without a token changes no phase of what waits": (
+        lives.waiting().model_copy(update={"steps": (lives.EVENTFUL[0], MOVE)}),
+        [(Phase.HELD, 0.0, 0.002), (Phase.QUEUED, 0.002, None)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("life", "expected"), LIVES.values(), ids=LIVES)
+def test_phases(life: Explanation, expected: list[Begun]) -> None:
+    assert phases(life) == expected
+
+
+def test_the_end_ends_the_last_phase() -> None:
+    assert phases(lives.ended())[-1] == (Phase.DECODE, 9.0, 2.0)
+    assert timeline.moments(lives.ended())[-1].what == "finished on i-1: stop"
+
+
+def test_clocks_that_differ_turn_nothing_round() -> None:
+    steps = (
+        DispatchStep(time_s=START_S - 0.4, instance_id="i-0", by="controller"),
+        OtherStep(time_s=START_S + 2.0, what="admitted", instance_id="i-0"),
+        OtherStep(time_s=START_S + 1.0, what="evicted", instance_id="i-0"),
+    )
+    told = timeline.moments(Explanation(request=lives.request(ttft_s=None), steps=steps))
+    assert [moment.at_s for moment in told] == [0.0, 0.0, 2.0, 2.0]
+    assert all(moment.length_s is None or moment.length_s >= 0 for moment in told)
+
+
+def test_each_decision_says_among_what_it_chose() -> None:
+    shown = [row.note for row in timeline.rows(lives.eventful(), 200) if row.note]
+    assert "scores: i-3 521 (chosen), i-1 480, i-2 96, i-0 -" in shown
+    assert "freeness of i-3 -196 steps" in shown
+    assert "2 stages, 33.0 MiB, downtime 24ms" in shown
+    assert "stages: 64 blocks 32.0 MiB in 120ms; 2 blocks 1.0 MiB in 4ms" in shown
+    assert "freeness: i-1 640 (chosen), i-2 88" in shown
+
+
+def test_long_notes_go_on_below() -> None:
+    rows = timeline.rows(lives.eventful(), 60)
+    room = 60 - timeline.NOTE_X - 4
+    assert all(len(row.note) <= room for row in rows)
+    scores = [row.note for row in rows if row.id.startswith("1.") and row.note]
+    assert " ".join(scores) == "scores: i-3 521 (chosen), i-1 480, i-2 96, i-0 -"
+    assert len(scores) == 2
+
+
+def test_lines_stay_with_what_they_are_about() -> None:
+    rows = timeline.rows(lives.eventful(), 120)
+    for sort in timeline.SORTS:
+        for descending in (False, True):
+            found = timeline.ordered(rows, sort, descending=descending)
+            assert sorted(row.id for row in found) == sorted(row.id for row in rows)
+            for before, row in pairwise(found):
+                assert not row.note or row.moment == before.moment
+    longest = timeline.ordered(rows, "length", descending=True)
+    lengths = [row.moment.length_s for row in longest if row.moment.phase and not row.note]
+    assert lengths[0] is None, "what goes on comes first"
+    assert lengths[1:] == sorted(lengths[1:], reverse=True)
+
+
+def test_the_bar_is_in_proportion_and_the_sums_are_told() -> None:
+    bar, legend = timeline.life(timeline.moments(lives.eventful()), 12.0, 74)
+    cells = text_of(bar[1:])
+    assert len(cells) == 60
+    assert cells.strip("HQPDEM") == ""
+    assert cells.count("E") == 10
+    assert cells.count("M") == 1, "what is short is seen all the same"
+    words = text_of(legend)
+    assert "Q queued 1.2s" in words
+    assert "D decode 8.5s" in words
+    assert "M moving 24ms" in words
+
+
+@pytest.mark.parametrize(
+    ("sizes", "width", "cells"),
+    [((1000, 1, 0), 10, [9, 1, 0]), ((1, 1, 8), 2, [0, 0, 2])],
+)
+def test_shares(sizes: tuple[float, ...], width: int, cells: list[int]) -> None:
+    assert apportion(sizes, width) == cells
+
+
+@given(
+    sizes=st.lists(
+        st.just(0.0) | st.floats(min_value=1e-3, max_value=1e6), min_size=1, max_size=40
+    ),
+    width=st.integers(min_value=0, max_value=200),
+)
+def test_shares_fill_the_line(sizes: list[float], width: int) -> None:
+    found = apportion(sizes, width)
+    assert all(cells >= 0 for cells in found)
+    assert sum(found) == (width if sum(sizes) > 0 else 0)
+    if sum(size > 0 for size in sizes) <= width and sum(sizes) > 0:
+        assert all((cells > 0) == (size > 0) for cells, size in zip(found, sizes, strict=True))
+
+
+def test_the_facts_have_the_whole_id_and_why_it_waits() -> None:
+    lines = timeline.facts(lives.waiting(), 120, UNICODE)
+    text = "\n".join(text_of(line) for line in lines)
+    assert lives.REQUEST_ID in text
+    assert "memory: its instance lacks blocks; demand 280 blocks" in text
+    assert "no: it has no blocks yet" in text

@@ -361,10 +361,15 @@ def test_an_event_short_and_expanded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missed", "text"), [(17, "17 events were missed"), (None, "events were missed")]
+    ("gap", "text"),
+    [
+        ({"missed": 17}, "17 events were missed"),
+        ({}, "events were missed"),
+        ({"reason": "1e30 is no figure"}, "an event was left out: 1e30 is no figure"),
+    ],
 )
-def test_gaps_say_how_many(missed: int | None, text: str) -> None:
-    row = events.EventRow(Entry(3, synthetic.START_S, missed=missed), UTC, NO_NAMES)
+def test_gaps_say_how_many_or_why(gap: dict[str, Any], text: str) -> None:
+    row = events.EventRow(Entry(3, synthetic.START_S, **gap), UTC, NO_NAMES)
     assert words(events.COLUMNS, row)[3] == text
 
 
@@ -422,51 +427,20 @@ def test_rates_of_routine_events_fit() -> None:
 # Moves
 
 
-def test_moves_under_way_come_first_then_those_that_ended() -> None:
-    state = after(
-        [
-            StatusFrame(
-                time_s=synthetic.START_S,
-                status=synthetic.moving(synthetic.cluster((synthetic.instance("i-0"),))),
-            )
-        ]
-    )
-    rows = migrations.rows(state, names(state, "…"))
-    assert [words(migrations.COLUMNS, row) for row in rows] == [
-        ["r77c0", "i-3>i-1", "commit", "64/64", "-", "0.9s", "by hand"],
-        ["r77c1", "i-3>i-2", "copying 1", "88/118", "-", "0.7s", "by hand"],
-        ["r77c2", "i-0>i-2", "last copy", "9/9", "-", "0.5s", "by hand"],
-        ["r66c0", "i-3>i-1", "migrated", "40", "24ms", "2.0s", "by hand"],
-        [
-            *("r66c1", "i-3>i-1", "kept", "41", "-", "3.0s"),
-            "the destination has not enough free blocks",
-        ],
-        ["r66c2", "i-3>i-1", "migrated", "42", "31ms", "4.0s", "by hand"],
-    ]
-    assert [row.target.instance_id for row in rows] == ["i-3", "i-3", "i-0", "i-1", "i-3", "i-1"]
-    assert migrations.rows(DashboardState(), NO_NAMES) == []
-
-
-def test_evacuations_and_replays_stand_beside_moves_and_have_a_column() -> None:
+def test_evacuations_and_replays_stand_before_moves_and_have_a_column() -> None:
+    """The pictures `live` and `nodes` show what stands in the rows."""
     state = after(list(synthetic.on_four_nodes(1))[-1:])
     found = migrations.rows(state, names(state, "…"))
-    assert [words(migrations.COLUMNS, row) for row in found[:4]] == [
-        ["7 left", "i-1>", "evacuate", "-", "-", "-21s", "goes in 21s, 5 moved"],
-        ["r9c0", "i-9>?", "placing", "1800t", "1.7s", "-", "death"],
-        ["r9c1", "i-9>i-4", "computing", "412t", "1.4s", "-", "death"],
-        ["r77c0", "i-3>i-1", "commit", "64/64", "-", "0.9s", "by hand"],
-    ]
-    ended = [words(migrations.COLUMNS, row) for row in found if row.id.startswith("replay r9d")]
-    assert ended == [
-        ["r9d0", "i-8>i-0", "replayed", "140t", "1.1s", "0.5s", "death"],
-        ["r9d1", "i-8>i-2", "sent anew", "140t", "-", "1.5s", "death"],
-        ["r9d2", "i-8", "failed", "140t", "-", "2.5s", "death: too often"],
-    ]
     targets = {row.id: row.target for row in found}
     assert len(targets) == len(found)
-    assert targets["evacuation i-1"] == Target("i-1")
-    assert targets["replay r9c0"] == Target("i-9", "r9c0")
-    assert targets["replay r9c1"] == Target("i-4", "r9c1")
+    assert list(targets.values())[:3] == [
+        Target("i-1"),
+        Target("i-9", "r9c0"),
+        Target("i-4", "r9c1"),
+    ]
+    moves = [row.target.instance_id for row in found if row.id.startswith("m-")]
+    assert moves == ["i-3", "i-3", "i-0", "i-1", "i-3", "i-1"], "those under way come first"
+    assert migrations.rows(DashboardState(), NO_NAMES) == []
     rows = {row.id: row for row in instances.rows(state, UNICODE)}
     assert "replays" not in [column.name for column in instances.columns((), 120)]
     shown = instances.columns((), 120, lost=True)
@@ -509,3 +483,94 @@ def test_the_matrix_keeps_those_that_move_most() -> None:
     shown = [text_of(line) for line in migrations.matrix_lines(busy, 40, 5, ASCII)]
     assert [line.split()[0] for line in shown[2:]] == ["i-61", "i-62", "i-63"]
     assert shown[1].split() == ["FROM", ">i-60", ">i-61", ">i-62", ">i-63", ">i-64"]
+
+
+# Instances on several machines: a line for each node
+
+
+def at(id_: str, node: str, freeness_steps: float = 500.0, **fields: object) -> InstanceStatus:
+    return synthetic.instance(id_, node=node, freeness_steps=freeness_steps, **fields)
+
+
+def gone(id_: str, node: str) -> InstanceStatus:
+    return InstanceStatus(id=id_, state=InstanceState.RESTARTING, incarnation=1, node=node)
+
+
+def starting(id_: str) -> InstanceStatus:
+    return InstanceStatus(id=id_, state=InstanceState.STARTING, incarnation=0)
+
+
+CLOSED = {"closed_by": ("cordoned", "cooling")}
+A = "a: 1 instance  freeness 500  run 12 wait 0  kv 55%"
+LOST = "! b lost with 2 instances: i-1 i-2"
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        ([at("i-0", "a"), at("i-1", "a", 600.0), starting("i-2")], ["i-0", "i-1", "i-2"]),
+        ([], []),
+        (
+            [
+                at("i-0", "a"),
+                at("i-1", "b", 7.0, num_waiting_reqs=3),
+                at("i-2", "a", 90.0),
+                at("i-3", "b", 800.0, state=InstanceState.STALLED),
+                starting("i-4"),
+            ],
+            [
+                "b: 2 instances, 1 stalled  freeness 7  run 24 wait 3  kv 55%",
+                *("i-3", "i-1"),
+                "a: 2 instances  freeness 590  run 24 wait 0  kv 55%",
+                *("i-2", "i-0"),
+                "no machine yet: 1 instance, 1 starting",
+                "i-4",
+            ],
+        ),
+        (
+            [
+                at("i-0", "a", 90.0, closed_by=("cooling",)),
+                at("i-1", "a", 91.0, **CLOSED),
+                at("i-2", "a", 92.0, **CLOSED),
+                at("i-3", "b"),
+            ],
+            [
+                "a: 3 instances, 2 cordoned  freeness 90  run 36 wait 0  kv 55%",
+                *("i-0", "i-1", "i-2"),
+                A.replace("a", "b", 1),
+                "i-3",
+            ],
+        ),
+        ([at("i-0", "a"), gone("i-1", "b"), gone("i-2", "b")], [LOST, A, "i-0"]),
+        (
+            [at("i-0", "a"), gone("i-1", "b")],
+            ["b: 1 instance, 1 restarting  freeness -  run 0 wait 0  kv -", "i-1", A, "i-0"],
+        ),
+    ],
+    ids=[
+        "on one node nothing is grouped",
+        "no instances",
+        "groups stand in the order of their first instance",
+        "cordoned instances are named and their room is not counted",
+        "a lost node is one line",
+        "a node with one instance that is gone may be there",
+    ],
+)
+def test_lines_of_nodes(found: list[InstanceStatus], lines: list[str]) -> None:
+    shown = grouped(*found, filtered=False)
+    assert shown == lines
+    assert len(shown) == instances.num_lines(state_of(*found).status)
+
+
+def grouped(*found: InstanceStatus, filtered: bool) -> list[str]:
+    state = state_of(*found)
+    rows = instances.ordered(instances.rows(state, UNICODE), "freeness", descending=False)
+    return [
+        instances.node_line(row) if isinstance(row, instances.NodeRow) else row.id
+        for row in instances.grouped(rows, state.status, filtered=filtered)
+    ]
+
+
+def test_a_filter_shows_the_instances_of_a_lost_node() -> None:
+    found = grouped(at("i-0", "a"), gone("i-1", "b"), gone("i-2", "b"), filtered=True)
+    assert found[:3] == [LOST, "i-1", "i-2"]

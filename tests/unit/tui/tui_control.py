@@ -1,7 +1,7 @@
 """A control client that answers from a table and remembers its calls."""
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from controller.api.errors import (
     LastInstanceError,
@@ -12,29 +12,22 @@ from controller.api.errors import (
 )
 from controller.api.operations.on_cluster import (
     InstanceRole,
-    ScaleReport,
     Setting,
     SettingChange,
     SettingChanges,
     SettingList,
 )
-from controller.api.operations.on_instances import CordonReport, DrainReport, PlannedDeparture
-from controller.api.operations.on_requests import (
-    AbortReport,
-    MigrationReport,
-    MovePlanned,
-    PriorityReport,
-)
+from controller.api.operations.on_instances import DrainReport, PlannedDeparture
+from controller.api.operations.on_requests import MovePlanned
 from controller.api.operations.order import Kind, Order
 from controller.api.operations.table import OperationEntry, OperationList, Undo
 from controller.api.settings.setting_values import SettingError, changed, live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire import AnswerModel
 from controller.api.wire.requests import RequestState
-from controller.api.wire.status import ClusterStatus, PlannedRestart, RollingReport
+from controller.api.wire.status import ClusterStatus, PlannedRestart
 from tools import synthetic_cluster as synthetic
 
-EMPTYING = ("drain", "restart", "evacuate")
 PREVIOUS: dict[str, dict[str, Any]] = {
     "scale": {"instances": 12},
     "priority": {"level": "normal"},
@@ -68,7 +61,6 @@ class FakeControl:
     """The errors of orders, by their kinds, and of dry runs, by `drain_plan`."""
     answers: dict[str, Any] = field(default_factory=dict)
     """The results of `answer`, by key."""
-    uptime_s: float = 7200.0
     tuned: Settings = field(default_factory=Settings)
     done: list[OperationEntry] = field(default_factory=list)
     roles: tuple[InstanceRole, ...] = ()
@@ -122,111 +114,102 @@ class FakeControl:
         self.done.insert(0, entry)
 
     def _report(self, order: Order[Any, Any]) -> AnswerModel:
-        if order.kind in EMPTYING or order.kind == "undrain":
-            return self._of_drain(order)
-        if order.kind in ("rolling", "stop_rolling"):
-            return self._of_rolling(order)
-        if order.kind in ("set", "autoscale"):
-            return self._of_settings(order)
-        if order.kind == "scale":
-            return self._of_scale(order)
-        if order.kind in ("cordon", "uncordon"):
-            return CordonReport(
-                instance_id=order.target,
-                cordoned=order.kind == "cordon",
-                num_requests=self.departures,
-                dry_run=order.wanted.dry_run,
-                revision=self.revision,
-                changes=True,
-            )
-        return self._of_request(order)
+        kind, wanted = order.kind, order.wanted
+        fields: dict[str, Any] = {
+            "instance_id": order.target,
+            "request_id": order.target,
+            "dry_run": wanted.dry_run,
+            "revision": self.revision,
+            "changes": True,
+        }
+        if kind in ("drain", "restart", "evacuate"):
+            fields |= self._emptying(kind, dry_run=wanted.dry_run)
+        elif kind in ("rolling", "stop_rolling"):
+            fields |= self._rolling(kind, dry_run=wanted.dry_run)
+        elif kind in ("set", "autoscale"):
+            fields |= self._settings(wanted)
+        elif kind == "scale":
+            fields |= self._scale(wanted)
+        elif kind == "abort":
+            fields |= self._abort(order.target)
+        elif kind == "migrate":
+            fields |= self._migrate(wanted)
+        elif kind == "priority":
+            fields |= {"previous": "normal", "level": wanted.level}
+        elif kind == "undrain":
+            fields |= {"state": "active"}
+        else:
+            fields |= {"cordoned": kind == "cordon", "num_requests": self.departures}
+        known = order.report.model_fields
+        report: AnswerModel = order.report(**{k: v for k, v in fields.items() if k in known})
+        return report
 
-    def _of_drain(self, order: Order[Any, Any]) -> DrainReport:
-        dry_run, ends = order.wanted.dry_run, order.kind == "undrain"
-        left = 0 if ends else self.departures
+    def _emptying(self, kind: str, *, dry_run: bool) -> dict[str, Any]:
         plan = tuple(
             PlannedDeparture(
                 request_id=f"r{place}", num_tokens=100, num_blocks=7, to_instance_id="i-9"
             )
-            for place in range(left)
+            for place in range(self.departures)
         )
-        return DrainReport(
-            instance_id=order.target,
-            drain_id="" if dry_run or ends else self.drain_id,
-            state="active" if dry_run or ends else "draining",
-            num_requests_left=left,
-            plan=plan if dry_run else (),
-            dry_run=dry_run,
-            restarts_instance=order.kind == "restart",
-            removes_instance=order.kind == "evacuate",
-            evacuates_instance=order.kind == "evacuate",
-            revision=self.revision,
-            changes=True,
-        )
+        return {
+            "drain_id": "" if dry_run else self.drain_id,
+            "state": "active" if dry_run else "draining",
+            "num_requests_left": self.departures,
+            "plan": plan if dry_run else (),
+            "restarts_instance": kind == "restart",
+            "removes_instance": kind == "evacuate",
+            "evacuates_instance": kind == "evacuate",
+        }
 
-    def _of_rolling(self, order: Order[Any, Any]) -> RollingReport:
-        dry_run, stops = order.wanted.dry_run, order.kind == "stop_rolling"
-        ids = ("i-1",) if stops else ("i-0", "i-1")
-        states = ("going", "stopped") if stops else ("none", "going")
-        return RollingReport(
-            rolling_id="op-roll" if stops or not dry_run else "",
-            state=cast("Any", states[not dry_run]),
-            left=ids,
-            plan=tuple(PlannedRestart(instance_id=i, num_requests=2, num_blocks=7) for i in ids),
-            dry_run=dry_run,
-            changes=True,
-            revision=self.revision,
-        )
+    def _rolling(self, kind: str, *, dry_run: bool) -> dict[str, Any]:
+        states = {"rolling": ("going", "none"), "stop_rolling": ("stopped", "going")}
+        ids = ("i-0", "i-1") if kind == "rolling" else ("i-1",)
+        return {
+            "rolling_id": "" if states[kind][dry_run] == "none" else "op-roll",
+            "state": states[kind][dry_run],
+            "left": ids,
+            "plan": [PlannedRestart(instance_id=i, num_requests=2, num_blocks=7) for i in ids],
+        }
 
-    def _of_scale(self, order: Order[Any, Any]) -> ScaleReport:
-        wanted = order.wanted
+    def _scale(self, wanted: Any) -> dict[str, Any]:
         target = wanted.target if wanted.target is not None else 12 + (wanted.change or 0)
         drained = [f"i-{place}" for place in range(target, 12)]
-        return ScaleReport(
-            previous=12,
-            target=target,
-            revision=self.revision,
-            dry_run=wanted.dry_run,
-            added=tuple(f"i-{place}" for place in range(12, target)),
-            draining=tuple(DrainReport(instance_id=each, state="active") for each in drained),
-            holds_autoscale=self.tuned.autoscale.mode != "off",
-        )
+        return {
+            "previous": 12,
+            "target": target,
+            "added": tuple(f"i-{place}" for place in range(12, target)),
+            "draining": tuple(DrainReport(instance_id=each, state="active") for each in drained),
+            "holds_autoscale": self.tuned.autoscale.mode != "off",
+        }
 
-    def _of_request(self, order: Order[Any, Any]) -> AnswerModel:
-        id_, wanted = order.target, order.wanted
-        if order.kind == "priority":
-            return PriorityReport(request_id=id_, previous="normal", level=wanted.level)
-        if order.kind == "migrate":
-            planned = MovePlanned(
-                num_tokens=640, num_blocks=40, num_bytes=40 << 20, downtime_s=0.024
-            )
-            refused = wanted.dry_run and wanted.to in self.full
-            return MigrationReport(
-                request_id=id_,
-                client_id="c",
-                from_instance_id="i-3",
-                to_instance_id=wanted.to,
-                outcome="refused" if refused else "would_move" if wanted.dry_run else "migrated",
-                why="it has not enough free blocks" if refused else "",
-                plan=planned if wanted.dry_run and not refused else None,
-                num_blocks=40,
-                downtime_s=0.031,
-            )
-        if id_ in self.over:
-            raise RefusedError(f"request {id_} is over")
-        return AbortReport(
-            request_id=id_,
-            client_id="mine",
-            request_ids=(id_, f"{id_}-b"),
-            level="high",
-            state=RequestState.RUNNING,
-            instance_id="i-3",
-            num_output_tokens=40,
-            dry_run=wanted.dry_run,
-        )
+    def _migrate(self, wanted: Any) -> dict[str, Any]:
+        plan = MovePlanned(num_tokens=640, num_blocks=40, num_bytes=40 << 20, downtime_s=0.024)
+        refused = wanted.dry_run and wanted.to in self.full
+        return {
+            "client_id": "c",
+            "from_instance_id": "i-3",
+            "to_instance_id": wanted.to,
+            "outcome": "refused" if refused else "would_move" if wanted.dry_run else "migrated",
+            "why": "it has not enough free blocks" if refused else "",
+            "plan": plan if wanted.dry_run and not refused else None,
+            "num_blocks": 40,
+            "downtime_s": 0.031,
+        }
 
-    def _of_settings(self, order: Order[Any, Any]) -> SettingChanges:
-        wanted, before = order.wanted, live_settings(self.tuned)
+    def _abort(self, request_id: str) -> dict[str, Any]:
+        if request_id in self.over:
+            raise RefusedError(f"request {request_id} is over")
+        return {
+            "client_id": "mine",
+            "request_ids": (request_id, f"{request_id}-b"),
+            "level": "high",
+            "state": RequestState.RUNNING,
+            "instance_id": "i-3",
+            "num_output_tokens": 40,
+        }
+
+    def _settings(self, wanted: Any) -> dict[str, Any]:
+        before = live_settings(self.tuned)
         try:
             tuned = changed(self.tuned, wanted.changes)
         except SettingError as error:
@@ -239,19 +222,14 @@ class FakeControl:
         )
         if not wanted.dry_run:
             self.tuned = tuned
-        return SettingChanges(
-            dry_run=wanted.dry_run,
-            changes=changes,
-            roles=self.roles if wanted.dry_run else (),
-            revision=self.revision,
-        )
+        return {"changes": changes, "roles": self.roles if wanted.dry_run else ()}
 
     def operations(self, limit: int = 20) -> OperationList:
         return OperationList(operations=tuple(self.done[:limit]), revision=self.revision)
 
     def status(self) -> ClusterStatus:
         found = synthetic.cluster((synthetic.instance("i-90"), synthetic.instance("i-91")))
-        return found.model_copy(update={"revision": self.revision, "uptime_s": self.uptime_s})
+        return found.model_copy(update={"revision": self.revision})
 
     def answer(self, _: type[Any], key: str) -> Any:
         if key not in self.answers:

@@ -24,37 +24,33 @@ SCORES = tuple(
 )
 FREENESS = (Considered(instance_id="i-1", figure=640.0), Considered(instance_id="i-2", figure=88.0))
 
+
+def other(at_s: float, what: str, instance_id: str = "i-3", **fields: Any) -> OtherStep:
+    return OtherStep(time_s=START_S + at_s, what=what, instance_id=instance_id, **fields)
+
+
+MOVE: dict[str, Any] = {
+    "from_instance_id": "i-3",
+    "to_instance_id": "i-1",
+    "freeness_steps": -196.0,
+    "candidates": FREENESS,
+}
 EVENTFUL: tuple[Step, ...] = (
     DispatchStep(
         time_s=START_S + 0.002,
-        cause_id=f"arrive-{REQUEST_ID}",
         instance_id="i-3",
         by="controller",
         policy="llumnix",
         candidates=SCORES,
         num_considered=16,
     ),
-    OtherStep(
-        time_s=START_S + 1.2, what="admitted", instance_id="i-3", figures={"num_tokens": 512}
-    ),
-    OtherStep(time_s=START_S + 4.0, what="evicted", instance_id="i-3", reason="memory"),
-    NotMovedStep(
-        time_s=START_S + 4.5,
-        from_instance_id="i-3",
-        to_instance_id="i-1",
-        freeness_steps=-196.0,
-        candidates=FREENESS,
-        code="waits",
-        why="it waits, and has no blocks",
-    ),
-    OtherStep(time_s=START_S + 6.0, what="admitted", instance_id="i-3"),
+    other(1.2, "admitted", figures={"num_tokens": 512}),
+    other(4.0, "evicted", reason="memory"),
+    NotMovedStep(time_s=START_S + 4.5, code="waits", why="it waits, and has no blocks", **MOVE),
+    other(6.0, "admitted"),
     MoveStep(
         time_s=START_S + 9.0,
         kind="migrated",
-        from_instance_id="i-3",
-        to_instance_id="i-1",
-        freeness_steps=-196.0,
-        candidates=FREENESS,
         reason="balance",
         stages=(
             MoveStage(num_blocks=64, num_bytes=33_554_432, copy_time_s=0.12),
@@ -62,6 +58,7 @@ EVENTFUL: tuple[Step, ...] = (
         ),
         num_bytes=34_603_008,
         downtime_s=0.024,
+        **MOVE,
     ),
 )
 
@@ -93,7 +90,7 @@ def eventful() -> Explanation:
 
 def ended() -> Explanation:
     """The same request, after its end."""
-    end = OtherStep(time_s=START_S + 11.0, what="finished", instance_id="i-1", reason="stop")
+    end = other(11.0, "finished", "i-1", reason="stop")
     over = request(state=RequestState.FINISHED, age_s=11.0, movable=None, finish_reason="stop")
     return Explanation(request=over, steps=(*EVENTFUL, end))
 

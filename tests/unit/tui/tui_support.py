@@ -247,6 +247,12 @@ class Driven:
     async def shown(self) -> str:
         return await drawn(self.pilot)
 
+    async def sees(self, *words: str) -> None:
+        """Asserts that all of these words are on the screen."""
+        text = await self.shown()
+        missing = [each for each in words if each not in text]
+        assert not missing, f"{missing} not in\n{text}"
+
     async def lines(self) -> list[str]:
         return (await self.shown()).splitlines()
 
