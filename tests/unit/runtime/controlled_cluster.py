@@ -45,6 +45,12 @@ class ControlledCluster:
         for instance_id in instance_ids or self.instances:
             self.instances[instance_id].engine.go_on()
 
+    async def run(self, prefix: str, num: int, max_tokens: int = 30) -> list[str]:
+        """So many requests, sent at once."""
+        ids = [f"{prefix}{n}" for n in range(num)]
+        await asyncio.gather(*(self.frontend.submit(each, 8, max_tokens) for each in ids))
+        return ids
+
     async def finished(self, *request_ids: str) -> None:
         """With all of their tokens, each."""
         frontend = self.frontend

@@ -1,6 +1,5 @@
 """Controller, router and two llumlets together, with real encodings and engine threads."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,8 +8,7 @@ from controller.core.fleet.cluster_spec import ExitReason
 from controller.core.settings import ReplayConfig, ReschedulingConfig
 from controller.runtime.controller.roster import LiveConfig
 from tests.unit.runtime.controlled_cluster import ControlledCluster
-from tests.unit.runtime.fake_engine import tokens_of
-from tests.unit.runtime.fakes import PATIENCE_S, FakeNetwork
+from tests.unit.runtime.fakes import FakeNetwork
 from tests.unit.runtime.members import CONTROLLER, Instance, repeat_often
 
 
@@ -28,55 +26,37 @@ async def cluster(
     await cluster.end()
 
 
-def lengths(n: int) -> tuple[int, int]:
-    return 4 + 37 * n % 90, 3 + 23 * n % 60
-
-
 async def test_many_requests_each_with_exactly_its_tokens(cluster: ControlledCluster) -> None:
     frontend = cluster.frontend
-    ends = await asyncio.wait_for(
-        asyncio.gather(*[frontend.request(f"r{n}", *lengths(n)) for n in range(60)]), PATIENCE_S
-    )
-    assert set(ends) == {"finished"}
     for n in range(60):
-        assert frontend.tokens[f"r{n}"] == tokens_of(f"r{n}", lengths(n)[1])
+        await frontend.submit(f"r{n}", 4 + 37 * n % 90, 3 + 23 * n % 60)
+    await cluster.finished(*(f"r{n}" for n in range(60)))
     assert frontend.router.num_live_reqs == 0
-    records = cluster.controller.scheduler.instances
-    await cluster.until(
-        lambda: all(
-            record.unreported.num_requests == 0 and record.snapshot.num_free_blocks == 64
-            for record in records.values()
-        )
-    )
-    assert all(record.last_dispatch_seq > 10 for record in records.values()), "both took part"
+    records = cluster.controller.scheduler.instances.values()
+    await cluster.until(lambda: all(not each.unreported.num_requests for each in records))
+    await cluster.until(lambda: all(each.snapshot.num_free_blocks == 64 for each in records))
+    assert all(each.last_dispatch_seq > 10 for each in records), "both took part"
+
+
+def hold(cluster: ControlledCluster) -> None:
+    for instance in cluster.instances.values():
+        instance.engine.hold()
 
 
 async def test_an_instance_s_death_replays_its_own_requests_and_no_other(
     cluster: ControlledCluster,
 ) -> None:
     frontend, dying = cluster.frontend, cluster.instances["i-0"]
-    for instance in cluster.instances.values():
-        instance.engine.hold()
-    work = [
-        asyncio.create_task(frontend.request(f"r{n}", num_prompt_tokens=8, max_tokens=30))
-        for n in range(20)
-    ]
-    await cluster.until(lambda: len(frontend.router.routes.machine.live) == 20)
+    hold(cluster)
+    ids = await cluster.run("r", 20)
     for instance in cluster.instances.values():
         instance.engine.allow(10)
     await cluster.until(lambda: sum(map(len, frontend.tokens.values())) >= 50)
-    lost = {
-        r
-        for r in list(frontend.router.routes.machine.live)
-        if (route := frontend.router.routes.machine.live.get(r))
-        and route.ownership.owner.instance_id == "i-0"
-    }
+    records = (frontend.book.find(each) for each in ids)
+    lost = {each.request_id for each in records if each.instance_id == "i-0"}
     cluster.network.lose(dying.address)
-    cluster.instances["i-1"].engine.go_on()
-    ends = await asyncio.wait_for(asyncio.gather(*work), PATIENCE_S)
-    assert set(ends) == {"finished"}
-    for request_id, tokens in frontend.tokens.items():
-        assert tokens == tokens_of(request_id, 30)
+    cluster.go_on("i-1")
+    await cluster.finished(*ids)
     assert 0 < len(lost) < 20
     found = await cluster.controller.queries.requests(["f-0"])
     assert {r.request_id for r in found.requests if r.num_replays} == lost
@@ -92,27 +72,19 @@ async def test_an_instance_s_death_replays_its_own_requests_and_no_other(
     records = cluster.controller.scheduler.instances
     await cluster.until(lambda: records["i-0"].incarnation == 2 and records["i-0"].snapshot)
     await cluster.until(lambda: frontend.known == ["i-0", "i-1"])
-    again = await asyncio.gather(*[frontend.request(f"again{n}", 8, 5) for n in range(8)])
-    assert set(again) == {"finished"}
+    await cluster.finished(*await cluster.run("again", 8, 5))
 
 
 async def test_without_a_controller_requests_go_on_and_new_ones_run(
     cluster: ControlledCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controller.core.admission.asking.CONTROLLER_SILENCE_S", 0.05)
-    frontend = cluster.frontend
-    for instance in cluster.instances.values():
-        instance.engine.hold()
-    before = [asyncio.create_task(frontend.request(f"a{n}", 8, 30)) for n in range(6)]
-    await cluster.until(lambda: len(frontend.router.routes.machine.live) == 6)
+    hold(cluster)
+    before = await cluster.run("a", 6)
     cluster.running.cancel()
     cluster.network.lose(CONTROLLER)
-    for instance in cluster.instances.values():
-        instance.engine.go_on()
-    after = [asyncio.create_task(frontend.request(f"b{n}", 8, 30)) for n in range(6)]
-    ends = await asyncio.wait_for(asyncio.gather(*before, *after), PATIENCE_S)
-    assert set(ends) == {"finished"}
-    assert all(frontend.tokens[r] == tokens_of(r, 30) for r in frontend.tokens)
+    cluster.go_on()
+    await cluster.finished(*before, *await cluster.run("b", 6))
 
 
 async def test_what_happened_is_told_everywhere(cluster: ControlledCluster) -> None:
@@ -131,24 +103,17 @@ async def test_what_happened_is_told_everywhere(cluster: ControlledCluster) -> N
     history = [event.kind.value for event in record.history]
     assert history == ["dispatched", "admitted", "finished"]
     assert record.history[1].cause_id.startswith(f"step-{record.instance_id}-1-")
-    serving = cluster.instances[str(record.instance_id)].llumlet.serving
-    p99_s = serving.emission._ttft.percentiles(0.99, 0.0).all_s
-    assert p99_s is not None
 
 
 @pytest.mark.parametrize(("max_replays", "kind"), [(0, "failed"), (3, "replayed")])
 async def test_requests_that_are_lost_with_their_instance_share_its_cause(
     cluster: ControlledCluster, max_replays: int, kind: str
 ) -> None:
-    frontend = cluster.frontend
-    frontend.router.routes.machine.replays.config = ReplayConfig(max_replays)
-    for instance in cluster.instances.values():
-        instance.engine.hold()
-    running = [asyncio.create_task(frontend.request(f"r{n}", 8, 5)) for n in range(4)]
-    await cluster.until(lambda: len(frontend.router.routes.machine.live) == 4)
+    cluster.frontend.router.routes.machine.replays.config = ReplayConfig(max_replays)
+    hold(cluster)
+    await cluster.run("r", 4, 5)
     cluster.network.lose(cluster.instances["i-0"].address)
-    cluster.instances["i-1"].engine.go_on()
-    await asyncio.wait_for(asyncio.gather(*running), PATIENCE_S)
+    cluster.go_on("i-1")
 
     def causes() -> dict[str, list[str]]:
         by_kind: dict[str, list[str]] = {}

@@ -29,6 +29,7 @@ from controller.runtime.messages.requests import (
     RankChangeAsked,
     RankSet,
     Refused,
+    ReplayTaken,
     RequestRefused,
     RequestsAsked,
 )
@@ -131,6 +132,20 @@ async def test_a_late_end_calls_the_replay_off(bed: Bed) -> None:
     assert await bed.controller.receive(DispatchWithdrawn)
     assert bed.router.num_live_reqs == 0
     assert bed.told.failed == []
+
+
+async def test_it_is_replayed_as_often_as_allowed(bed: Bed) -> None:
+    for number, (lost, there) in enumerate([("i-0", "i-1"), ("i-1", "i-0"), ("i-0", "i-1")]):
+        await lose(bed, lost)
+        await bed.know()  # it comes back
+        add, _ = await dispatch(bed, there)
+        assert add.attempt == number + 1
+        bed.say(ReplayTaken("r", add.attempt))
+        await settle()
+    await lose(bed, "i-1")
+    assert "it was replayed as often as allowed" in why_failed(bed)
+    record = bed.book.find("r")
+    assert (record.num_replays, record.not_replayable) == (3, "too_often")
 
 
 async def test_tokens_beyond_the_limit_are_not_kept(network: FakeNetwork) -> None:

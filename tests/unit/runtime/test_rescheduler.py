@@ -145,6 +145,18 @@ async def test_disabled_only_draining_instances_are_relieved(bed: Bed) -> None:
     assert await told(bed) == {"i-1": "i-3", "i-0": "i-2"}
 
 
+async def test_a_dead_instance_is_told_nothing_and_takes_nothing(bed: Bed) -> None:
+    await bed.reports("i-0", **BUSY)
+    await bed.reports("i-1", **FULL)
+    assert await told(bed) == {"i-0": "i-3", "i-1": "i-2"}
+    for instance_id in ("i-0", "i-3"):
+        bed.network.lose(f"mem://{instance_id}")
+    await settle()
+    for peer in bed.peers.values():
+        peer.inbox.clear()
+    assert await told(bed) == {"i-1": "i-2"}
+
+
 async def test_another_configuration_counts_at_once(bed: Bed) -> None:
     """Also while a long interval lasts."""
     await bed.reports("i-0", **BUSY)

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from controller.core.fleet.cluster_spec import AS_STARTED, EngineChange, RollingOrder
+from controller.core.emptying.claims import Remove
+from controller.core.fleet.cluster_spec import (
+    AS_MANY_AS_FIT,
+    AS_STARTED,
+    EngineChange,
+    RollingOrder,
+)
 from controller.core.fleet.rolling import RETRY_S
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.messages.members import DrainSet, Welcome
@@ -125,6 +131,16 @@ async def test_stopped_it_leaves_the_process_that_has_not_ended(bed: Bed) -> Non
     await bed.all_report()
     await bed.all_report()
     assert (bed.keeper.spec.drains, bed.order.left) == ({}, ("i-1", "i-2"))
+
+
+async def test_as_many_as_fit_go_at_once_but_for_one_that_is_scaled_in(bed: Bed) -> None:
+    bed.rolls(at_once=AS_MANY_AS_FIT)
+    await asyncio.sleep(0.3)
+    assert (bed.away, bed.order.left) == (["i-0", "i-1"], ("i-2",))
+    bed.begin("i-2", Remove)
+    for each in ("i-0", "i-1"):
+        await bed.takes_its_turn_and_serves(each)
+    assert (bed.order.state, tuple(bed.order.done)) == ("done", ("i-0", "i-1"))
 
 
 async def test_a_full_disk_holds_it_up_and_no_more(bed: Bed) -> None:

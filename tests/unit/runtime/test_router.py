@@ -144,27 +144,25 @@ async def test_a_lost_question_is_asked_again(bed: Bed) -> None:
     assert sent.request_id == "r"
 
 
-async def test_a_dispatch_to_an_incarnation_that_died_in_between(bed: Bed) -> None:
+@pytest.mark.parametrize("num_gone", [2, len(GONE_WAITS_S) + 1])
+async def test_a_dispatch_to_one_that_is_gone_is_asked_for_again_and_not_without_end(
+    bed: Bed, num_gone: int
+) -> None:
     submitted = bed.submit()
-    for dispatch in (Dispatch("r", "f-0", "i-0", 2, 1), Dispatch("r", "f-0", "i-7", 1, 1)):
+    gone = (Dispatch("r", "f-0", "i-0", 2, 1), Dispatch("r", "f-0", "i-7", 1, 1))
+    for number in range(num_gone):
         await bed.controller.receive(DispatchAsked)
         bed.controller.inbox.clear()
-        bed.say(Dispatched(dispatch))
-    await bed.controller.receive(DispatchAsked)
-    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 2)))
-    await submitted
-    assert (await bed.instances["i-1"].receive(AddRequest)).dispatch_seq == 2
-
-
-async def test_a_request_is_not_asked_for_without_end(bed: Bed) -> None:
-    submitted = bed.submit()
-    for _ in range(len(GONE_WAITS_S) + 1):
+        bed.say(Dispatched(gone[number % 2]))
+    if num_gone == 2:
         await bed.controller.receive(DispatchAsked)
-        bed.controller.inbox.clear()
-        bed.say(Dispatched(Dispatch("r", "f-0", "i-7", 1, 1)))
-    with pytest.raises(NotDispatchedError, match="unavailable"):
+        bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 2)))
         await submitted
-    assert bed.router.num_live_reqs == 0
+        assert (await bed.instances["i-1"].receive(AddRequest)).dispatch_seq == 2
+    else:
+        with pytest.raises(NotDispatchedError, match="unavailable"):
+            await submitted
+        assert bed.router.num_live_reqs == 0
 
 
 async def test_a_dispatch_to_one_that_is_not_listed_is_declined_once_it_is(
@@ -223,42 +221,27 @@ async def test_a_controller_that_holds_a_request_is_not_bypassed(network: FakeNe
     assert asyncio.get_running_loop().time() - began_s <= 2.1 * CONTROLLER_SILENCE_S
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
 @pytest.mark.parametrize("room_to_grow_tokens", [None, 64])
 async def test_nobody_to_choose_from_is_unavailable_after_a_while(
-    network: FakeNetwork, room_to_grow_tokens: int | None
+    network: FakeNetwork, room_to_grow_tokens: int | None, comes_back: bool
 ) -> None:
+    """Unless the next controller has an instance for the request."""
     bed, loop = Bed(network), asyncio.get_running_loop()
-    nobody = replace(
-        directory(idle_snapshot("i-0", draining=True)),
-        takes_requests=False,
-        room_to_grow_tokens=room_to_grow_tokens,
-        hold_timeout_s=20.0,
-    )
-    await bed.know(nobody)
-    began_s = loop.time()
-    with pytest.raises(NotDispatchedError, match="unavailable"):
-        await bed.submit()
-    assert 20.0 <= loop.time() - began_s <= 22.0
-
-
-@pytest.mark.parametrize("room_to_grow_tokens", [None, 64])
-async def test_a_held_request_outlives_its_controller(
-    network: FakeNetwork, room_to_grow_tokens: int | None
-) -> None:
-    """No instance could take it when the controller died, and the next one has one for it."""
-    bed = Bed(network)
-    nobody = replace(
-        directory(idle_snapshot("i-0", draining=True)),
-        takes_requests=False,
-        room_to_grow_tokens=room_to_grow_tokens,
-    )
-    await bed.know(nobody)
-    submitted = bed.submit()
-    await asyncio.sleep(10.0)
-    await bed.know(replace(BOTH, controller="the next one"))
-    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 2)))
-    await submitted
-    assert (await bed.instances["i-1"].receive(AddRequest)).dispatch_seq == 2
+    draining = directory(idle_snapshot("i-0", draining=True))
+    limits = {"room_to_grow_tokens": room_to_grow_tokens, "hold_timeout_s": 20.0}
+    await bed.know(replace(draining, takes_requests=False, **limits))
+    submitted, began_s = bed.submit(), loop.time()
+    if comes_back:
+        await asyncio.sleep(10.0)
+        await bed.know(replace(BOTH, controller="the next one"))
+        bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 2)))
+        await submitted
+        assert (await bed.instances["i-1"].receive(AddRequest)).dispatch_seq == 2
+    else:
+        with pytest.raises(NotDispatchedError, match="unavailable"):
+            await submitted
+        assert 20.0 <= loop.time() - began_s <= 22.0
 
 
 # -- losses -------------------------------------------------------------------------------
