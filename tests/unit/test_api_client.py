@@ -78,29 +78,35 @@ def test_a_call_sends_its_token_and_body_and_ignores_unknown_fields() -> None:
 
 
 BODY = {"code": "x", "message": "what and why", "hint": "llumctl something"}
+NEWER = STATUS | {"schema_version": 2}
+EXIT_CODES = ((400, 1), (401, 5), (403, 5), (404, 4), (409, 6), (422, 1), (500, 1), (503, 1))
+NO_STREAMS = (b"<html>", b"{}", b"[1]", b'{"type": "ping"}', b'{"type": "ping", "time_s": 1}\n<p>')
+NOT_OURS = "not a controller of llumctl"
 
 
 @pytest.mark.parametrize(
-    ("code", "exit_code"),
-    [(400, 1), (401, 5), (403, 5), (404, 4), (409, 6), (422, 1), (500, 1), (503, 1)],
+    ("call", "status", "body", "exit_code", "words"),
+    [
+        *(("status", status, BODY, code, "what and why") for status, code in EXIT_CODES),
+        ("watch", 403, BODY, 5, "what and why"),
+        *(("status", 502, body, 1, "502") for body in (b"", b"<html>", b"[1]", b"\xff")),
+        *(("status", 200, body, 3, NOT_OURS) for body in (b"hello", b"{}", b"[]")),
+        *(("watch", 200, body, 3, NOT_OURS) for body in NO_STREAMS),
+        ("status", 200, NEWER, 1, "newer schema"),
+        ("status", 200, {"schema_version": 2, "members": []}, 1, "newer schema"),
+    ],
 )
-def test_refusals_carry_their_message_and_exit_code(code: int, exit_code: int) -> None:
-    with client(answering(code, BODY)) as control, pytest.raises(LlumctlError) as caught:
-        control.status()
-    error = caught.value
-    assert (error.exit_code, error.message, error.hint) == (
-        exit_code,
-        BODY["message"],
-        BODY["hint"],
-    )
-
-
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"\xff"])
-def test_a_refusal_without_a_known_body_names_the_status(body: bytes) -> None:
-    with client(answering(502, body)) as control, pytest.raises(LlumctlError) as caught:
-        control.status()
-    assert caught.value.exit_code == 1
-    assert "502" in caught.value.message
+def test_which_error_an_answer_becomes(
+    call: str, status: int, body: object, exit_code: int, words: str
+) -> None:
+    with (
+        client(answering(status, body)) as control,
+        pytest.raises(LlumctlError, match=words) as caught,
+    ):
+        list(control.watch()) if call == "watch" else control.status()
+    assert caught.value.exit_code == exit_code
+    if body is BODY:
+        assert caught.value.hint == BODY["hint"]
 
 
 @pytest.mark.parametrize(
@@ -187,36 +193,6 @@ def test_what_is_sent_again_after_a_failure(
     assert len({request.content for request in sent}) == 1
 
 
-@pytest.mark.parametrize("body", [b"hello", b"{}", b"[]"])
-def test_somebody_elses_server(body: bytes) -> None:
-    with client(answering(200, body)) as control, pytest.raises(LlumctlError) as caught:
-        control.status()
-    assert caught.value.exit_code == 3
-    assert "not a controller of llumctl" in caught.value.message
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [STATUS | {"schema_version": 2}, {"schema_version": 2, "members": []}],
-    ids=["it fits", "it does not fit"],
-)
-def test_a_newer_schema_asks_for_an_upgrade(answer: dict[str, object]) -> None:
-    newer = client(answering(200, answer))
-    with newer as control, pytest.raises(LlumctlError, match="newer schema") as caught:
-        control.status()
-    assert caught.value.exit_code == 1
-
-
-@pytest.mark.parametrize(
-    "body", [b"<html>", b"{}", b"[1]", b'{"type": "ping"}', b'{"type": "ping", "time_s": 1}\n<p>']
-)
-def test_somebody_elses_stream(body: bytes) -> None:
-    with client(answering(200, body)) as control, pytest.raises(LlumctlError) as caught:
-        list(control.watch())
-    assert caught.value.exit_code == 3
-    assert "not a controller of llumctl" in caught.value.message
-
-
 @pytest.mark.parametrize("figure", ["1e999", "1e308", "-1e300", "NaN", "Infinity", "9" * 400])
 def test_a_stream_with_figures_that_nobody_measures_is_an_error(figure: str) -> None:
     """Such figures used to end the dashboard that drew them."""
@@ -264,12 +240,6 @@ def test_a_stream_goes_over_frames_of_later_versions_and_ends_as_an_error() -> N
         with pytest.raises(LlumctlError, match="ended the stream") as caught:
             next(frames)
     assert caught.value.exit_code == 3
-
-
-def test_a_stream_that_is_refused() -> None:
-    with client(answering(403, BODY)) as control, pytest.raises(LlumctlError) as caught:
-        list(control.watch())
-    assert (caught.value.exit_code, caught.value.message) == (5, BODY["message"])
 
 
 def test_a_redirect_is_not_followed() -> None:

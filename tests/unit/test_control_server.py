@@ -7,12 +7,14 @@ import socket
 import stat
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from controller.adapters.http import control_server
 from controller.adapters.http.control_server import MAX_LINE_CHARS, MAX_LINES
+from controller.api.state.audit import AuditLog
 from controller.api.wire.requests import EventPage
 from controller.api.wire.status import ClusterState, ClusterStatus, StopProgress
 from controller.core.load.snapshot import QueueHead
@@ -281,6 +283,14 @@ async def test_each_action_is_in_the_audit_log_and_is_an_event(both: Both) -> No
     events = (await client.get("/v1/events")).json()["events"]
     told = [(e["cause_id"], e["actor"]) for e in events if e["kind"] == "operator"]
     assert told == [(entry["cause_id"], entry["actor"]) for entry in entries]
+
+
+def test_what_others_sent_does_not_forge_entries(tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path)
+    actor = "ana\n{}\x1b[2J"
+    audit.write(actor=actor, action="x" * 5000, target="", outcome="done", cause_id="op-1")
+    (entry,) = audit.tail()
+    assert (entry["actor"], entry["action"]) == ("ana?{}?[2J", "x" * 200)
 
 
 async def test_a_stop_that_cannot_be_recorded_is_refused(both: Both) -> None:
