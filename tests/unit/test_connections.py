@@ -103,6 +103,7 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
+@pytest.mark.long
 @on_uvloop
 async def test_a_request_that_came_while_the_loop_was_busy_is_answered() -> None:
     async with serving(keep_alive_s=0.2) as (_, client):
@@ -137,6 +138,7 @@ async def test_clients_are_told_which_answer_is_their_last() -> None:
         assert await first.read() == b""
 
 
+@pytest.mark.long
 @on_uvloop
 async def test_a_server_that_ends_answers_what_has_come_and_waits_for_nobody_else() -> None:
     async with serving() as (server, client):

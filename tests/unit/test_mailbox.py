@@ -99,6 +99,7 @@ async def test_addresses_may_be_of_ipv6(inboxes: Open) -> None:
     await b.until_heads(b"hello")
 
 
+@pytest.mark.long
 async def test_only_droppable_messages_drop_while_the_peer_lags() -> None:
     filler, total = bytes(10_000), 2 * HIGH_WATER_MARK + 500
     async with opening(new_secret_key()) as inboxes:

@@ -294,6 +294,7 @@ def our_source() -> Iterator[tuple[str, str]]:
     ],
     ids=["secrets are compared in constant time", "log lines are given no content"],
 )
+@pytest.mark.long
 def test_our_source_keeps_the_promise(
     reader: Reader, mention: str, but_not_in: tuple[str, ...]
 ) -> None:
