@@ -479,6 +479,8 @@ def test_engine_arguments_by_machine_and_by_user(
     }
     gpu = preflight.engine_args(hub_model, "hub/model", 1, gpus=1)
     assert gpu == ours, "a GPU's memory is left to vLLM"
+    on_gpu = preflight.instance_memory({"kv_cache_memory_bytes": 9}, num_gpus=1, hub_timeout_s=None)
+    assert on_gpu == MemorySize(preflight.INSTANCE_BYTES)
     own = {"block_size": 64, "kv_cache_memory_bytes": 5, "max_model_len": 100}
     args = preflight.engine_args(settings(own), "/folder", 2, gpus=0)
     assert own.items() <= args.items()
