@@ -159,7 +159,7 @@ def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict(doctor.shm_check(str(tmp_path))) == ("warn", True)
 
 
-# -- ports, Ray, the run state ------------------------------------------------------------
+# -- ports, the run state -----------------------------------------------------------------
 
 
 def test_ports() -> None:
@@ -175,15 +175,6 @@ def test_ports() -> None:
     assert doctor.port_check("p", "127.0.0.1", port, "--port").result is CheckResult.OK
     elsewhere = doctor.port_check("p", "192.0.2.1", 8000, "--port")
     assert elsewhere.cure == "set the host to an address of this machine"
-
-
-def test_a_ray_that_runs_already() -> None:
-    assert doctor.ray_address_checks(None) == []
-    with socket.create_server(("127.0.0.1", 0)) as ray:
-        address = f"127.0.0.1:{ray.getsockname()[1]}"
-        assert [verdict(check) for check in doctor.ray_address_checks(address)] == [("ok", False)]
-    for wrong in (address, "auto"):
-        assert [verdict(check) for check in doctor.ray_address_checks(wrong)] == [("fail", True)]
 
 
 def test_run_state() -> None:

@@ -251,11 +251,16 @@ def test_how_asking_may_end(script: str, problem: str, monkeypatch: pytest.Monke
 def test_no_node_is_asked_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(doctor, "ask_nodes", lambda _: asked.append("asked") or [])
-    assert doctor.ray_checks(Settings()) == []
+
+    def found(address: str | None) -> list[tuple[str, str]]:
+        checks = doctor.ray_checks(Settings(cluster=ClusterTable(ray_address=address)))
+        return [(check.name, check.result.value) for check in checks]
+
+    assert found(None) == []
     with socket.create_server(("127.0.0.1", 0)) as ray:
         address = f"127.0.0.1:{ray.getsockname()[1]}"
-        there = Settings(cluster=ClusterTable(ray_address=address))
-        assert [check.name for check in doctor.ray_checks(there)] == ["ray address"]
+        assert found(address) == [("ray address", "ok")]
         assert asked == ["asked"]
-    assert [check.result for check in doctor.ray_checks(there)] == [CheckResult.FAIL]
+    for wrong in (address, "auto"):
+        assert found(wrong) == [("ray address", "fail")]
     assert asked == ["asked"]

@@ -14,7 +14,7 @@ from controller.main import down
 from controller.main.machine import run_folders
 from controller.main.machine.processes import processes_of
 from controller.main.machine.ray_environment import NONCE_VARIABLE
-from controller.main.plan import FILE, ClusterPlan, state_of
+from controller.main.plan import FILE, ClusterPlan
 from llumctl.app import run
 from tests.unit.test_security import plan
 
@@ -89,8 +89,3 @@ def test_without_a_plan_of_its_own_nothing_is_stopped_and_the_way_is_free(
         down.run(cluster, drain=False, timeout_s=0.0, progress=lambda _: None)
     assert run_state.load(cluster) is None
     assert Path(made.temp_dir).exists()
-
-
-def test_what_is_recovered_is_what_was_written(made: ClusterPlan) -> None:
-    found = state_of(made, {})
-    assert (found.nonce, found.temp_dir, found.owns_ray) == (NONCE, made.temp_dir, True)

@@ -76,6 +76,7 @@ def test_a_head_that_died_is_told_and_cleared(
 def test_whatever_ends_up_stops_its_cluster(state: RunState, number: signal.Signals) -> None:
     """A terminal that hung up used to leave a cluster that ran on without an owner."""
     told: list[object] = []
+    before = signal.signal(number, signal.SIG_DFL)  # these tests may run under nohup
     with (
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as head,
         stops_interrupt(),
@@ -83,6 +84,7 @@ def test_whatever_ends_up_stops_its_cluster(state: RunState, number: signal.Sign
         threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
         up._stay(head, state, told.append)
         head.kill()
+    signal.signal(number, before)
     assert run_state.load("c1") is None
     assert told[-1] == "cluster c1 has stopped"
 

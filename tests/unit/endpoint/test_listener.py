@@ -11,7 +11,6 @@ import pytest
 from uvicorn import Config, Server
 
 from controller.adapters.listener import SEND_BUFFER_BYTES, listen, set_write_timeout
-from controller.adapters.vllm.endpoint import exchange
 from tests.unit.endpoint.gate_support import PATH, gate
 
 EVENT = b"data: " + b"x" * 1000 + b"\n\n"
@@ -120,22 +119,4 @@ async def test_a_body_that_is_too_large_is_answered_though_it_is_still_being_sen
             writer.write(b" " * 65536)
             await writer.drain()
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
-        writer.close()
-
-
-async def test_a_body_that_trickles_in_is_ended_with_its_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(exchange, "BODY_WAIT_S", 0.1)
-    async with serving(EndlessStream(), write_timeout_s=5.0) as (server, address):
-        reader, writer = await asyncio.open_connection(*address)
-        writer.write(head(99_999))
-        answering = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
-        async with asyncio.timeout(20):
-            while not answering.done():
-                writer.write(b" ")
-                await asyncio.sleep(0.001)
-            while server.server_state.connections:
-                await asyncio.sleep(0.001)
-        assert answering.result().startswith(b"HTTP/1.1 408 ")
         writer.close()
