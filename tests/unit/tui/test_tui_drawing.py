@@ -77,31 +77,20 @@ def test_bars(used: float | None, wanted: float | None, text: str) -> None:
     assert "".join(drawing.bar(used, wanted, 10)) == text
 
 
-@pytest.mark.parametrize(
-    ("values", "width", "later_s", "shown"),
-    [
-        ((-100, 0, 1, 16, 17, 65, 257, 1025, 4097, 1e6), 10, 0, "__..,-=+##"),
-        ((200, 210), 2, 0, "--"),
-        ((250, 100), 2, 0, "--"),
-        ((None, 5, None, 5000), 4, 0, " . #"),
-        ((None, None), 2, 0, "  "),
-        ((0, 70), 4, 0, "  _-"),
-        ((0, 70), 4, 14.9, "  _-"),
-        ((0, 70), 4, 15, " _- "),
-        ((0, 70), 4, 60, "    "),
-    ],
-    ids=[
-        "one scale",
-        "for all rows",
-        "whatever else they have",
-        "what is unknown is left out",
-        "nothing is known",
-        "the newest is on the right",
-        "moves by whole slots",
-        "to the left",
-        "and out",
-    ],
-)
+TRENDS = {
+    "one scale": ((-100, 0, 1, 16, 17, 65, 257, 1025, 4097, 1e6), 10, 0, "__..,-=+##"),
+    "for all rows": ((200, 210), 2, 0, "--"),
+    "whatever else they have": ((250, 100), 2, 0, "--"),
+    "what is unknown is left out": ((None, 5, None, 5000), 4, 0, " . #"),
+    "nothing is known": ((None, None), 2, 0, "  "),
+    "the newest is on the right": ((0, 70), 4, 0, "  _-"),
+    "moves by whole slots": ((0, 70), 4, 14.9, "  _-"),
+    "to the left": ((0, 70), 4, 15, " _- "),
+    "and out": ((0, 70), 4, 60, "    "),
+}
+
+
+@pytest.mark.parametrize(("values", "width", "later_s", "shown"), TRENDS.values(), ids=TRENDS)
 def test_trends(values: tuple[float | None, ...], width: int, later_s: float, shown: str) -> None:
     """One sample per slot."""
     slot_s = 60 / width

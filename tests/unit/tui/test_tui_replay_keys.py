@@ -21,15 +21,15 @@ def eventful() -> list[Frame]:
     return sorted((each for each in frames if each.type != "gap"), key=lambda each: each.time_s)
 
 
-((BACK,), (ON,), (FAR_BACK,), (FAR_ON,)) = (
-    keys_of(f"replay_{name}") for name in ("back", "on", "back_far", "on_far")
-)
-((START,), (END,), (SLOWER,), (FASTER,)) = (
-    keys_of(f"replay_{name}") for name in ("start", "end", "slower", "faster")
-)
-((TROUBLE,), (TROUBLE_BEFORE,), (NOTABLE,), (NOTABLE_BEFORE,)) = (
-    keys_of(f"replay_{name}") for name in ("trouble", "trouble_before", "notable", "notable_before")
-)
+def key_of(name: str) -> str:
+    (key,) = keys_of(f"replay_{name}")
+    return key
+
+
+BACK, ON, START, END = map(key_of, ("back", "on", "start", "end"))
+FAR_BACK, FAR_ON, SLOWER, FASTER = map(key_of, ("back_far", "on_far", "slower", "faster"))
+TROUBLE, TROUBLE_BEFORE = map(key_of, ("trouble", "trouble_before"))
+NOTABLE, NOTABLE_BEFORE = map(key_of, ("notable", "notable_before"))
 
 
 async def pressed(replay: Replay, *keys: str, wait_s: float = 0.0) -> str:

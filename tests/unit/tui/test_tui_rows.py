@@ -57,58 +57,56 @@ FULL = {
 UNKNOWN = dict.fromkeys(("num_running_reqs", "freeness_steps", "kv_cache_usage"))
 
 
-@pytest.mark.parametrize(
-    ("fields", "cells"),
-    [
-        (
-            FULL,
-            {
-                "id": "! i-3",
-                "state": "active",
-                "freeness": "-196",
-                "kv": "#########  98 +23%",
-                "run": "41",
-                "wait": "6",
-                "levels": "H3 N38",
-                "moves": "0/2",
-                "headroom": "151/1000",
-                "ttft": "4.1s",
-                "up": "2h00m",
-            },
-        ),
-        (FULL | {"headroom_blocks": 751}, {"id": "i-3", "state": "reserved", "freeness": "-196"}),
-        ({"ttft_p99_s": None, "queue_head": head()}, {"ttft": ">52s"}),
-        ({"ttft_p99_s": 1.9, "queue_head": head()}, {"ttft": "1.9s"}),
-        ({"ttft_p99_s": None}, {"ttft": "-"}),
-        ({"ttft_p99_s": None, "queue_head": head(evicted=True)}, {"ttft": "-"}),
-        (
-            {"state": InstanceState.DRAINING, "virtual_usage_blocks": None},
-            {"id": "> i-3", "freeness": "-inf", "kv": "#####====  55 +inf%"},
-        ),
-        (
-            {"state": InstanceState.STARTING, "detail": "loading weights 61%", **UNKNOWN},
-            {"id": "+ i-3", "state": "starting", "freeness": "loading weights 61%"},
-        ),
-        ({"state": InstanceState.RESTARTING}, {"id": "+ i-3"}),
-        ({"state": InstanceState.STALLED}, {"id": "! i-3"}),
-        ({"state": InstanceState.FAILED}, {"id": "! i-3"}),
-        ({"closed_by": ("cordoned",)}, {"id": "i-3", "state": "cordoned"}),
-    ],
-    ids=[
-        "busy",
-        "kept free for a high priority is reserved and not in trouble",
-        "starved, it shows how long its head has waited",
-        "a head does not hide the figure",
-        "no figure",
-        "an evicted head has its first token already",
-        "draining, it has none left",
-        "without figures, it says what it does",
-        "restarting",
-        "stalled",
-        "failed",
-        "cordoned",
-    ],
-)
+CELLS = {
+    "busy": (
+        FULL,
+        {
+            "id": "! i-3",
+            "state": "active",
+            "freeness": "-196",
+            "kv": "#########  98 +23%",
+            "run": "41",
+            "wait": "6",
+            "levels": "H3 N38",
+            "moves": "0/2",
+            "headroom": "151/1000",
+            "ttft": "4.1s",
+            "up": "2h00m",
+        },
+    ),
+    "kept free for a high priority is reserved and not in trouble": (
+        FULL | {"headroom_blocks": 751},
+        {"id": "i-3", "state": "reserved", "freeness": "-196"},
+    ),
+    "starved, it shows how long its head has waited": (
+        {"ttft_p99_s": None, "queue_head": head()},
+        {"ttft": ">52s"},
+    ),
+    "a head does not hide the figure": (
+        {"ttft_p99_s": 1.9, "queue_head": head()},
+        {"ttft": "1.9s"},
+    ),
+    "no figure": ({"ttft_p99_s": None}, {"ttft": "-"}),
+    "an evicted head has its first token already": (
+        {"ttft_p99_s": None, "queue_head": head(evicted=True)},
+        {"ttft": "-"},
+    ),
+    "draining, it has none left": (
+        {"state": InstanceState.DRAINING, "virtual_usage_blocks": None},
+        {"id": "> i-3", "freeness": "-inf", "kv": "#####====  55 +inf%"},
+    ),
+    "without figures, it says what it does": (
+        {"state": InstanceState.STARTING, "detail": "loading weights 61%", **UNKNOWN},
+        {"id": "+ i-3", "state": "starting", "freeness": "loading weights 61%"},
+    ),
+    "restarting": ({"state": InstanceState.RESTARTING}, {"id": "+ i-3"}),
+    "stalled": ({"state": InstanceState.STALLED}, {"id": "! i-3"}),
+    "failed": ({"state": InstanceState.FAILED}, {"id": "! i-3"}),
+    "cordoned": ({"closed_by": ("cordoned",)}, {"id": "i-3", "state": "cordoned"}),
+}
+
+
+@pytest.mark.parametrize(("fields", "cells"), CELLS.values(), ids=CELLS)
 def test_cells_of_an_instance(fields: dict[str, Any], cells: dict[str, str]) -> None:
     (row,) = instances.rows(state_of(synthetic.instance("i-3", **fields)), UNICODE)
     found = cells_of(row)
@@ -117,27 +115,26 @@ def test_cells_of_an_instance(fields: dict[str, Any], cells: dict[str, str]) -> 
         assert found == cells, "the note stands in place of the other cells"
 
 
-@pytest.mark.parametrize(
-    ("fields", "texts", "tones"),
-    [
-        (
-            {"kv_cache_usage": 0.5, "virtual_usage_blocks": 742},
-            ["####", "===", "50 +25%"],
-            [Tone.PLAIN, Tone.WARN, Tone.PLAIN],
-        ),
-        (
-            {"freeness_steps": -1.0, "kv_cache_usage": 0.9, "virtual_usage_blocks": 1200},
-            ["########", "=", "90 +31%"],
-            [Tone.BAD] * 3,
-        ),
-        (
-            FULL | {"headroom_blocks": 751},
-            ["#########", "", "98 +23%"],
-            [Tone.PLAIN, Tone.WARN, Tone.PLAIN],
-        ),
-    ],
-    ids=["held and wanted have two tones", "starved", "reserved is no trouble"],
-)
+KV = {
+    "held and wanted have two tones": (
+        {"kv_cache_usage": 0.5, "virtual_usage_blocks": 742},
+        ["####", "===", "50 +25%"],
+        [Tone.PLAIN, Tone.WARN, Tone.PLAIN],
+    ),
+    "starved": (
+        {"freeness_steps": -1.0, "kv_cache_usage": 0.9, "virtual_usage_blocks": 1200},
+        ["########", "=", "90 +31%"],
+        [Tone.BAD] * 3,
+    ),
+    "reserved is no trouble": (
+        FULL | {"headroom_blocks": 751},
+        ["#########", "", "98 +23%"],
+        [Tone.PLAIN, Tone.WARN, Tone.PLAIN],
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "texts", "tones"), KV.values(), ids=KV)
 def test_kv(fields: dict[str, Any], texts: list[str], tones: list[Tone]) -> None:
     item = synthetic.instance(**fields)
     spans = instances.kv(item)
@@ -228,26 +225,20 @@ TROUBLED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("column", "descending", "found", "ids"),
-    [
-        ("freeness", False, MIXED, ["i-4", "i-5", "i-2", "i-10", "i-3"]),
-        ("freeness", True, MIXED, ["i-2", "i-10", "i-5", "i-4", "i-3"]),
-        ("id", True, MIXED, ["i-10", "i-5", "i-4", "i-3", "i-2"]),
-        (
-            "freeness",
-            False,
-            [MIXED[4], MIXED[3], *TROUBLED],
-            ["i-8", "i-7", "i-9", "i-4", "i-5", "i-6"],
-        ),
-    ],
-    ids=[
-        "what is unknown is last",
-        "either way",
-        "by number",
-        "what cannot serve comes before all that can",
-    ],
-)
+ORDERS = {
+    "what is unknown is last": ("freeness", False, MIXED, ["i-4", "i-5", "i-2", "i-10", "i-3"]),
+    "either way": ("freeness", True, MIXED, ["i-2", "i-10", "i-5", "i-4", "i-3"]),
+    "by number": ("id", True, MIXED, ["i-10", "i-5", "i-4", "i-3", "i-2"]),
+    "what cannot serve comes before all that can": (
+        "freeness",
+        False,
+        [MIXED[4], MIXED[3], *TROUBLED],
+        ["i-8", "i-7", "i-9", "i-4", "i-5", "i-6"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("column", "descending", "found", "ids"), ORDERS.values(), ids=ORDERS)
 def test_orders(column: str, descending: bool, found: list[InstanceStatus], ids: list[str]) -> None:
     assert ordered(column, *found, descending=descending) == ids
 
@@ -505,57 +496,55 @@ A = "a: 1 instance  freeness 500  run 12 wait 0  kv 55%"
 LOST = "! b lost with 2 instances: i-1 i-2"
 
 
-@pytest.mark.parametrize(
-    ("found", "lines"),
-    [
-        ([at("i-0", "a"), at("i-1", "a", 600.0), starting("i-2")], ["i-0", "i-1", "i-2"]),
-        ([], []),
-        (
-            [
-                at("i-0", "a"),
-                at("i-1", "b", 7.0, num_waiting_reqs=3),
-                at("i-2", "a", 90.0),
-                at("i-3", "b", 800.0, state=InstanceState.STALLED),
-                starting("i-4"),
-            ],
-            [
-                "b: 2 instances, 1 stalled  freeness 7  run 24 wait 3  kv 55%",
-                *("i-3", "i-1"),
-                "a: 2 instances  freeness 590  run 24 wait 0  kv 55%",
-                *("i-2", "i-0"),
-                "no machine yet: 1 instance, 1 starting",
-                "i-4",
-            ],
-        ),
-        (
-            [
-                at("i-0", "a", 90.0, closed_by=("cooling",)),
-                at("i-1", "a", 91.0, **CLOSED),
-                at("i-2", "a", 92.0, **CLOSED),
-                at("i-3", "b"),
-            ],
-            [
-                "a: 3 instances, 2 cordoned  freeness 90  run 36 wait 0  kv 55%",
-                *("i-0", "i-1", "i-2"),
-                A.replace("a", "b", 1),
-                "i-3",
-            ],
-        ),
-        ([at("i-0", "a"), gone("i-1", "b"), gone("i-2", "b")], [LOST, A, "i-0"]),
-        (
-            [at("i-0", "a"), gone("i-1", "b")],
-            ["b: 1 instance, 1 restarting  freeness -  run 0 wait 0  kv -", "i-1", A, "i-0"],
-        ),
-    ],
-    ids=[
-        "on one node nothing is grouped",
-        "no instances",
-        "groups stand in the order of their first instance",
-        "cordoned instances are named and their room is not counted",
-        "a lost node is one line",
-        "a node with one instance that is gone may be there",
-    ],
-)
+NODES = {
+    "on one node nothing is grouped": (
+        [at("i-0", "a"), at("i-1", "a", 600.0), starting("i-2")],
+        ["i-0", "i-1", "i-2"],
+    ),
+    "no instances": ([], []),
+    "groups stand in the order of their first instance": (
+        [
+            at("i-0", "a"),
+            at("i-1", "b", 7.0, num_waiting_reqs=3),
+            at("i-2", "a", 90.0),
+            at("i-3", "b", 800.0, state=InstanceState.STALLED),
+            starting("i-4"),
+        ],
+        [
+            "b: 2 instances, 1 stalled  freeness 7  run 24 wait 3  kv 55%",
+            *("i-3", "i-1"),
+            "a: 2 instances  freeness 590  run 24 wait 0  kv 55%",
+            *("i-2", "i-0"),
+            "no machine yet: 1 instance, 1 starting",
+            "i-4",
+        ],
+    ),
+    "cordoned instances are named and their room is not counted": (
+        [
+            at("i-0", "a", 90.0, closed_by=("cooling",)),
+            at("i-1", "a", 91.0, **CLOSED),
+            at("i-2", "a", 92.0, **CLOSED),
+            at("i-3", "b"),
+        ],
+        [
+            "a: 3 instances, 2 cordoned  freeness 90  run 36 wait 0  kv 55%",
+            *("i-0", "i-1", "i-2"),
+            A.replace("a", "b", 1),
+            "i-3",
+        ],
+    ),
+    "a lost node is one line": (
+        [at("i-0", "a"), gone("i-1", "b"), gone("i-2", "b")],
+        [LOST, A, "i-0"],
+    ),
+    "a node with one instance that is gone may be there": (
+        [at("i-0", "a"), gone("i-1", "b")],
+        ["b: 1 instance, 1 restarting  freeness -  run 0 wait 0  kv -", "i-1", A, "i-0"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "lines"), NODES.values(), ids=NODES)
 def test_lines_of_nodes(found: list[InstanceStatus], lines: list[str]) -> None:
     shown = grouped(*found, filtered=False)
     assert shown == lines

@@ -98,29 +98,24 @@ PING_12, PING_15 = (Arrived(PingFrame(time_s=at_s), at_s) for at_s in (12.0, 15.
 GONE = Lost("gone", 10.1)
 
 
-@pytest.mark.parametrize(
-    ("heard", "now_s", "every_s", "is_stale"),
-    [
-        ([status(10.0), PING_12], 14.9, 5.0, False),
-        ([status(10.0), PING_12], 15.1, 5.0, True),
-        ([status(10.0), PING_15], 15.6, 1.0, True),
-        ([status(10.0), PING_15], 15.6, 2.0, False),
-        ([status(10.0), GONE], 10.2, 1.0, True),
-        ([status(10.0), GONE, PING_12], 12.1, 1.0, False),
-        ([], 99.0, 1.0, False),
-        ([GONE], 10.1, 1.0, True),
-    ],
-    ids=[
-        "an idle stream that pings is not stale",
-        "no ping",
-        "statuses that do not come are stale though pings do",
-        "unless they come seldom",
-        "a lost stream is stale at once",
-        "and well with the next frame",
-        "before the first frame nothing is stale",
-        "unless it is lost",
-    ],
-)
+STALE = {
+    "an idle stream that pings is not stale": ([status(10.0), PING_12], 14.9, 5.0, False),
+    "no ping": ([status(10.0), PING_12], 15.1, 5.0, True),
+    "statuses that do not come are stale though pings do": (
+        [status(10.0), PING_15],
+        15.6,
+        1.0,
+        True,
+    ),
+    "unless they come seldom": ([status(10.0), PING_15], 15.6, 2.0, False),
+    "a lost stream is stale at once": ([status(10.0), GONE], 10.2, 1.0, True),
+    "and well with the next frame": ([status(10.0), GONE, PING_12], 12.1, 1.0, False),
+    "before the first frame nothing is stale": ([], 99.0, 1.0, False),
+    "unless it is lost": ([GONE], 10.1, 1.0, True),
+}
+
+
+@pytest.mark.parametrize(("heard", "now_s", "every_s", "is_stale"), STALE.values(), ids=STALE)
 def test_what_is_stale(heard: list[Heard], now_s: float, every_s: float, is_stale: bool) -> None:
     assert reduce(DashboardState(), heard).is_stale(now_s, every_s) is is_stale
 
