@@ -12,8 +12,6 @@ import pytest
 from tools.seeded_defects import (
     Defect,
     Kind,
-    Result,
-    compared,
     draw,
     failed,
     files_of_tests,
@@ -152,16 +150,3 @@ def test_the_first_failure_is_named() -> None:
         "tests/a.py::test_b[with words]"
     )
     assert failed("interrupted") == ""
-
-
-def result(name: str, outcome: str, kind: Kind = Kind.OFF_BY_ONE) -> Result:
-    return Result(name, kind, "controller.core.queue", outcome, by="t")
-
-
-def test_two_runs_are_compared_in_pairs() -> None:
-    before = [result("a", "found"), result("b", "found"), result("c", "not found")]
-    after = [result("a", "found"), result("b", "late"), result("c", "found")]
-    table = compared(before, [*after, result("d", "found")])
-    assert table[1].split() == ["all", "1", "1", "1", "0", "0"]
-    assert "1 defects are in one of the two runs only" in table
-    assert table[-1] == ("found before, now late: b (off by one) in controller.core.queue, by t")

@@ -3,6 +3,7 @@ files, prompts that share prefixes. A seed draws the same ones again."""
 
 import json
 import statistics
+from collections import Counter
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -168,6 +169,13 @@ def test_shares_that_cannot_be(wanted: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
         bench_load.parse_shares(wanted, [NORMAL, HIGH])
     assert caught.value.hint == "llumctl bench --priority high=0.1"
+
+
+def test_levels_have_their_shares() -> None:
+    requests = planned(Load(rate=100, duration_s=100, lengths="1,1"), "high=0.1").requests
+    counts = Counter((request.level, request.priority) for request in requests)
+    assert set(counts) == {("normal", 0), ("high", -1)}
+    assert counts["high", -1] / len(requests) == pytest.approx(0.1, abs=0.015)
 
 
 def test_neither_none_nor_millions(monkeypatch: pytest.MonkeyPatch) -> None:

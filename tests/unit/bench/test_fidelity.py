@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fidelity import emulated, rows, slowdown, step_on_a_core_s
+from benchmarks.fidelity import emulated, rows, slowdown
 from benchmarks.same_trace import live_steps, simulated
 from controller.api.wire.status import ClusterStatus
 from controller.sim.workload.trace import Trace, TraceRequest
@@ -57,11 +57,6 @@ def test_the_mean_step_is_that_of_all_instances_during_the_load() -> None:
     assert live_steps(statuses, 2.0) == {"busy_s": 6.0, "step_s": pytest.approx(0.06)}
     restarted = [_status((1, 5.0, 100)), _status((2, 1.0, 50))]
     assert live_steps(restarted, 1.0)["step_s"] is None
-
-
-def test_a_step_without_the_waits() -> None:
-    assert step_on_a_core_s({"step_s": 0.01, "waited_share": 0.2}) == pytest.approx(0.008)
-    assert step_on_a_core_s({"step_s": 0.01, "waited_share": None}) is None
 
 
 def test_a_busy_machine_slows_steps_by_what_engines_waited() -> None:

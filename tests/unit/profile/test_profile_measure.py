@@ -74,6 +74,16 @@ def test_the_mixed_steps_agree_with_the_rule_of_the_model(points: StepPoints) ->
     assert error.largest < 1e-6
 
 
+def test_the_grid_is_covered(points: StepPoints) -> None:
+    lengths = [sum(s.num_prefill_tokens for s in p.steps) for p in points.prefill]
+    assert lengths == [64, 128, 256, 512, 1024, 2048, 4095]
+    steps = [p.steps[0] for p in points.decode]
+    assert {1, 2, 4, 8, 16, 24} <= {step.num_decoding for step in steps}
+    contexts = [step.num_context_tokens // step.num_decoding for step in steps]
+    assert min(contexts) < 100
+    assert max(contexts) > 500
+
+
 def test_what_lies_between_two_steps_counts() -> None:
     """Between two steps an instance's thread takes time, too."""
     clock = Clock()

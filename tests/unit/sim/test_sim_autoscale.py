@@ -107,6 +107,12 @@ def test_a_killed_one_is_replaced_below_the_minimum() -> None:
     assert [each.instance_id for each in cluster.instances.values() if each.alive] == ["i-1", "i-2"]
 
 
+def test_a_killed_one_that_was_leaving_goes_no_second_time() -> None:
+    setup = ClusterSetup(A10, scaling(rescheduling=STAY), 2, faults=(Fault(1.5, "kill", "i-0"),))
+    _, outcome = run(setup, requests([(0.5, 50, 200), (0.5, 50, 200), (9.0, 50, 10)]))
+    assert (outcome.num_failed, outcome.num_removed) == (1, 0)
+
+
 def test_requests_that_come_while_none_serves_wait_for_the_next_one() -> None:
     setup = ClusterSetup(A10, scaling(), 1, faults=(Fault(0.5, "kill", "i-0"),))
     _, outcome = run(setup, requests([(0.7, 50, 10)]))

@@ -16,7 +16,7 @@ from controller.sim.baselines import (
     pick_lower_of_two,
     queue_length,
 )
-from tests.unit.core.core_builders import queued, running, snapshot_of
+from tests.unit.core.core_builders import RequestSnapshot, queued, running, snapshot_of
 from tests.unit.core.dispatch_oracle import Candidate, choose
 
 IDS = [f"i-{number}" for number in range(8)]
@@ -46,6 +46,8 @@ def test_loads_count_what_was_sent_and_is_not_reported() -> None:
     assert kv_ratio(snapshot, unreported) == (30 + 20 + 15 + 5) / 100
     assert queue_length(snapshot, unreported) == 2 + 2
     assert num_requests(snapshot, unreported) == 2 + 2 + 2
+    prefilling = RequestSnapshot("r", 0, 160, 4, running=True, in_prefill=True)
+    assert kv_ratio(snapshot_of([prefilling]), Unreported()) == 10 / 100, "what it still takes"
 
 
 @pytest.mark.parametrize(

@@ -160,3 +160,12 @@ def test_the_peak_of_a_batch_is_the_most_of_any_step(requests, block_size) -> No
         default=0,
     )
     assert future.peak_blocks(block_size) == expected
+
+
+@BOTH
+def test_a_request_that_fills_an_instance_runs_alone(name: str) -> None:
+    """Its prompt takes four steps, which must not count as if it grew in them, too."""
+    profile = replace(A10, num_total_blocks=851, max_model_len=13617)
+    _, outcome = _run(name, [(0.0, 8000, 5617), (0.1, 16, 2)], profile=profile)
+    large_s, small_s = _ends_s(outcome)
+    assert small_s < large_s if name == "O1" else small_s > large_s

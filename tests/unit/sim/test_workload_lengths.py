@@ -43,6 +43,16 @@ def test_the_curve_has_the_statistics_of_table_1(name: str) -> None:
     assert tokens[-1] <= MAX_TABLE_TOKENS
 
 
+@pytest.mark.parametrize("name", ZIPF)
+def test_zipf_is_near_table_1(name: str) -> None:
+    tokens = ZIPF[name].at(np.random.default_rng(5).random(NUM))
+    mean, _, _, p95, p99 = statistics_of(tokens)
+    paper = PAPER[name]
+    assert (mean, p95) == pytest.approx((paper[0], paper[3]), rel=0.05)
+    assert p99 == pytest.approx(paper[4], rel=0.2)
+    assert 1 <= tokens.min() <= tokens.max() <= MAX_TABLE_TOKENS
+
+
 def test_zipf_by_hand() -> None:
     """Mean 2, alpha 1: ranks 1, 2, 3 of weights 6, 3, 2 of 11; their mean 18 / 11 is scaled to 2,
     so that the lengths are 11 / 9, 22 / 9 and 33 / 9, rounded up."""
