@@ -92,18 +92,6 @@ def test_what_is_wrong_with_a_run_here_is_a_usage_error() -> None:
         workers.run([replace(LONG, load=Load("M_M", 1.0))])
 
 
-def _simulate(*more: str) -> "subprocess.Popen[str]":
-    arguments = ("--requests", "1000000", "--rate", "4", "-w", "40,20", "-n", "2", *more)
-    return subprocess.Popen(
-        [sys.executable, "-m", "llumctl", "simulate", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=hear_interrupts,
-    )
-
-
 def _working(process: "subprocess.Popen[str]") -> Sequence[psutil.Process]:
     """The workers, as soon as they simulate."""
     found: list[psutil.Process] = []
@@ -121,20 +109,23 @@ def _working(process: "subprocess.Popen[str]") -> Sequence[psutil.Process]:
 
 
 @pytest.mark.process
-def test_ctrl_c_ends_all_processes_at_once() -> None:
-    process = _simulate("--jobs", "2", "--seeds", "4")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_an_interrupt_or_a_parent_that_was_killed(number: int) -> None:
+    load = ("--requests", "1000000", "--rate", "4", "-w", "40,20", "-n", "2", "--seeds", "4")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llumctl", "simulate", *load, "--jobs", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=hear_interrupts,
+    )
     found = _working(process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does: to all of them
+    else:
+        process.kill()
+    until(lambda: not any(child.is_running() for child in found))
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert (out, err.strip()) == ("", "")
-    until(lambda: not any(child.is_running() for child in found))
-
-
-@pytest.mark.process
-def test_workers_do_not_outlive_a_parent_that_was_killed() -> None:
-    process = _simulate("--jobs", "2", "--seeds", "4")
-    found = _working(process)
-    process.kill()
-    until(lambda: not any(child.is_running() for child in found))
-    process.communicate()
+    if number == signal.SIGINT:
+        assert (process.returncode, out, err.strip()) == (130, "", "")
