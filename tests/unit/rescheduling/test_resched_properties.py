@@ -1,6 +1,6 @@
 """What holds for relief whatever the requests are."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +13,9 @@ from controller.core.emptying.relief import (
     with_arrivals,
     without,
 )
-from controller.core.emptying.rounds import InstanceLoad, pair
 from controller.core.load.freeness import freeness
-from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.core.settings import ReschedulingConfig
-from tests.unit.rescheduling.relief_builders import BLOCK_SIZE, EASY, begun, instance, view_of
+from tests.unit.rescheduling.relief_builders import BLOCK_SIZE, begun, instance, view_of
 
 TOTAL_BLOCKS = 200
 """Twice the target load of a high-priority request."""
@@ -132,73 +130,3 @@ def test_one_under_way_counts_as_if_it_had_arrived(view: ReliefView) -> None:
         destination=with_arrivals(view.destination, [chosen]),
     )
     assert next_move(under_way) == next_move(arrived)
-
-
-# -- rounds in a cluster that stands still ------------------------------------------------------
-
-
-@dataclass
-class StandingCluster:
-    """Nobody grows, ends or comes; moves take no time. A queued request that goes over runs."""
-
-    requests: dict[str, list[Candidate]]
-    config: ReschedulingConfig
-
-    def round(self) -> list[str]:
-        """Who moved."""
-        snapshots = {
-            name: instance(*requests, instance_id=name, total_blocks=TOTAL_BLOCKS)
-            for name, requests in self.requests.items()
-        }
-        loads = [
-            InstanceLoad.of(snapshot, DEFAULT_LEVELS, may_send=True, may_receive=True)
-            for snapshot in snapshots.values()
-        ]
-        moved = []
-        for each in pair(loads, self.config):
-            view = replace(
-                view_of(self.requests[each.source_id], config=self.config),
-                source=snapshots[each.source_id],
-                destination=snapshots[each.destination_id],
-            )
-            while (chosen := next_move(view).chosen) is not None:
-                view = begun(view, chosen)
-                self._move(chosen, each.source_id, each.destination_id)
-                moved.append(chosen.request_id)
-        return moved
-
-    def _move(self, chosen: Candidate, source_id: str, destination_id: str) -> None:
-        self.requests[source_id].remove(chosen)
-        num_blocks = chosen.blocks_there(BLOCK_SIZE)
-        arrived = replace(
-            chosen,
-            num_blocks=num_blocks,
-            num_freed_blocks=num_blocks,
-            queued=False,
-            evicted=False,
-            moves=((source_id, 0.0), *chosen.moves),
-        )
-        self.requests[destination_id].append(arrived)
-
-
-@given(st.lists(request_lists("r"), min_size=2, max_size=4))
-def test_a_cluster_that_stands_still_comes_to_rest(lists: list[list[Candidate]]) -> None:
-    """Nobody moves twice: who received keeps out of the sources."""
-    requests = {
-        f"i-{number}": [
-            replace(each, request_id=f"{number}-{each.request_id}", refusal=None, moves=())
-            for each in each_list
-        ]
-        for number, each_list in enumerate(lists)
-    }
-    cluster = StandingCluster(requests, EASY)
-    num_requests = sum(len(each) for each in lists)
-    num_moves: dict[str, int] = {}
-    for _ in range(num_requests * 6 + 1):
-        moved = cluster.round()
-        for request_id in moved:
-            num_moves[request_id] = num_moves.get(request_id, 0) + 1
-        if not moved:
-            break
-    assert not moved, "still moving"
-    assert max(num_moves.values(), default=0) <= 1

@@ -13,8 +13,7 @@ def member(network: FakeNetwork) -> ControllerLink:
 
 
 @virtual_time
-async def test_it_says_hello_every_second_and_names_what_it_was_given() -> None:
-    network = FakeNetwork()
+async def test_it_says_hello_every_second_and_names_what_it_was_given(network: FakeNetwork) -> None:
     controller, own = network.peer("mem://controller"), member(network)
     hellos = asyncio.create_task(own.keep_saying_hello())
     first = await controller.receive(Hello)
@@ -28,8 +27,7 @@ async def test_it_says_hello_every_second_and_names_what_it_was_given() -> None:
 
 
 @virtual_time
-async def test_a_report_is_told_at_once_and_info_stays() -> None:
-    network = FakeNetwork()
+async def test_a_report_is_told_at_once_and_info_stays(network: FakeNetwork) -> None:
     controller, own = network.peer("mem://controller"), member(network)
     info = EngineInfo(1, 2, 3, ("generate",))
     own.report("active", info=info)
@@ -43,8 +41,7 @@ async def test_a_report_is_told_at_once_and_info_stays() -> None:
 
 
 @virtual_time
-async def test_it_is_fenced_only_by_a_welcome_of_its_own() -> None:
-    network = FakeNetwork()
+async def test_it_is_fenced_only_by_a_welcome_of_its_own(network: FakeNetwork) -> None:
     controller, own = network.peer("mem://controller"), member(network)
     own.say_hello()
     nonce = (await controller.receive(Hello)).nonce

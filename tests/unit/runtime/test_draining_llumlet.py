@@ -16,43 +16,24 @@ async def told(moving: MovingCluster, instance_id: str, draining: bool) -> None:
     )
 
 
-async def test_nothing_moves_in(moving: MovingCluster) -> None:
+async def test_nothing_moves_in_until_it_takes_moves_again(moving: MovingCluster) -> None:
     await moving.stream()
     await told(moving, "i-1", True)
-    answer = await moving.move()
-    assert answer.code == MoveRefusal.DRAINING
-    assert answer.record is not None
-    assert answer.record.outcome == "kept"
-    assert (await moving.move("i-0", "i-2")).code == ""
-    await moving.finishes()
-    await moving.nothing_is_left()
+    assert await moving.tried() == ("kept", MoveRefusal.DRAINING)
+    assert await moving.tried("i-0", "i-2") == ("migrated", "")
+    await told(moving, "i-2", True)  # what is there moves out
+    await told(moving, "i-1", False)
+    assert await moving.tried("i-2", "i-1") == ("migrated", "")
 
 
-async def test_what_is_there_moves_out_and_it_takes_moves_again_afterwards(
+async def test_what_was_dispatched_before_is_served_and_each_status_says_so(
     moving: MovingCluster,
 ) -> None:
-    await moving.stream()
-    await told(moving, "i-0", True)
-    assert (await moving.move()).code == ""
-    await told(moving, "i-0", False)
-    assert (await moving.move("i-1", "i-0")).code == ""
-    assert moving.record().instance_id == "i-0"
-    await moving.finishes()
-    await moving.nothing_is_left()
-
-
-async def test_what_was_dispatched_before_is_served(moving: MovingCluster) -> None:
     await told(moving, "i-0", True)
     await moving.stream()
     assert moving.record().instance_id == "i-0"
-    await moving.finishes()
-    await moving.nothing_is_left()
-
-
-async def test_each_status_says_so(moving: MovingCluster) -> None:
-    await told(moving, "i-2", True)
-    moving.controller.statuses.pop("i-2")
-    moving.controller.send("i-2", StatusPull())
-    await moving.until(lambda: "i-2" in moving.controller.statuses)
-    assert moving.controller.statuses["i-2"].snapshot.draining
+    moving.controller.statuses.pop("i-0")
+    moving.controller.send("i-0", StatusPull())
+    await moving.until(lambda: "i-0" in moving.controller.statuses)
+    assert moving.controller.statuses["i-0"].snapshot.draining
     assert not moving.controller.statuses["i-1"].snapshot.draining

@@ -25,13 +25,15 @@ from controller.runtime.messages.requests import (
     KeysCounted,
     Refused,
 )
-from tests.unit.runtime.fakes import FakeNetwork, settle
+from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 from tests.unit.runtime.router_bed import BOTH, Bed
+
+pytestmark = virtual_time
 
 
 @pytest.fixture
-async def bed() -> Bed:
-    found = Bed(FakeNetwork())
+async def bed(network: FakeNetwork) -> Bed:
+    found = Bed(network)
     await found.know()
     return found
 

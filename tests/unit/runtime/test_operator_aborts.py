@@ -21,7 +21,6 @@ from controller.runtime.messages.requests import (
     AbortRequests,
     DispatchAsked,
     Dispatched,
-    DispatchUnused,
     DispatchWithdrawn,
 )
 from tests.unit.runtime.fake_engine import tokens_of
@@ -100,21 +99,6 @@ async def test_of_one_that_is_held(network: FakeNetwork) -> None:
     assert bed.told.aborted == [("r", TOLD_TO_THE_CLIENT)]
     assert bed.router.num_live_reqs == 0
     assert bed.instances["i-0"].inbox == []
-
-
-@virtual_time
-async def test_as_its_dispatch_comes(network: FakeNetwork) -> None:
-    """The instance hears that the request does not come, or it would be counted there for ever."""
-    bed = Bed(network)
-    await bed.know()
-    submitted = bed.submit()
-    await bed.controller.receive(DispatchAsked)
-    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 7)))
-    bed.say(order())
-    await submitted
-    assert await bed.instances["i-1"].receive(DispatchUnused) == DispatchUnused(1, 7)
-    assert bed.told.aborted == [("r", TOLD_TO_THE_CLIENT)]
-    assert bed.router.num_live_reqs == 0
 
 
 # -- several choices of one request -------------------------------------------------------
