@@ -8,7 +8,13 @@ import itertools
 import pytest
 
 from controller.adapters.tcp import transfer as tcp_link
-from controller.adapters.tcp.link_stream import Connection, LinkKey, new_secret
+from controller.adapters.tcp.link_stream import (
+    PROOF_BYTES,
+    TAKEN,
+    Connection,
+    LinkKey,
+    new_secret,
+)
 from controller.adapters.tcp.transfer import (
     DEPTH,
     HEADER_BYTES,
@@ -44,11 +50,14 @@ class PlayedSource:
 
     def __init__(self, destination: Instance) -> None:
         self.destination = destination
+        self.num_links = 0
 
     def open(self) -> Connection:
         """A link, up to the destination's proof."""
         to = self.destination.peer
-        name, secret = f"i-7/1>{to.instance_id}/{to.incarnation}#1", new_secret()
+        self.num_links += 1
+        name = f"i-7/1>{to.instance_id}/{to.incarnation}#{self.num_links}"
+        secret = new_secret()
         opening = (b"open", name.encode(), b"%d" % SLICE_BYTES, secret)
         self.destination.hear(self.peer, opening)
         _, _, address, their_secret = self.destination.said(b"here")[-1]
@@ -249,6 +258,25 @@ async def test_a_link_of_other_blocks_is_not_opened(make: Make) -> None:
     assert source.blocks.touched == []
 
 
+async def test_a_source_that_opens_another_link_has_given_up_what_it_began(
+    destination: Instance,
+) -> None:
+    """What it has not begun may come over the new link."""
+    played = PlayedSource(destination)
+    begun = destination.transfer.receive(played.peer, "m/0", range(10))
+    waits = destination.transfer.receive(played.peer, "m/1", range(20, 30))
+    with played.open() as first:
+        part = SliceHeader(Kind.MORE, stage_key("m/0"), 0, 1, BLOCK_BYTES)
+        first.send(part.encode() + b"x" * BLOCK_BYTES)
+        first.receive(bytearray(PROOF_BYTES + len(TAKEN)))
+        with played.open() as second:
+            assert await error_of(begun) == "its source opened another link"
+            whole = SliceHeader(Kind.LAST, stage_key("m/1"), 0, 1, BLOCK_BYTES)
+            second.send(whole.encode() + b"y" * BLOCK_BYTES)
+            assert (await outcome(waits)).num_blocks == 1
+    assert destination.blocks.content([20]) == b"y" * BLOCK_BYTES
+
+
 # -- broken links ----------------------------------------------------------------------------
 
 
@@ -299,6 +327,19 @@ async def test_a_forgotten_peer_ends_all_that_is_under_way_with_it(
     await asyncio.sleep(0)
     assert (await outcome(source.transfer.send(destination.peer, "n/0", range(5)))).num_blocks == 5
     await outcome(received)
+
+
+async def test_a_source_that_has_nothing_to_send_is_told_that_its_link_is_over(
+    source: Instance, destination: Instance
+) -> None:
+    await copy(source, destination, "m/0")
+    destination.transfer.forget(source.peer)
+    received = destination.transfer.receive(source.peer, "m/1", range(3))
+    await until(lambda: bool(destination.said(b"over")))
+    await asyncio.sleep(0)  # the source hears it
+    await outcome(source.transfer.send(destination.peer, "m/1", range(3)))
+    await outcome(received)
+    assert num_opened(source) == 2
 
 
 async def test_forgetting_an_incarnation_that_was_never_known(
