@@ -62,6 +62,7 @@ def ran(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
         ("simulate", 2, QUICK),
         ("doctor", None, ("rich", "yaml")),
         ("profile --rounds 0", 2, QUICK),
+        ("bench --requests 0", 2, (*QUICK, "msgspec", "uvloop")),
     ],
 )
 def test_quick_commands_import_nothing_heavy(

@@ -237,25 +237,3 @@ def test_nobody_to_send_to(capsys: Captured) -> None:
     with FakeServer().in_thread() as server:
         assert run(small(server.url, "--model", "other")) == 2
     assert f"it serves {MODEL}" in capsys.readouterr().err
-
-
-@pytest.mark.process
-def test_a_refusal_imports_nothing_heavy() -> None:
-    """As does help, which imports this much and does not call it."""
-    script = """
-import json, sys
-from controller.api.errors import UsageError
-from llumctl.commands.bench import bench
-try:
-    bench(requests=0)
-except UsageError as error:
-    print(error)
-print(json.dumps(sorted(sys.modules)))
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True
-    )
-    refusal, names = done.stdout.splitlines()
-    assert refusal.startswith("--requests: ")
-    heavy = {"httpx", "matplotlib", "msgspec", "numpy", "pydantic", "rich", "uvloop", "asyncio"}
-    assert not heavy & set(json.loads(names))
