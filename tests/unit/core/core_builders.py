@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
@@ -91,19 +91,11 @@ def snapshot_of(
 def status(
     instance_id: str = "a",
     *,
-    incarnation: int = 1,
     seen: int = 0,
     requests: Sequence[RequestSnapshot] = (),
-    total_blocks: int = 100,
-    draining: bool = False,
+    **more: Any,
 ) -> StatusReported:
-    snapshot = snapshot_of(
-        requests,
-        instance_id=instance_id,
-        incarnation=incarnation,
-        total_blocks=total_blocks,
-        draining=draining,
-    )
+    snapshot = snapshot_of(requests, instance_id=instance_id, **more)
     return StatusReported(snapshot, last_dispatch_seq=seen)
 
 

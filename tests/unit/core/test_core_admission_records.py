@@ -2,6 +2,7 @@
 rarely."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -110,8 +111,11 @@ def test_a_pause_within_an_overload_does_not_end_it() -> None:
     assert [each.kind for each in watched.told(EventKind.HELD, EventKind.HELD_ENDED)] == ["held"]
 
 
-def test_an_instance_that_is_kept_for_long_is_on_record_once() -> None:
-    watched = Watched()
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_an_instance_that_is_kept_for_long_is_on_record_once(share: float) -> None:
+    """If several are kept for one request, the one that lacks the least."""
+    held = HoldingConfig(room_to_grow_tokens=0, reserve_after_s=0.0, reserved_share=share)
+    watched = Watched(replace(PLUS, holding=held))
     watched.asks("r1", 50)
     watched.waits(records.KEPT_S - 0.2)
     assert watched.told(EventKind.INSTANCE_RESERVED) == []

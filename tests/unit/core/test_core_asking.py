@@ -124,7 +124,7 @@ class History:
                 self.bypass_s = None
             case asking.ControllerHeard():
                 self.known.incarnations = {
-                    i: self.rng.choice([1, 1, 2]) for i in IDS if self.rng.random() < 0.9
+                    i: self.rng.choice([1, 1, 2]) for i in IDS if self.rng.random() < 0.7
                 }
             case _:
                 pass

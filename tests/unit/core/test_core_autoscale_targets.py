@@ -94,13 +94,7 @@ def at_most(one: Estimate, other: Estimate) -> bool:
 
 @given(recents, crowds, st.integers(1, 64), st.integers(0, 500), seconds, seconds, seconds)
 def test_an_estimate_grows_with_what_waits_and_what_was_measured_and_with_fewer_instances(
-    recent: RecentLatencies,
-    crowd: Crowd,
-    number: int,
-    more: int,
-    longer_s: float,
-    slower_s: float,
-    later_s: float,
+    recent, crowd, number, more, longer_s, slower_s, later_s
 ) -> None:
     known = estimate(recent, crowd, number)
     assert at_most(estimate(recent, crowd, number + more), known)
@@ -185,11 +179,7 @@ def test_a_check(found, config, reason, change, words) -> None:
     tpot_s=st.none() | st.floats(0.01, 100),
 )
 def test_a_load_that_stays_never_leads_to_up_and_down_in_turn(
-    recent: RecentLatencies,
-    num_instances: int,
-    num_running: int,
-    ttft_s: float | None,
-    tpot_s: float | None,
+    recent, num_instances, num_running, ttft_s, tpot_s
 ) -> None:
     """Latencies that are as estimated, when the number of instances has changed."""
     config = replace(CONFIG, target_ttft_s=ttft_s, target_tpot_s=tpot_s)
@@ -198,7 +188,6 @@ def test_a_load_that_stays_never_leads_to_up_and_down_in_turn(
         now = load(sizes[-1], num_running)
         now = replace(now, recent=recent)
         decision, state = decide(config, state, now, state.next_check_s)
-        assert decision is not None
         sizes.append(sizes[-1] + decision.num_added - (decision.removed_id is not None))
         expected = estimate(recent, now.crowd, sizes[-1])
         if recent.settled and recent.num_first_tokens == 0:

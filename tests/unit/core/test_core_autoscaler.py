@@ -265,5 +265,4 @@ def test_what_goes_on_is_told_once() -> None:
         EventKind.AUTOSCALE_PLANNED
     ]
     last = machine.view(ids, 40.0).last
-    assert last is not None
     assert (last.outcome, last.decision.deed) == (autoscaling.Outcome.WOULD, "remove a")

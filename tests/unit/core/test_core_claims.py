@@ -68,7 +68,6 @@ def test_a_drain_s_deadline_is_not_the_removal_s() -> None:
     assert [both.strongest.is_overdue(now_s) for now_s in (4.9, 5.0)] == [False, True]
     assert not DRAIN.is_overdue(1e12)
     left = both.without(Remove)
-    assert left is not None
     assert (left.strongest, left.drain_id) == (drained, "e")
 
 

@@ -140,7 +140,6 @@ def test_impossible_arguments_are_found() -> None:
 def test_a_rolling_restart_is_dismissed() -> None:
     ended = replace(GOING, state="stopped", ended_s=2.0)
     spec = FIRST.with_rolling(ended).dismissed(ended)
-    assert spec.rolling is not None
     assert (spec.rolling.dismissed, spec.revision) == (True, 2)
     spec.check()
 

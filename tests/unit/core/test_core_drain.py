@@ -213,7 +213,6 @@ def test_the_pace_is_that_of_moves_that_came_to_something() -> None:
     assert measured_pace([]) is None
     assert measured_pace([moved(10, 0.1, 0.2, "kept")]) is None
     pace = measured_pace([moved(10, 0.1, 0.15), moved(30, 0.3, 0.33), moved(10, 9.0, 9.0, "kept")])
-    assert pace is not None
     assert pace.blocks_per_s == pytest.approx(100)
     assert pace.overhead_s == pytest.approx(0.04)
     assert measured_pace([moved(0, 0.0, 0.02)]) == MovePace(None, 0.02)
@@ -227,7 +226,6 @@ def test_an_instance_and_the_controller_estimate_a_links_rate_alike() -> None:
     for record in records:
         rates.measured(record)
     pace = measured_pace(records)
-    assert pace is not None
     assert pace.blocks_per_s == pytest.approx(80)
     assert rates.bytes_per_s("b") == pytest.approx(80 * 1000)
     assert rates.bytes_per_s("c") == pytest.approx(80 * 1000), "nothing went there: as to others"
@@ -262,11 +260,7 @@ ONLY_QUEUED = MovePace(None, 0.2)
     ],
 )
 def test_an_estimate_is_the_copies_and_what_surrounds_them(
-    departures: list[Departure],
-    pace: MovePace | None,
-    max_moves: int,
-    num_left: int,
-    expected_s: float | None,
+    departures, pace, max_moves, num_left, expected_s
 ) -> None:
     found_s = estimate_s(departures, pace, max_moves, num_left)
     assert found_s == (None if expected_s is None else pytest.approx(expected_s))

@@ -165,7 +165,6 @@ class World:
         if self.launcher_fails:
             raise FullDiskError
         found, claim = self.instances[instance_id], self.drains[instance_id].strongest
-        assert isinstance(claim, Restart)
         assert claim.nonce == nonce == found.nonce, "another process than the one that was meant"
         assert claim.at_once or not found.num_requests, "requests are lost"
         found.alive = found.serving = False
@@ -346,7 +345,6 @@ def test_a_restart_that_begins_anew_is_of_the_new_process_and_at_once() -> None:
     world.comes_back("i-0")
     new = world.instances["i-0"].nonce
     again = world.drains["i-0"].without(Restart)
-    assert again is not None
     world.save({"i-0": again.with_claim(Restart("op-3", world.now_s, nonce=new, at_once=True))})
     world.tick()
     assert not world.instances["i-0"].alive, "not only after REPLACE_AGAIN_S"

@@ -10,7 +10,7 @@ from controller.core.admission.policies import SchedulerConfig
 from controller.core.load.freeness import Room
 from controller.core.load.snapshot import InstanceSnapshot, Unreported
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import Dispatch, InstanceStarted, StatusReported
+from controller.core.scheduler_events import InstanceStarted, StatusReported
 from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import RequestSnapshot, queued, request, running, status
 
@@ -110,7 +110,6 @@ def sent_to(found: GlobalScheduler, name: str, *hashes: int) -> str:
     asked = request(name, tokens=160, prefix_hashes=hashes)
     expected = found.choice(asked)
     (dispatch,) = found.handle(asked, 0.0)
-    assert isinstance(dispatch, Dispatch)
     assert dispatch.instance_id == expected, "what it would do is what it does"
     found.check()
     return dispatch.instance_id

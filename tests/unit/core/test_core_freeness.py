@@ -1,3 +1,5 @@
+"""Freeness, virtual usage and headroom: how free an instance is, by the rules of the paper."""
+
 import math
 from dataclasses import replace
 
@@ -106,11 +108,7 @@ def test_finite_except_when_draining(snapshot, level, unreported) -> None:
 
 @given(snapshots(), LEVEL, UNREPORTED, st.integers(0, 50), st.data())
 def test_more_usage_by_the_same_requests_never_raises_freeness(
-    snapshot: InstanceSnapshot,
-    level: Level,
-    unreported: Unreported,
-    more: int,
-    data: st.DataObject,
+    snapshot, level, unreported, more, data
 ) -> None:
     levels = THREE_LEVELS
     busier, busier_unreported = snapshot, unreported
@@ -122,7 +120,6 @@ def test_more_usage_by_the_same_requests_never_raises_freeness(
             busier = replace(snapshot, fill_blocks=snapshot.fill_blocks + more)
         case "queue":
             assume(head is not None)
-            assert head is not None
             busier = replace(
                 snapshot,
                 queued_demand_blocks=snapshot.queued_demand_blocks + more,
@@ -150,7 +147,7 @@ def test_another_request_never_raises_freeness_while_there_is_room(
     assert dispatch_freeness(snapshot, level, THREE_LEVELS, after) <= before
 
 
-# --  --------------------------------------------------------------------------------------
+# -- virtual usage and headroom --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,6 @@ def test_the_scheduler_shows_what_it_holds_in_order() -> None:
     assert [each.request_id for each in view.entries] == ["r2", "r1", "r3"]
     assert [each.demand_blocks for each in view.entries] == [10, 10, 10]
     first = view.first()
-    assert first is not None
     assert (first.waiting.request_id, first.reason, first.lacking_blocks) == ("r2", "kept", 5)
     assert view.reserved == {"a": ("f", "r2")}
     scheduler.check()
@@ -146,7 +145,6 @@ def test_while_no_instance_takes_requests() -> None:
         ("r1", 0),
     ]
     first = view.first()
-    assert first is not None
     assert (first.reason, first.lacking_blocks) == (WaitingReason.NO_INSTANCE, None)
     scheduler.handle(InstanceStarted("a", 1), 0.0)
     scheduler.handle(status("a", requests=[running("x", 95)]), 0.0)
@@ -154,7 +152,6 @@ def test_while_no_instance_takes_requests() -> None:
     view = scheduler.waiting_view()
     assert [each.demand_blocks for each in view.entries] == [10, 10]
     assert view.reserved == {}
-    assert view.first() is not None
     assert view.first().reason == WaitingReason.NO_INSTANCE  # type: ignore[union-attr]
 
 
@@ -162,6 +159,5 @@ def test_without_late_binding_too() -> None:
     scheduler = GlobalScheduler(SchedulerConfig())
     scheduler.handle(request("r1"), 0.0)
     first = scheduler.waiting_view().first()
-    assert first is not None
     assert (first.reason, first.overtaken_by) == (WaitingReason.NO_INSTANCE, OvertakenBy.NOBODY)
     assert scheduler.waiting_view().find(("f", "another")) is None

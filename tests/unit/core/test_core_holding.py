@@ -10,7 +10,6 @@ from controller.core import scheduler_events as events
 from controller.core.admission.placement import Placement
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.admission.waiting_requests import Waiting, WaitingQueue
-from controller.core.emptying.relief import Candidate
 from controller.core.emptying.room_plan import (
     MakeRoom,
     MoveHead,
@@ -23,6 +22,7 @@ from controller.core.load.snapshot import InstanceSnapshot, QueueHead, Unreporte
 from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import nothing_cached, request, running, status
+from tests.unit.rescheduling import relief_builders as relief
 
 FREEST = {"a": 3.0, "b": 2.0, "c": 1.0, "d": 0.0}
 
@@ -335,50 +335,43 @@ def test_a_room_exceeds_another_if_something_fits_or_lacks_less(room, before, de
         assert room.spare_blocks > before.spare_blocks or lacks_less(0) or lacks_less(30)
 
 
-def candidate(name: str, num_blocks: int, **more: object) -> Candidate:
-    values = {
-        "rank": 0, "num_tokens": 16 * num_blocks, "num_freed_blocks": num_blocks, "queued": False,
-    } | more  # fmt: skip
-    return Candidate(name, num_blocks=num_blocks, **values)  # type: ignore[arg-type]
-
-
 def moves(found) -> list[tuple[str, str]]:
     return [(each.candidate.request_id, each.destination_id) for each in found]
 
 
 def test_room_is_made_with_the_fewest_blocks() -> None:
-    running = [candidate("x", 40), candidate("y", 12), candidate("z", 9)]
+    running = [relief.running("x", 40), relief.running("y", 12), relief.running("z", 9)]
     assert moves(plan_room(running, 10, {"a": 50, "b": 20}, 16, 0)) == [("y", "b")]
     assert moves(plan_room(running, 20, {"a": 50, "b": 20}, 16, 0)) == [("y", "b"), ("z", "a")]
     assert moves(plan_room(running, 30, {"a": 50, "b": 20}, 16, 0)) == [("x", "a")]
 
 
 def test_half_a_plan_is_none() -> None:
-    running = [candidate("x", 40), candidate("y", 12)]
+    running = [relief.running("x", 40), relief.running("y", 12)]
     assert plan_room(running, 50, {"a": 41, "b": 5}, 16, 0) == []
     assert plan_room(running, 10, {}, 16, 0) == []
 
 
 def test_only_what_can_move_and_has_no_higher_rank_makes_room() -> None:
     running = [
-        candidate("moving", 20, outgoing=True),
-        candidate("prefill", 20, refusal="in_prefill"),
-        candidate("queued", 20, queued=True),
-        candidate("high", 20, rank=1),
-        candidate("shared", 20, num_freed_blocks=0),
-        candidate("plain", 30),
+        relief.running("moving", 20, outgoing=True),
+        relief.running("prefill", 20, refusal="in_prefill"),
+        relief.queued("queued", 20),
+        relief.running("high", 20, rank=1),
+        relief.running("shared", 20, num_freed_blocks=0),
+        relief.running("plain", 30),
     ]
     assert moves(plan_room(running, 10, {"a": 90}, 16, 0)) == [("plain", "a")]
 
 
 def test_what_waits_behind_a_blocked_head_goes_in_order_where_it_fits() -> None:
     here = [
-        candidate("head", 0, num_tokens=1600, queued=True),
-        candidate("later", 0, num_tokens=160, queued=True, arrival_time_s=2.0),
-        candidate("sooner", 0, num_tokens=320, queued=True, arrival_time_s=1.0),
-        candidate("large", 0, num_tokens=640, queued=True),
-        candidate("leaving", 0, num_tokens=16, queued=True, outgoing=True),
-        candidate("runs", 5),
+        relief.queued("head", 100),
+        relief.queued("later", 10, arrival_time_s=2.0),
+        relief.queued("sooner", 20, arrival_time_s=1.0),
+        relief.queued("large", 40),
+        relief.queued("leaving", 1, outgoing=True),
+        relief.running("runs", 5),
     ]
     spare = {"a": 25, "b": 22}
     assert moves(plan_leaving(here, "head", spare, 16)) == [("sooner", "a"), ("later", "b")]
@@ -393,7 +386,7 @@ def test_what_waits_behind_a_blocked_head_goes_in_order_where_it_fits() -> None:
 )
 def test_a_plan_frees_enough_and_fits(sizes, lacking, spare) -> None:
     running = [
-        candidate(f"r{number}", blocks, num_freed_blocks=min(blocks, freed))
+        relief.running(f"r{number}", blocks, num_freed_blocks=min(blocks, freed))
         for number, (blocks, freed) in enumerate(sizes)
     ]
     plan = plan_room(running, lacking, spare, 16, 0)
@@ -526,7 +519,6 @@ def test_in_one_round_no_room_is_promised_twice(states, turn, demands) -> None:
     for order in helped(placement, *instances, turn=turn):
         if isinstance(order, MoveHead):
             head = heads[order.source_id]
-            assert head is not None
             left[order.destination_id] -= head.demand_blocks
         else:
             for instance_id, blocks in order.spare_blocks.items():

@@ -165,7 +165,6 @@ def test_the_tokens_of_all_frontends_count() -> None:
     assert table.asked(f.began(of_key("a", frontend_id="f", tokens=600), 0.0)) is None
     assert table.asked(g.began(of_key("b", frontend_id="g", tokens=500), 0.0)) is None
     found = table.asked(g.began(of_key("c", frontend_id="g", tokens=1), 0.0))
-    assert found is not None
     assert found.code is RejectCode.TOKEN_LIMIT
     (total,) = table.totals()
     assert (total.num_live, total.num_tokens, total.num_refused) == (2, 1100, 1)

@@ -66,7 +66,6 @@ class History:
     def follow(self, instruction: reentry.Instruction, event: reentry.Event) -> None:
         match instruction:
             case reentry.Drop(request_id):
-                assert isinstance(event, reentry.Came)
                 assert event.request_id == request_id
             case reentry.Prepare(entry):
                 self.begin(entry, "prepare")

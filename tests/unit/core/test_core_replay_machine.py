@@ -131,9 +131,7 @@ def test_after_each_refusal_it_waits_twice_as_long_and_that_is_no_replay(bed: Be
     waits = []
     for attempt in range(replays.MAX_REFUSALS):
         record, wake = bed.take(refused(attempt=attempt))
-        assert isinstance(record, replays.RecordLoss)
         assert record.loss.num_replays == 0
-        assert isinstance(wake, replays.WakeAt)
         waits.append(wake.time_s - bed.now_s)
         assert bed.take(replays.Woken("r", wake.time_s - 0.01)) == [], "of an earlier wait"
         bed.take(replays.Woken("r", wake.time_s), dispatched())
@@ -146,7 +144,6 @@ def test_after_each_refusal_it_waits_twice_as_long_and_that_is_no_replay(bed: Be
 def test_a_token_ends_the_row_of_refusals(bed: Bed) -> None:
     for attempt in range(replays.MAX_REFUSALS + 3):
         _, wake = bed.take(replays.Delivered("r", (attempt,)), refused(attempt=attempt))
-        assert isinstance(wake, replays.WakeAt)
         bed.take(replays.Woken("r", wake.time_s), dispatched())
 
 
@@ -162,7 +159,6 @@ def test_a_host_that_dies_takes_no_request_with_it(bed: Bed) -> None:
     bed.machine.config = ReplayConfig(max_replays=1)
     for _ in range(replays.MAX_NOT_TAKEN + 1):
         record, ask = bed.take(LOSS)
-        assert isinstance(record, replays.RecordLoss)
         assert record.loss.num_replays == 1, "the one that had it"
         assert isinstance(ask, replays.Ask)
         bed.take(dispatched())
@@ -176,12 +172,10 @@ def test_patience_begins_when_an_instance_is_asked_for(bed: Bed) -> None:
     told = bed.take(refused())
     while kinds(told) != [replays.Fail]:
         wake = told[-1]
-        assert isinstance(wake, replays.WakeAt)
         bed.now_s = wake.time_s
         told = bed.take(replays.Woken("r", wake.time_s), replays.NotDispatched("r"))
     assert bed.now_s == pytest.approx(100.05 + 1.0)
     (fail,) = told
-    assert isinstance(fail, replays.Fail)
     assert fail.refusal is replays.ReplayRefusal.NO_INSTANCE
     assert fail.message == (
         "restarted, and it cannot be replayed: no instance could take it in time; send it again"

@@ -25,6 +25,13 @@ def kept(request_id: str) -> replays.Arrived:
     return replays.Arrived(DispatchRequested(request_id, "f-0", 10, 0, 0.0), (b"x",))
 
 
+def with_a_request_at_i0() -> Routes:
+    machine = Routes(World(0))
+    machine.handle(kept("r"), 0.0)
+    machine.handle(routes.Sent("r", I0, 10), 0.0)
+    return machine
+
+
 @dataclass
 class Running:
     """A request where it runs; an owner knows all tokens before `next_index`."""
@@ -293,10 +300,7 @@ def test_each_client_reads_each_token_once_and_gets_one_end() -> None:
 
 def test_a_request_that_was_given_up_does_not_come_back_to_where_it_is_aborted() -> None:
     """Its owner died in a move, and the word of the destination, which has it, was too late."""
-    machine = Routes(World(0))
-    epoch = Epoch(0, 1)
-    machine.handle(kept("r"), 0.0)
-    machine.handle(routes.Sent("r", I0, 10), 0.0)
+    machine, epoch = with_a_request_at_i0(), Epoch(0, 1)
     machine.handle(routes.Announced("r", epoch, I1), 0.1)
     machine.handle(routes.InstanceDied(*I0.key), 0.2)
     assert machine.state("r") is RouteState.UNCLEAR
@@ -317,9 +321,7 @@ def test_a_request_that_was_given_up_does_not_come_back_to_where_it_is_aborted()
 def test_a_request_that_moved_to_one_that_was_taken_for_dead_goes_on_elsewhere(says: str) -> None:
     """It was a holder when its connection broke, and the source, to which it lived, moved the
     request there again. What it says counts for nothing, and the source has nothing more to say."""
-    machine = Routes(World(0))
-    machine.handle(kept("r"), 0.0)
-    machine.handle(routes.Sent("r", I0, 10), 0.0)
+    machine = with_a_request_at_i0()
     machine.handle(routes.Announced("r", Epoch(0, 1), I1), 0.1)
     machine.handle(routes.AddressLost(I1.address), 0.2)
     assert machine.state("r") is RouteState.READ
@@ -336,9 +338,7 @@ def test_a_request_that_moved_to_one_that_was_taken_for_dead_goes_on_elsewhere(s
 
 def test_one_that_was_given_up_may_come_back_in_a_later_attempt() -> None:
     """Its tokens were lost on their way, and the instance lives: it may get the request again."""
-    machine = Routes(World(0))
-    machine.handle(kept("r"), 0.0)
-    machine.handle(routes.Sent("r", I0, 10), 0.0)
+    machine = with_a_request_at_i0()
     machine.handle(routes.Emitted(I0, "r", FIRST_EPOCH, 1, [8], None, None), 0.1)
     told = machine.handle(routes.Looked(), 0.1 + UNCLEAR_S)
     assert routes.AbortAt(I0.address, ("r",)) in told
@@ -353,9 +353,7 @@ def test_one_that_was_given_up_may_come_back_in_a_later_attempt() -> None:
 def test_a_source_that_is_told_to_stop_a_lost_request_does_not_bring_it_back() -> None:
     """It resumes before it hears that, and its token came first, when no instance had the
     request."""
-    machine = Routes(World(0))
-    machine.handle(kept("r"), 0.0)
-    machine.handle(routes.Sent("r", I0, 10), 0.0)
+    machine = with_a_request_at_i0()
     machine.handle(routes.Moved("r", Epoch(0, 1), I1, 0), 0.1)
     machine.handle(routes.InstanceDied(*I1.key), 0.2)
     assert machine.state("r") is RouteState.LOST

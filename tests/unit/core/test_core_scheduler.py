@@ -57,7 +57,6 @@ def test_a_request_goes_at_once_to_the_freest_instance() -> None:
     _feed(scheduler, 1.0, status("a", requests=[running("x", 50)]))
     (dispatch,) = _feed(scheduler, 1.0, request("r", tokens=160))
     assert dispatch == Dispatch("r", "f", "b", incarnation=1, seq=1)
-    assert isinstance(dispatch, Dispatch)
     assert dict(dispatch.candidates) == {"a": 16 * 50, "b": 16 * 100}
 
 

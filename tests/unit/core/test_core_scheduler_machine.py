@@ -102,7 +102,6 @@ class SchedulerMachine(RuleBasedStateMachine):
                 demand = blocks_for(asked.num_prompt_tokens, 16)
                 target.issued.append((x.seq, self.now_s, x.frontend_id, demand))
             elif x.code == "overloaded":
-                assert isinstance(event, events.DispatchRequested)
                 assert not event.replayed, "it is held in any case"
                 assert not asked.replayed, "another one would have been refused"
                 assert len(waiting) > self.config.max_held_reqs

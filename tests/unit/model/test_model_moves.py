@@ -147,6 +147,16 @@ def test_a_block_pinned_twice_or_of_a_running_request_counts_once(config: ModelC
     assert seen(model).num_used_blocks == 4
 
 
+def test_more_is_pinned_as_more_blocks_are_full() -> None:
+    model = engine(CHUNKED, request("a", 40))
+    assert model.moves.pin("a", 0) == 2
+    for _ in range(8):
+        model.step()
+    assert model.moves.pin("a", 2) == 3
+    model.abort(["a"])
+    assert seen(model).num_used_blocks == 3
+
+
 def test_who_does_not_decode_is_not_pinned() -> None:
     model = engine(CHUNKED, request("a", 150), request("b", 20))
     for request_id in ("a", "b", "unknown"):
@@ -178,7 +188,6 @@ def test_a_queued_request_goes_back_to_its_place(config: ModelConfig) -> None:
     waiting = [request(name, 20, arrival_time_s=n) for n, name in enumerate("abcd")]
     model = engine(replace(config, max_num_running=1), *waiting)
     before = seen(model)
-    assert before.queue_head is not None
     assert before.queue_head.request_id == "b"
     assert model.moves.is_queued("b")
     assert not model.moves.is_queued("a")
@@ -236,14 +245,12 @@ def test_a_new_rank(config: ModelConfig) -> None:
     for request_id, rank in (("a", 1), ("b", 3), ("d", 2), ("unknown", 9)):
         model.moves.set_rank(request_id, rank)
     head = seen(model).queue_head
-    assert head is not None
     assert (head.request_id, head.rank) == ("b", 3)
     assert seen(model).num_running_by_rank == {1: 1, 2: 1}
     for request_id in ("a", "d"):
         model.moves.suspend(request_id)
         model.moves.set_rank(request_id, 5)
     head = seen(model).queue_head
-    assert head is not None
     assert (head.request_id, head.rank) == ("d", 5)
     assert seen(model).num_running_by_rank == {2: 1, 5: 1}
     for request_id in ("a", "d"):
@@ -408,7 +415,6 @@ def test_a_queued_arrival_gets_no_blocks_before_its_turn() -> None:
     model.moves.commit("b", MovingState(26, 1, queued=True, evicted=True))
     found = seen(model)
     assert (found.num_queued, found.num_evicted_queued, found.num_evictions) == (2, 1, 0)
-    assert found.queue_head is not None
     assert (found.queue_head.request_id, found.queue_head.rank) == ("b", 1)
     step = model.step()
     assert step.admitted == ("b",)
