@@ -106,7 +106,7 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 @pytest.mark.long
 @on_uvloop
 async def test_a_request_that_came_while_the_loop_was_busy_is_answered() -> None:
-    async with serving(keep_alive_s=0.2) as (_, client):
+    async with serving(keep_alive_s=1.0) as (_, client):
         one = client()
         assert await one.ask()
         in_loop, ours = socket.socketpair()
@@ -114,7 +114,7 @@ async def test_a_request_that_came_while_the_loop_was_busy_is_answered() -> None
         def busy() -> None:
             asyncio.get_running_loop().remove_reader(in_loop)
             one.send()
-            time.sleep(0.4)
+            time.sleep(1.2)
 
         with in_loop, ours:
             asyncio.get_running_loop().add_reader(in_loop, busy)
