@@ -266,7 +266,8 @@ def test_every_column_sorts(column: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "fits"),
     [("", True), ("i-3", True), ("STALLED", True), ("i-3 stalled", True), ("!active", True),
-     ("active", False), ("!stalled", False), ("stalled i-4", False), ("!", False)],
+     ("active", False), ("!stalled", False), ("stalled i-4", False), ("!", False),
+     ("!astalled", True)],
 )  # fmt: skip
 def test_filters(wanted: str, fits: bool) -> None:
     assert instances.matches("i-3 stalled 10.0.0.11", wanted) is fits
