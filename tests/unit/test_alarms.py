@@ -12,7 +12,6 @@ from controller.api.wire.status import (
     DrainStatus,
     EndedMoveStatus,
     FrontendStatus,
-    HeldHeadStatus,
     HeldStatus,
     InstanceState,
     InstanceStatus,
@@ -22,9 +21,12 @@ from controller.api.wire.status import (
     QueueHeadStatus,
 )
 from tests.unit.cli_support import cluster
+from tools import synthetic_cluster as synthetic
 from tools.synthetic_cluster import instance
 
 LIMITS = ConsoleTable()
+EXAMPLE = synthetic.moving(next(synthetic.late_binding(1)).status)
+"""A cluster with moves, and with requests that are held at the controller."""
 KEPT_FOR = KeptForStatus(
     request_id="r9", level="high", demand_blocks=700, lacking_blocks=9, waited_s=9.0
 )
@@ -112,19 +114,8 @@ def test_an_alarm_ends_below_a_share_of_its_limit(fields: dict[str, Any], limit:
 
 
 def held(waited_s: float = 45.0, **fields: Any) -> HeldStatus:
-    """The head waits for i-9, which is kept for it."""
-    known: dict[str, Any] = {
-        "request_id": "r1",
-        "frontend_id": "f-0",
-        "level": "high",
-        "rank": 1,
-        "place": 1,
-        "why": "kept",
-        "demand_blocks": 360,
-        "instance_id": "i-9",
-        "lacking_blocks": 172,
-    }
-    head = HeldHeadStatus(waited_s=waited_s, **(known | fields))
+    """The head needs 360 blocks, and waits for i-9, which is kept for it and lacks 172."""
+    head = EXAMPLE.held.head.model_copy(update={"waited_s": waited_s, **fields})
     return HeldStatus(oldest_wait_s=waited_s, head=head)
 
 
@@ -322,17 +313,8 @@ def test_requests_of_a_high_priority_are_named_where_most_are(high: int, told: s
 
 
 def ended(outcome: str, why: str = "", source: str = "i-0") -> EndedMoveStatus:
-    return EndedMoveStatus(
-        migration_id=f"m-{outcome}",
-        request_id="r",
-        from_instance_id=source,
-        to_instance_id="i-1",
-        outcome=outcome,
-        why=why,
-        ended_s=1.0,
-        num_blocks=1,
-        num_bytes=1,
-    )
+    known = {"outcome": outcome, "why": why, "from_instance_id": source, "to_instance_id": "i-1"}
+    return EXAMPLE.ended_moves[0].model_copy(update=known)
 
 
 @pytest.mark.parametrize(
@@ -360,32 +342,23 @@ def test_moves_that_fail_are_the_clusters() -> None:
 
 
 def slow_move(to: str, age_s: float) -> MoveStatus:
-    return MoveStatus(
-        migration_id=f"m-{to}-{age_s}",
-        request_id="r",
-        from_instance_id="i-0",
-        to_instance_id=to,
-        state="copying",
-        stage=0,
-        num_blocks_copied=9,
-        num_blocks=80,
-        age_s=age_s,
-    )
+    known = {"from_instance_id": "i-0", "to_instance_id": to, "age_s": age_s}
+    return EXAMPLE.moves[0].model_copy(update={**known, "num_blocks_copied": 9, "num_blocks": 80})
 
 
 @pytest.mark.parametrize(
     ("moves", "told"),
     [
-        ([("i-4", 40.0), ("i-4", 20.0)], "i-4: 2 slow moves to it: 9 of 80 blocks in 40s"),
+        ({"i-4": (40.0, 20.0)}, "i-4: 2 slow moves to it: 9 of 80 blocks in 40s"),
         (
-            [("i-4", 40.0), ("i-5", 50.0), ("i-6", 3.0)],
+            {"i-4": (40.0,), "i-5": (50.0,), "i-6": (3.0,)},
             "i-0: 2 slow moves from it: 9 of 80 blocks in 50s",
         ),
     ],
 )
 def test_a_slow_link_is_told_by_the_moves_over_it(
-    moves: list[tuple[str, float]], told: str
+    moves: dict[str, tuple[float, ...]], told: str
 ) -> None:
-    found = tuple(slow_move(*move) for move in moves)
+    found = tuple(slow_move(to, age_s) for to, ages_s in moves.items() for age_s in ages_s)
     assert texts(instance(), moves=found) == [told]
     assert not texts(instance(), moves=found, limits=ConsoleTable(alarm_move_s=0))

@@ -30,6 +30,13 @@ async def ran(server: FakeServer, wanted: list[Request], *how: Verify | float) -
     return await Run(wanted, sender(server, *how)).run()
 
 
+async def asked(server: FakeServer, num_requests: int) -> None:
+    """Waits until so many requests have come."""
+    async with asyncio.timeout(10):
+        while len(server.bodies) < num_requests:
+            await asyncio.sleep(0.005)
+
+
 def kinds(results: Results) -> dict[int, str]:
     """What went wrong, by the number of the request."""
     wrong = (result for result in results.ended if not result.is_right)
@@ -167,11 +174,9 @@ async def test_stop_ends_it_early() -> None:
     async with server.serving():
         run = Run(requests(1000, gap_s=0.02), sender(server))
         running = asyncio.create_task(run.run())
-        async with asyncio.timeout(10):
-            while len(server.bodies) < 3:
-                await asyncio.sleep(0.005)
-            run.stop()
-            results = await running
+        await asked(server, 3)
+        run.stop()
+        results = await running
     assert results.interrupted
     assert 1 <= len(results.ended) < results.num_sent < 1000
     assert len(results.live) == results.num_sent - len(results.ended)
@@ -185,11 +190,9 @@ async def test_sigint_stops_it() -> None:
         running = asyncio.create_task(
             measure(Run(requests(1000, gap_s=0.02), sender(server)), None)
         )
-        async with asyncio.timeout(10):
-            while not server.bodies:
-                await asyncio.sleep(0.005)
-            os.kill(os.getpid(), signal.SIGINT)
-            results, observed = await running
+        await asked(server, 1)
+        os.kill(os.getpid(), signal.SIGINT)
+        results, observed = await running
     assert results.interrupted
     assert observed.statuses == []
 
@@ -228,9 +231,7 @@ async def test_a_connection_that_was_cancelled_is_not_used_again() -> None:
         connection = await Connection.open(Endpoint(server.url))
         message, _ = sender(server).encode(Request(0, 0.0, 4, 4))
         exchanging = asyncio.create_task(connection.exchange(message, Answer()))
-        async with asyncio.timeout(10):
-            while not server.bodies:
-                await asyncio.sleep(0.005)
+        await asked(server, 1)
         exchanging.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await exchanging

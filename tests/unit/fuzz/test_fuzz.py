@@ -3,12 +3,11 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error, error_json
+from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error
 from tools.footprints import Footprint, ProcessKey
 from tools.fuzz import families
 from tools.fuzz.__main__ import main
@@ -91,24 +90,6 @@ def test_verdicts_on_streams() -> None:
     assert kinds(failed.replace(b"500", b"400")) == []
     assert judge(case, Answer(0.0, left=True)) == []
     assert [each.kind for each in judge(case, Answer(0.0, late=True))] == ["late"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "status", "body"),
-    [
-        ("error body", 400, b'{"detail": "x"}'),
-        ("error body", 400, error_json(400, "x" * 9000)),
-        ("error body", 400, error_json(404)),
-        ("error body", 503, error_json(503)),  # without Retry-After
-        ("5xx", 500, error_json(500)),
-        ("not JSON", 200, b"<html>"),
-    ],
-)
-def test_verdicts_on_bodies(kind: str, status: int, body: bytes) -> None:
-    case = post("f", "n", "/v1/completions", b"{}")
-    answer = Answer(0.0, status, {"content-type": "application/json"}, body, is_whole=True)
-    assert kind in [fault.kind for fault in judge(case, answer)]
-    assert judge(case, replace(answer, status=400, body=error_json(400))) == []
 
 
 def test_tracebacks_and_growth() -> None:

@@ -22,8 +22,6 @@ from tools import synthetic_cluster as synthetic
 
 ROOT = Path(__file__).parents[3]
 SECRET = "s3cr3t-token"
-TYPES = {"gauge", "counter", "histogram"}
-
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

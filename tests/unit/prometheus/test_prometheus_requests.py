@@ -13,100 +13,88 @@ from controller.adapters import prometheus
 from controller.adapters.prometheus import RequestMetrics
 from controller.adapters.vllm.process_setup import share_metrics
 from controller.core.record.request_record import RequestState
-from tests.unit.prometheus.prometheus_support import record, samples, value
+from tests.unit.prometheus.prometheus_support import Samples, record, samples, value
+
+
+class Served:
+    """The metrics of one frontend with two levels, and what is read from them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = RequestMetrics(("normal", "high"), self.registry)
+
+    @property
+    def samples(self) -> Samples:
+        return samples(generate_latest(self.registry).decode())
+
+    def value(self, name: str, level: str = "normal", **labels: str) -> float | None:
+        key = frozenset({"level": level, **labels}.items())
+        return self.samples.get((f"llumctl_{name}", key))
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
+def served() -> Served:
+    return Served()
 
 
-@pytest.fixture
-def metrics(registry: CollectorRegistry) -> RequestMetrics:
-    return RequestMetrics(("normal", "high"), registry)
-
-
-def served(registry: CollectorRegistry) -> str:
-    return generate_latest(registry).decode()
-
-
-def test_a_finished_request(registry: CollectorRegistry, metrics: RequestMetrics) -> None:
-    metrics.dispatched("normal", 0.004)
-    metrics.first_token("normal", 0.5)
-    metrics.ended(record())
-    text = served(registry)
-    for name, expected in (
-        ("llumctl_request_dispatch_seconds", 0.004),
-        ("llumctl_request_ttft_seconds", 0.5),
-        ("llumctl_request_tpot_seconds", 0.2),
-        ("llumctl_request_e2e_latency_seconds", 2.5),
-    ):
-        assert value(text, f"{name}_count", level="normal") == 1, name
-        assert value(text, f"{name}_sum", level="normal") == pytest.approx(expected), name
-    assert value(text, "llumctl_requests_ended_total", level="normal", outcome="finished") == 1
-    assert value(text, "llumctl_request_prompt_tokens_total", level="normal") == 40
-    assert value(text, "llumctl_request_output_tokens_total", level="normal") == 11
-    assert value(text, "llumctl_request_evictions_total", level="normal") == 2
+def test_a_finished_request(served: Served) -> None:
+    served.metrics.dispatched("normal", 0.004)
+    served.metrics.first_token("normal", 0.5)
+    served.metrics.ended(record())
+    for name, expected in (("dispatch", 0.004), ("ttft", 0.5), ("tpot", 0.2), ("e2e_latency", 2.5)):
+        assert served.value(f"request_{name}_seconds_count") == 1, name
+        assert served.value(f"request_{name}_seconds_sum") == pytest.approx(expected), name
+    assert served.value("requests_ended_total", outcome="finished") == 1
+    assert served.value("request_prompt_tokens_total") == 40
+    assert served.value("request_output_tokens_total") == 11
+    assert served.value("request_evictions_total") == 2
     # A bound belongs to its bucket.
-    ttft = "llumctl_request_ttft_seconds_bucket"
-    assert value(text, ttft, level="normal", le="0.3") == 0
-    assert value(text, ttft, level="normal", le="0.5") == 1
+    assert served.value("request_ttft_seconds_bucket", le="0.3") == 0
+    assert served.value("request_ttft_seconds_bucket", le="0.5") == 1
 
 
-def test_levels_are_apart_and_start_at_zero(
-    registry: CollectorRegistry, metrics: RequestMetrics
-) -> None:
-    before = set(samples(served(registry)))
-    metrics.first_token("high", 0.2)
-    metrics.ended(record(level="high", state=RequestState.ABORTED))
-    text = served(registry)
-    assert set(samples(text)) == before, "more requests are no more series"
+def test_levels_are_apart_and_start_at_zero(served: Served) -> None:
+    before = set(served.samples)
+    served.metrics.first_token("high", 0.2)
+    served.metrics.ended(record(level="high", state=RequestState.ABORTED))
+    assert set(served.samples) == before, "more requests are no more series"
     for level, number in (("high", 1), ("normal", 0)):
-        assert value(text, "llumctl_request_ttft_seconds_count", level=level) == number
-        ended = "llumctl_requests_ended_total"
-        assert value(text, ended, level=level, outcome="aborted") == number
-        assert value(text, ended, level=level, outcome="finished") == 0
+        assert served.value("request_ttft_seconds_count", level) == number
+        assert served.value("requests_ended_total", level, outcome="aborted") == number
+        assert served.value("requests_ended_total", level, outcome="finished") == 0
 
 
 @pytest.mark.parametrize("state", [RequestState.ABORTED, RequestState.FAILED])
-def test_only_finished_requests_have_latencies(
-    state: RequestState, registry: CollectorRegistry, metrics: RequestMetrics
-) -> None:
-    metrics.ended(record(state=state))
-    text = served(registry)
-    assert value(text, "llumctl_requests_ended_total", level="normal", outcome=state) == 1
-    assert value(text, "llumctl_request_output_tokens_total", level="normal") == 11
-    assert value(text, "llumctl_request_e2e_latency_seconds_count", level="normal") == 0
-    assert value(text, "llumctl_request_tpot_seconds_count", level="normal") == 0
+def test_only_finished_requests_have_latencies(state: RequestState, served: Served) -> None:
+    served.metrics.ended(record(state=state))
+    assert served.value("requests_ended_total", outcome=state) == 1
+    assert served.value("request_output_tokens_total") == 11
+    assert served.value("request_e2e_latency_seconds_count") == 0
+    assert served.value("request_tpot_seconds_count") == 0
 
 
 @pytest.mark.parametrize(("num_tokens", "first_s"), [(1, 100.5), (0, None), (11, None)])
 def test_no_time_per_token_without_two_tokens(
-    num_tokens: int, first_s: float | None, registry: CollectorRegistry, metrics: RequestMetrics
+    num_tokens: int, first_s: float | None, served: Served
 ) -> None:
-    metrics.ended(record(num_output_tokens=num_tokens, first_token_time_s=first_s))
-    text = served(registry)
-    assert value(text, "llumctl_request_tpot_seconds_count", level="normal") == 0
-    assert value(text, "llumctl_request_e2e_latency_seconds_count", level="normal") == 1
+    served.metrics.ended(record(num_output_tokens=num_tokens, first_token_time_s=first_s))
+    assert served.value("request_tpot_seconds_count") == 0
+    assert served.value("request_e2e_latency_seconds_count") == 1
 
 
-def test_a_clock_set_back_makes_no_negative_durations(
-    registry: CollectorRegistry, metrics: RequestMetrics
-) -> None:
-    metrics.dispatched("normal", -1.0)
-    metrics.first_token("normal", -1.0)
-    metrics.ended(record(end_time_s=90.0))
-    assert all(number >= 0 for number in samples(served(registry)).values())
+def test_a_clock_set_back_makes_no_negative_durations(served: Served) -> None:
+    served.metrics.dispatched("normal", -1.0)
+    served.metrics.first_token("normal", -1.0)
+    served.metrics.ended(record(end_time_s=90.0))
+    assert all(number >= 0 for number in served.samples.values())
 
 
 @pytest.mark.parametrize("state", [RequestState.RUNNING, RequestState.EVICTED])
-def test_a_live_request_has_not_ended(
-    state: RequestState, registry: CollectorRegistry, metrics: RequestMetrics
-) -> None:
-    before = samples(served(registry))
+def test_a_live_request_has_not_ended(state: RequestState, served: Served) -> None:
+    before = served.samples
     with pytest.raises(ValueError, match="has not ended"):
-        metrics.ended(record(state=state))
-    assert samples(served(registry)) == before
+        served.metrics.ended(record(state=state))
+    assert served.samples == before
 
 
 @pytest.mark.parametrize(
@@ -144,7 +132,7 @@ def test_frontends_that_share_a_folder_count_together(tmp_path: Path) -> None:
         )
     registry = CollectorRegistry()
     MultiProcessCollector(registry, path=str(folder))
-    text = served(registry)
+    text = generate_latest(registry).decode()
     ttft = "llumctl_request_ttft_seconds"
     assert value(text, f"{ttft}_count", level="normal") == 3
     assert value(text, f"{ttft}_sum", level="normal") == 4.75
