@@ -118,6 +118,7 @@ async def test_requests_are_held_while_nothing_may_take_them(network: FakeNetwor
     refused = (await bed.f0.receive(Refused)).reject
     assert (refused.request_id, refused.code) == ("c", "overloaded")
     bed.says("f-0", DispatchWithdrawn(DispatchCancelled("a", "f-0")))
+    bed.asks("b")  # in case its answer was lost
     await settle()
     assert bed.controller.scheduler.num_waiting == 1
     await bed.joins("i-1")

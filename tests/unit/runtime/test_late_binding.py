@@ -63,6 +63,16 @@ async def test_a_held_request_goes_with_the_status_that_has_room_for_it(bed: Bed
     assert bed.f0.received(Dispatched)[0].dispatch.policy == "llumnix+"
 
 
+async def test_without_late_binding_all_that_was_held_goes_at_once(bed: Bed) -> None:
+    bed.asks("r1")
+    await settle()
+    other = replace(PLUS.scheduler, policy="vllm-dp", holding=None)
+    bed.controller.configure(replace(PLUS, scheduler=other))
+    assert bed.controller.scheduler.num_waiting == 0
+    await settle()
+    assert sorted(sent(bed)) == [("r0", "i-0"), ("r1", "i-1")]
+
+
 async def test_no_instance_is_relieved_towards_one_that_is_kept(bed: Bed) -> None:
     kept, other = kept_and_other(bed)
     await bed.reports(kept, free=9, num_running=1)  # 144 steps

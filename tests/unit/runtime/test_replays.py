@@ -255,6 +255,21 @@ async def test_a_silent_controller_is_bypassed_for_a_replay_too(bed: Bed) -> Non
     assert (add.attempt, add.num_output_tokens, add.dispatch_seq) == (1, 3, 0)
 
 
+async def test_one_that_had_moved_before_its_source_died_is_not_replayed(bed: Bed) -> None:
+    """The source's announcement was lost with it."""
+    await lose(bed)
+    await bed.controller.receive(DispatchAsked)
+    bed.say(RequestMoved("r", 1, owner=I1, began_index=3), bed.instances["i-1"])
+    assert await bed.controller.receive(DispatchWithdrawn)
+    await settle()
+    record = bed.book.find("r")
+    assert (record.num_replays, record.instance_id) == (0, "i-1")
+    assert record.state is RequestState.RUNNING
+    assert history(bed)[-1].reason == "i-1 has it after all"
+    assert new_tokens(bed.accept(3, T[3:4], epoch=(0, 1), last=True, sender=I1)) == T[3:4]
+    assert bed.instances["i-1"].received(AddRequest) == []
+
+
 async def test_words_of_an_old_attempt_count_for_nothing_and_it_is_stopped(bed: Bed) -> None:
     await lose(bed)
     await dispatch(bed, "i-1")

@@ -232,3 +232,12 @@ async def test_one_lost_by_mistake_is_not_told_that_its_request_moved_on(bed: Mo
     assert bed.instances["i-0"].received(FenceAnswered) == []
     await bed.hear(RequestMoved("r", 1, owner=I1, began_index=5), FenceAsked("r", 2, owner=I0))
     assert bed.instances["i-0"].received(FenceAnswered) == [FenceAnswered("r", 2, fenced=False)]
+
+
+async def test_a_request_that_only_one_lost_by_mistake_has_ends(bed: MoveBed) -> None:
+    await bed.hear(
+        MoveAnnounced("r", 1, destination=I1), InstanceLost("i-1", 1), FenceAsked("r", 3, owner=I1)
+    )
+    assert [request_id for request_id, _ in bed.told.failed] == ["r"]
+    assert bed.instances["i-1"].received(FenceAnswered) == [FenceAnswered("r", 3, fenced=True)]
+    assert bed.instances["i-1"].received(AbortRequests) == [AbortRequests(("r",))]
