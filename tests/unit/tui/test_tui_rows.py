@@ -350,6 +350,8 @@ def test_an_event_short_and_expanded() -> None:
     assert words(events.COLUMNS, row) == [*who, "r1  stop"]
     figures = "200 output tokens  ttft 310ms"
     assert words(events.EXPANDED_COLUMNS, row) == [*who, "arrive-r1", "r1  stop", figures]
+    assert words(events.EXPANDED_COLUMNS, row, 80)[:4] == [*who, "r1  stop"], "no cause"
+    assert len(words(events.EXPANDED_COLUMNS, row, 80)) == 5
 
 
 @pytest.mark.parametrize(
