@@ -145,8 +145,9 @@ def test_requests_are_recorded_by_the_files_clock(
 
     client: Any = Client()
     RequestRecorder(lambda: nullcontext(client), writer).start()
-    (thread,) = [each for each in threading.enumerate() if each.name == "requests"]
-    thread.join(10)
+    for thread in threading.enumerate():
+        if thread.name == "requests":  # unless it has already ended
+            thread.join(10)
     with RecordingReader(tmp_path / "r") as reader:
         _, told = reader
     assert isinstance(told, RequestsFrame)

@@ -513,7 +513,9 @@ class WaitingView:
         reserved = placement.reserved if placement is not None else {}
         self.reserved = {i: key for i, key in reserved.items() if i in self._rooms}
         """For each reserved instance, the request for which it is reserved."""
-        fullest_first = sorted(self.reserved, key=lambda i: (-self._rooms[i].lacking_blocks(0), i))
+        fullest_first = sorted(
+            self.reserved, key=lambda i: (self._rooms[i].lacking_blocks(0), i), reverse=True
+        )
         self._reserved_for = {
             self.reserved[instance_id]: instance_id for instance_id in fullest_first
         }

