@@ -226,22 +226,27 @@ async def test_undrain_takes_a_drain_back(bed: Bed) -> None:
     assert bed.mailbox.sent_to("mem://i-0", DrainSet)[-1] == DrainSet(False)
 
 
-async def test_a_dry_run_does_not_keep_others_waiting(bed: Bed) -> None:
+async def test_a_dry_run_does_not_keep_others_waiting(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Although the frontends, which it asks, do not answer for a while."""
     await bed.does(Drain)
-    asked = asyncio.Event()
+    ask, asked, answers = bed.controller.drain_forecasts.of, asyncio.Event(), asyncio.Event()
 
-    async def silent(*_: Any) -> None:
+    async def slow(*args: Any) -> Any:
         asked.set()
-        await asyncio.Event().wait()
+        await answers.wait()
+        return await ask(*args)
 
-    ask, bed.controller.drain_forecasts.of = bed.controller.drain_forecasts.of, silent
-    looking = asyncio.create_task(bed.does(Undrain, dry_run=True))
     async with asyncio.timeout(10):
-        await asked.wait()
-        bed.controller.drain_forecasts.of = ask
+        with monkeypatch.context() as patch:
+            patch.setattr(bed.controller.drain_forecasts, "of", slow)
+            looking = asyncio.create_task(bed.does(Undrain, dry_run=True))
+            await asked.wait()
         assert (await bed.does(Undrain)).state == "active"
-    looking.cancel()
+        assert not looking.done()
+        answers.set()
+        await looking
 
 
 async def test_an_evacuation_is_planned_and_begun(bed: Bed) -> None:

@@ -385,11 +385,11 @@ async def test_too_many_moves_name_the_setting_its_value_and_the_cure(bed: Bed) 
 async def test_a_move_that_waits_for_its_turn_is_shown(bed: Bed) -> None:
     bed.source.silent = True
     bed.controller.operator_moves.machine.max_moves = 1
-    first = asyncio.create_task(bed.refused(Migrate, to="i-1", timeout_s=2))
+    first = asyncio.create_task(bed.refused(Migrate, to="i-1", timeout_s=1))
     async with asyncio.timeout(10):
         while not bed.mailbox.sent_to("mem://i-0", MoveAsked):
             await asyncio.sleep(0.005)
-        second = asyncio.create_task(bed.does(Migrate, to="i-2", timeout_s=1))
+        second = asyncio.create_task(bed.does(Migrate, to="i-2", timeout_s=0.5))
         while not (queued := (await bed.status()).queued_moves):
             await asyncio.sleep(0.005)
     assert [(each.state, each.request_id) for each in queued] == [("queued", "r-1")]

@@ -210,7 +210,7 @@ async def test_a_head_comes_in_time(both: Both, monkeypatch: pytest.MonkeyPatch)
 async def test_who_opens_many_connections_keeps_nobody_out(both: Both) -> None:
     own, client = both
     own.uvicorn.config.http.max_open = 4
-    async with client.stream("GET", "/v1/watch") as watching:
+    async with client.stream("GET", "/v1/watch?status_every_s=0.1") as watching:
         frames = watching.aiter_lines()
         await anext(frames)
         strangers = [await asyncio.open_connection(*own.address) for _ in range(6)]
