@@ -108,7 +108,7 @@ class SteeringBed(Bed):
 
     async def _answer_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
             for member_id, peer in self.peers.items():
                 if member_id in self.silent:
                     continue
