@@ -64,6 +64,12 @@ def test_some_policies_are_others_without_moves(name: str, moving: str) -> None:
     assert replace(switched, name=name) == sim_policy(name)
 
 
+def test_a_session_stays_on_one_instance() -> None:
+    trace = Trace("test", [TraceRequest(*row, session="alice") for row in ROWS[:20]])
+    cluster, _ = run(ClusterSetup(A10, sim_policy("session-hash"), 4), trace)
+    assert sorted(_num_steps(cluster))[:3] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("name", ["prefix-aware", "cache-aware", "llumnix+"])
 def test_prompts_go_where_their_beginning_is_cached(name: str) -> None:
     """Of two long prompts, each a second time with 100 new tokens: only those are computed."""
