@@ -229,8 +229,8 @@ def test_any_moment_is_as_if_it_had_been_played_to(
 
     if not has_room:
         monkeypatch.setattr("tempfile.TemporaryFile", no_room)
-    monkeypatch.setattr(replay_module, "STRETCH_BYTES", 30_000)
-    frames = list(synthetic.frames(90))
+    monkeypatch.setattr(replay_module, "STRETCH_BYTES", 10_000)
+    frames = list(synthetic.frames(90, num_instances=4))
     with played(recorded(tmp_path, frames)) as replay:
         for moment_s in (40.0, 3.3, 89.0, 0.0, 88.9, 40.1, 39.9, 12.0, 60.0):
             due = [each for each in frames if each.time_s - synthetic.START_S <= moment_s]
@@ -245,8 +245,8 @@ def test_a_replay_reads_ahead_and_jumps_from_states_that_it_kept(
     put = replay_module.Shelf.put
     monkeypatch.setattr(replay_module, "STRETCH_BYTES", 5_000)
     monkeypatch.setattr(replay_module.Shelf, "put", lambda *found: kept.append(put(*found)))
-    with played(recorded(tmp_path, synthetic.frames(90))) as replay:
-        for _ in range(300):
+    with played(recorded(tmp_path, synthetic.frames(90, num_instances=4))) as replay:
+        for _ in range(100):
             replay.source.take()
         assert replay_module.MAX_KEPT // 2 < len(kept) <= replay_module.MAX_KEPT + 1
         read: list[object] = []
