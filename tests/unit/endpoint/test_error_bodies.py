@@ -85,17 +85,13 @@ def test_an_error_in_a_stream_of_another_shape(event: bytes) -> None:
     ("theirs", "ours"),
     [
         (
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be',
-            '"auto" tool choice requires endpoint.tool_call_parser'
-            " (llumctl up --tool-call-parser hermes) to be",
+            "requires --enable-auto-tool-choice and --tool-call-parser to be set",
+            "requires endpoint.tool_call_parser (llumctl up --tool-call-parser hermes) to be set",
         ),
+        ("--max-logprobs.", "engine.max_logprobs (llumctl up --engine-arg max_logprobs=...)."),
         (
-            "must be at most --max-logprobs.",
-            "must be at most engine.max_logprobs (llumctl up --engine-arg max_logprobs=...).",
-        ),
-        (
-            "set --trust-request-chat-template first",
-            "set trust_request_chat_template, which llumctl does not take, first",
+            "--trust-request-chat-template",
+            "trust_request_chat_template, which llumctl does not take,",
         ),
         ("--reasoning-parser", "endpoint.reasoning_parser (llumctl up --reasoning-parser qwen3)"),
         ("a --no-such-flag and x--max-logprobs", "a --no-such-flag and x--max-logprobs"),
