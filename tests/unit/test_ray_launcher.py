@@ -8,6 +8,8 @@ import pytest
 
 from tests.unit.model_files import HUB_MODEL, cached, sparse
 
+pytestmark = pytest.mark.long  # it imports Ray
+
 GIB = 1 << 30
 
 

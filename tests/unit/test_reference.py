@@ -1,8 +1,11 @@
 """The reference pages are what the code gives."""
 
+import pytest
+
 from controller.api import errors
 
 
+@pytest.mark.long
 def test_pages_are_those_of_the_code_and_no_others() -> None:
     # Imported here: it imports the command line, the console and the controller's adapters.
     from tools import reference

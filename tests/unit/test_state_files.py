@@ -294,6 +294,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk.goes_on.set()
 
 
+@pytest.mark.long
 def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, disk: Disk) -> None:
     disk.goes_on.clear()
     store = EventFile(tmp_path, "run")

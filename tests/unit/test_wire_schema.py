@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
 from controller.adapters.http import control_server
@@ -22,6 +23,7 @@ NOT_CALLED: tuple[type[BaseModel], ...] = (AutoscaleReport, DoctorReport, Record
 PROSE = ("title", "description", "summary")
 
 
+@pytest.mark.long
 def test_the_control_api_speaks_as_before() -> None:
     found = dict(lines())
     if os.environ.get("UPDATE_SNAPSHOTS") == "1":

@@ -4,13 +4,13 @@ gets."""
 import hashlib
 import json
 import logging
+from dataclasses import fields
 from typing import Any
 
 import httpx
 import pytest
 
 from controller.adapters.vllm.endpoint.frontend import FrontendConfig
-from controller.adapters.vllm.endpoint.gate import GateLimits
 from controller.adapters.vllm.endpoint.headers import (
     ASKED_KEY,
     ASKED_PRIORITY,
@@ -227,17 +227,8 @@ async def test_keys_are_in_no_log_no_answer_and_no_repr(
             assert answer.status_code >= 400
             assert "sk-" not in answer.text
     assert "sk-" not in caplog.text
-    config = FrontendConfig(
-        engine_args={},
-        options={},
-        level_names={0: "normal"},
-        num_instances=1,
-        host="h",
-        port=1,
-        hosts=(),
-        api_keys=KEYS,
-        limits=GateLimits(),
-    )
+    others: Any = dict.fromkeys(field.name for field in fields(FrontendConfig))
+    config = FrontendConfig(**others | {"api_keys": KEYS})
     for shown in (repr(config), repr(parse_line(KEYS[1])), repr(vars(ApiKeys(KEYS)))):
         assert "sk-" not in shown
 
