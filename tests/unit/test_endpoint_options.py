@@ -10,6 +10,7 @@ import pytest
 from controller.api.errors import UsageError, WrongSettingError
 from controller.api.settings.settings import Settings
 from controller.api.settings.vllm_options import (
+    Code,
     EndpointOptions,
     engine_options,
     frontend_options,
@@ -85,6 +86,18 @@ def test_a_flag_that_is_refused_starts_nothing(
     assert run(["up", *flags]) == 2
     assert started == []
     assert says in capsys.readouterr().err
+
+
+def test_the_help_names_every_option_once_but_those_of_code(capsys: Captured) -> None:
+    assert run(["up", "--help"]) == 0
+    text = capsys.readouterr().out
+    for title in ("Tools and reasoning", "Chat templates", "Answers", "Proxies", "TLS"):
+        assert title in text
+    words = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    for name, info in EndpointOptions.model_fields.items():
+        flag = name.replace("_", "-")
+        times = words.count(f"--{flag}") + words.count(f"--[no-]{flag}")
+        assert times == (Code not in info.metadata), name
 
 
 def test_variables_become_settings_and_files_are_relative_to_the_configuration(
