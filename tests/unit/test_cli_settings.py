@@ -86,6 +86,7 @@ BAD_FILES = [
     ("[endpoint]\nx = [1,\n2\n", 3, "not valid TOML: Unclosed array"),
     ("a.b = 1\n[a]\n", 2, "not valid TOML"),
     ("[endpoint]\nport 1\n", 2, "not valid TOML"),
+    ("endpoint:\n  port: 1\n", 1, "not valid TOML: Expected '=' after a key"),
     ("\x7fELF = 1\n", 1, "not valid TOML"),
     ("x = " + "[" * 5000 + "\n", 1, "nested too deeply"),
     (b"[endpoint]\n# \xff\n", 2, "not UTF-8 (byte 0xff)"),
