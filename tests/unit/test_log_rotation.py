@@ -139,6 +139,9 @@ def test_a_follower_reads_on_over_a_rotation_and_the_last_lines_reach_behind_it(
         file.write("ur\nfive\n")
     assert tail.added() == ["three", "four", "five"]
     assert tail.added() == []
+    for number in (2, 3, 10):
+        with contextlib.closing(LogTail(log)) as other:
+            assert other.last(number) == ["one", "two", "three", "four", "five"][-number:]
     tail.close()
     turn_over(log, 7)
     log.write_text("six\n")

@@ -34,9 +34,13 @@ class LogTail:
             return []
         self._file.seek(_before_last(self._file, num_lines))
         lines = self._read(self._file)
-        if len(lines) < num_lines and (aside := self._aside()).exists():
+        if len(lines) <= num_lines and (aside := self._aside()).exists():
+            # The rotation may have split a line: its beginning is in the file aside.
             with contextlib.closing(LogTail(aside)) as before:
-                lines = before.last(num_lines - len(lines)) + before.unfinished() + lines
+                earlier = before.last(num_lines - len(lines))
+                self._unfinished = before._unfinished
+            self._file.seek(0)
+            lines = earlier + self._read(self._file)
         return lines[-num_lines:] if num_lines else []
 
     def unfinished(self) -> list[str]:
