@@ -91,7 +91,7 @@ class LiveSource:
         self._recorder = recorder
         self._clock = clock
         self._heard: queue.Queue[Heard] = queue.Queue(MAX_HEARD)
-        self._follower = Follower(connect, self._listen, status_every_s=status_every_s)
+        self._follower = Follower(connect, self._listen, after="", status_every_s=status_every_s)
         self._asking: set[str] = set()
         self._started = False
 
