@@ -56,8 +56,8 @@ class InstanceStalled:
 @value
 class ClosedBy:
     """From now on the spec has these reasons against the instance, whatever its incarnation. The
-    instance need not be known yet. After a drain it gets requests again only once its own status no
-    longer says that it drains."""
+    instance need not be known yet. After a drain the instance gets requests again only once its own
+    status no longer says that it drains."""
 
     instance_id: str
     reasons: Reasons = OPEN
@@ -131,7 +131,8 @@ class KeyUsed:
 
 @value
 class KeysTold:
-    """A frontend says what these keys use there. The use of other keys has not changed."""
+    """A frontend says what these API keys use at this frontend. The use of all other keys has not
+    changed since its last message."""
 
     frontend_id: str
     keys: tuple[KeyUsed, ...]
@@ -188,7 +189,7 @@ class RejectCode(StrEnum):
 
 @value
 class Reject:
-    """Answer the request with an error. It may have waited until now."""
+    """Answer the request with an error. The request may have waited until now."""
 
     request_id: str
     frontend_id: str

@@ -153,8 +153,8 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class FrontendsAnswered:
-    """The frontends were asked whether they have requests there. `empty`: all frontends answered,
-    and none has a request there. `seen`: the instance now."""
+    """The frontends' answer to `AskFrontends`. `empty`: every frontend answered, and none has a
+    request on the draining instance. `seen`: the state of that instance now."""
 
     instance_id: str
     drain_id: str
@@ -165,7 +165,8 @@ class FrontendsAnswered:
 
 @dataclass(frozen=True, slots=True)
 class StayersFound:
-    """How many requests are left, and which of them cannot move, as `ID CODE`."""
+    """The answer to `FindStayers`: how many requests are left, and which of them cannot move, as
+    `ID CODE`."""
 
     instance_id: str
     drain_id: str
@@ -176,7 +177,7 @@ class StayersFound:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A question failed for any reason."""
+    """`AskFrontends` or `FindStayers` failed, for any reason."""
 
     instance_id: str
     drain_id: str
@@ -256,7 +257,7 @@ class OfInstance:
 @dataclass(frozen=True, slots=True)
 class TellInstance(OfInstance):
     """Tell the instance whether it drains. `leaves_in_s`: how long until its process will be ended,
-    whatever is left there."""
+    whatever requests it still has."""
 
     draining: bool
     leaves_in_s: float | None
@@ -264,15 +265,15 @@ class TellInstance(OfInstance):
 
 @dataclass(frozen=True, slots=True)
 class AskFrontends(OfInstance):
-    """Ask the frontends whether they have a request there; its last tokens may still be on their
-    way."""
+    """Ask the frontends whether they still have a request on the draining instance: the last tokens
+    of a request may not have reached its frontend yet."""
 
     drain_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class FindStayers(OfInstance):
-    """Find the requests that are left there and cannot move."""
+    """Find the requests that are left on the draining instance and cannot move."""
 
     drain_id: str
 

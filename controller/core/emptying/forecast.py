@@ -1,12 +1,13 @@
 """The forecast of a drain that begins now: which request goes where, and how long that takes.
 
 A forecast runs the drain's rounds on a copy of what the controller sees. Each round pairs the
-draining instance with a destination, as the controller's rounds do (`rounds.pair`). It sends there,
-in turn, the requests that the instance itself would send (`relief`), as many as may move at a time;
-in the next round they are there. A destination to which no request can go is left out from then on.
-So the same functions choose the plan and the moves that follow. The real moves differ from the plan
-only because of what happens meanwhile: requests grow, end and arrive, and when a move takes longer
-or shorter than a round, another instance may be the freest.
+draining instance with a destination, as the controller's rounds do (`rounds.pair`). It sends to
+that destination, in turn, the requests that the instance itself would send (`relief`), as many as
+may move at a time. In the next round they count at the destination. A destination to which no
+request can go is left out from then on. So the same functions choose the plan and the moves that
+follow. The real moves differ from the plan only because of what happens meanwhile: requests grow,
+end and arrive, and when a move takes longer or shorter than a round, another instance may be the
+freest.
 """
 
 import math
@@ -36,7 +37,7 @@ threshold or have evicted requests that wait."""
 @dataclass(frozen=True, slots=True)
 class Departure:
     """Where a request would go, or the code of the reason why it stays. `client_id`: the id that
-    its client gave it."""
+    the client gave the request."""
 
     request: Candidate
     client_id: str
@@ -107,7 +108,7 @@ class DrainForecast:
         )
 
     def _relieved_towards(self, destination_id: str) -> int:
-        """How many requests went there in one round."""
+        """Moves requests to the destination in one round. Returns how many went."""
         sent, passed = list[Candidate](), list[Candidate]()
         num_tried = 0
         for request in self._staying:
@@ -182,5 +183,5 @@ def estimate_s(
         if not pace.blocks_per_s:
             return None
         copy_time_s = num_blocks / pace.blocks_per_s
-    # Copies share the link; the rest of a move runs beside other moves.
+    # Copies share the link; the other parts of several moves run at the same time.
     return copy_time_s + len(departures) * pace.overhead_s / max(1, max_moves)

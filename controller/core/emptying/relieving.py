@@ -119,8 +119,8 @@ class SourceView(Protocol):
 
 @value
 class ReliefGiven:
-    """An order of relief, which comes anew in each round. `taken_s`: when the destination's
-    snapshot was taken."""
+    """An order of relief; the controller sends a new one in each round. `taken_s`: when the
+    destination's snapshot was taken."""
 
     round_id: str
     order: ReliefOrder
@@ -153,7 +153,7 @@ class MoveBegan:
 
 @value
 class MoveRefused:
-    """The move may not begin here now."""
+    """The answer to `BeginMove`: the move may not begin on this instance now."""
 
     migration_id: str
     code: str
@@ -170,7 +170,7 @@ class MoveEnded:
 
 @value
 class PeerLost:
-    """Some other instances are gone."""
+    """Some other instances died or were removed."""
 
     is_lost: Callable[[InstanceRef], bool]
 
@@ -204,13 +204,14 @@ Event = (
 
 @value
 class Look:
-    """To be answered with Looked, before the next step."""
+    """Asks for the instance's snapshot and its requests. The answer is `Looked`, before the next
+    step."""
 
 
 @value
 class BeginMove:
-    """To be answered with MoveBegan or MoveRefused at once. `figures`: those by which the request
-    was chosen."""
+    """Begins a move. The answer comes at once: `MoveBegan` or `MoveRefused`. `figures`: the figures
+    by which the request was chosen."""
 
     migration_id: str
     candidate: Candidate
@@ -221,7 +222,7 @@ class BeginMove:
 
 @value
 class CancelMove:
-    """The request leaves all the same if its COMMIT is sent already."""
+    """Cancels a move. If its COMMIT was already sent, the request leaves anyway."""
 
     migration_id: str
     code: str
@@ -229,8 +230,8 @@ class CancelMove:
 
 @value
 class TellFruitless:
-    """Tells the controller that no request can go to that destination and none is on its way
-    there."""
+    """Tells the controller that no request can go to this destination and none is on its way to
+    it."""
 
     round_id: str
     destination: InstanceRef
@@ -327,9 +328,9 @@ class _Look:
 
 @value
 class RelievingView:
-    """What the machine shows of itself. `destination`: that of the present relief. `under_way`:
-    requests with a move that is not over. `not_counted`: requests that the last snapshot of their
-    destination did not count."""
+    """What the machine shows of itself. `destination`: the destination of the present relief.
+    `under_way`: requests with a move that is not over. `not_counted`: moved requests that the last
+    snapshot of their destination did not count."""
 
     destination: InstanceRef | None
     under_way: tuple[str, ...]
@@ -657,7 +658,7 @@ class RelievingSource:
         out: list[Instruction],
     ) -> None:
         """Reports, once for each order, that no request can go to its destination and none is on
-        its way there. If no request was refused, moves to other destinations may be enough relief,
+        its way to it. If no request was refused, moves to other destinations may be enough relief,
         so the machine waits for their end first. An instance where an evicted request waits is a
         source at any freeness."""
         if not relief.nothing_came:

@@ -97,8 +97,8 @@ class RollingStep:
     """One step of a rolling restart. `begins`: instances whose restart begins now. `taken_back`:
     instances whose restart is taken back, as another one failed. `waits`: why no restart begins, if
     the reason is not just that it is another instance's turn. `engines`: by instance, the arguments
-    that change with this step. `put_back`: those of these instances whose process is replaced once
-    more, because it must not keep its new arguments."""
+    that change with this step. `put_back`: the instances in `engines` whose process is replaced
+    once more, because it must not keep its new arguments."""
 
     order: RollingOrder
     begins: tuple[str, ...] = ()

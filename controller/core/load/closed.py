@@ -1,5 +1,6 @@
-"""Whether an instance gets new requests, whether moves may go there, and whether moves may begin
-there. This is one state: the set of reasons against the instance. Without any it is open.
+"""Whether an instance gets new requests, whether requests may move to it, and whether requests may
+move away from it. This is one state: the set of reasons against the instance. An instance without
+any reason is open.
 
     reason       holds
     not_serving  until its next process serves
@@ -47,22 +48,22 @@ class Closed(StrEnum):
 
     @property
     def stops_requests(self) -> bool:
-        """The instance gets no new requests."""
+        """Stops new requests to this instance."""
         return ROWS[self].requests
 
     @property
     def stops_arrivals(self) -> bool:
-        """Moves that the cluster chooses do not go there."""
+        """Stops moves to this instance that the cluster chooses."""
         return ROWS[self].arrivals
 
     @property
     def stops_named_arrivals(self) -> bool:
-        """Not even a move goes there for which an operator names the instance."""
+        """Stops even those moves for which an operator named this instance as the destination."""
         return ROWS[self].named_arrivals
 
     @property
     def stops_sending(self) -> bool:
-        """No move begins there."""
+        """Stops moves away from this instance."""
         return ROWS[self].sending
 
     @property

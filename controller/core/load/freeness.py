@@ -35,10 +35,9 @@ from controller.core.load.snapshot import (
 
 
 def headroom_blocks(level: Level, snapshot: InstanceSnapshot) -> int:
-    """h(p): the blocks that one instance keeps free beside running requests of `level`.
-
-    This is M less the level's target load, so that the load beside such a request stays at the
-    target. It is the same however many of them run there.
+    """h(p): the blocks that one instance keeps free while it runs requests of `level`. This is M
+    less the level's target load, so that the load next to a running request of this level stays at
+    the target. h(p) does not depend on how many requests of the level run on the instance.
     """
     if level.target_load_tokens is None:
         return 0
@@ -47,7 +46,8 @@ def headroom_blocks(level: Level, snapshot: InstanceSnapshot) -> int:
 
 
 def total_headroom_blocks(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> int:
-    """H: the headrooms of the levels that have a running request here, at most M."""
+    """H: the sum of the headrooms of the levels that have a running request on this instance, at
+    most M."""
     wanted, running = 0, snapshot.num_running_by_rank
     for level in levels:  # `headroom_by_rank` is too slow for each round
         if level.target_load_tokens is not None and running.get(level.rank, 0) > 0:
@@ -131,8 +131,8 @@ def dispatch_headroom_blocks(
     instance's blocks.
 
     They are the headroom of every other level that runs here, which the new request may not use,
-    and the headroom of its own level if no request of that level runs here yet: then it would bring
-    that headroom with it. So the requests of one level gather on few instances.
+    and the headroom of its own level if no request of that level runs here yet: then the new
+    request would bring that headroom with it. So the requests of one level gather on few instances.
     """
     running = snapshot.num_running_by_rank
     total = 0

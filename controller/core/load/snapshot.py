@@ -24,8 +24,8 @@ class InstanceRef:
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """How many blocks hold `num_tokens`: ceil(num_tokens / block_size). All decisions use this
-    function, as an engine with several groups of KV caches (sliding windows beside full attention)
-    would need another count."""
+    function, as an engine with several groups of KV caches (sliding windows in addition to full
+    attention) would need another count."""
     return -(-num_tokens // block_size)
 
 
@@ -34,8 +34,8 @@ class Level:
     """A priority level.
 
     `rank` is the scheduling priority (larger goes first). `target_load_tokens` is the execution
-    priority: the load that may stay beside a running request of this level; None means that the
-    level has no headroom.
+    priority: the load that an instance may have while it runs a request of this level; None means
+    that the level has no headroom.
     """
 
     name: str

@@ -91,7 +91,7 @@ class SourceDied:
 
 @value
 class ClientLeft:
-    """The frontend itself says that the client left. The engine has ended the request if it had
+    """The frontend itself says that the client left. If the engine had the request, it has ended
     it."""
 
 
@@ -107,11 +107,11 @@ class OwnerConfirmed:
 
 @value
 class LeaseExpired:
-    """The source said nothing for too long. The machine's own `tick` finds that."""
+    """The source said nothing for too long. The machine's own `tick` makes this event."""
 
 
 def code_of(event: object) -> str:
-    """Why this event calls a move off."""
+    """The code of the reason why this event calls a move off."""
     match event:
         case MoveMessage(code=code) if code:
             return code
@@ -158,8 +158,8 @@ class Apply:
 
 @value
 class Drop:
-    """Forget the request without an output if it runs here in this hop: another instance owns it.
-    In a later hop it came by another move."""
+    """Forget the request without an output if it runs here in this hop, because another instance
+    owns it. If the request runs here in a later hop, it came by another move and stays."""
 
     hop: int
 
@@ -216,18 +216,19 @@ class DestinationMove:
 
     @property
     def receiving(self) -> bool:
-        """Bytes of the source may come yet, and are wanted."""
+        """Whether bytes of the source may still come, and are wanted."""
         return self.state is _D.RECEIVING
 
     @property
     def is_final(self) -> bool:
-        """The source may not have the request back any more. Until then the request must not move
-        on: the hop after this one is the source's, if the frontend fences this one."""
+        """Whether the source can no longer get the request back. Until then the request must not
+        move on: if the frontend fences this hop, the next hop belongs to the source."""
         let_go = self._acknowledged or (self._source_is_dead and self._confirmed)
         return self.state is _D.ABORTED or (self.state is _D.COMMITTED and let_go)
 
     def forgettable(self, now_s: float) -> bool:
-        """The end is final, and whatever may come late has come."""
+        """Whether the move may be forgotten: its end is final, and every message that may come late
+        has come."""
         past = now_s >= self._since_s + self._timing.memory_s
         return past and self.is_final
 
@@ -345,7 +346,7 @@ class DestinationMove:
         return [self._committed()]
 
     def _acknowledge(self, _said: MoveMessage) -> Instructions:
-        """The source has let go of the request."""
+        """Notes that the source has let go of the request."""
         self._acknowledged = True
         return []
 
@@ -370,8 +371,8 @@ class DestinationMove:
         return [*first, *self._reply(event), *self._tell_asker(isinstance(event, OwnerAsked))]
 
     def _source_died(self, event: SourceDied) -> tuple[DestinationState, Instructions]:
-        """If COMMIT is here, the bytes sent before may still be on their way: the receiver says
-        whether they came."""
+        """Handles the source's death. If COMMIT has come, the bytes that were sent before it may
+        still be on their way: the receiver says whether they came."""
         if self._has_commit():
             self._source_is_dead = True
             return _D.RECEIVING, []

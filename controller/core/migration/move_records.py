@@ -246,7 +246,8 @@ class CopyRates:
 
 @dataclass(frozen=True, slots=True)
 class MovePace:
-    """How fast moves went lately. `overhead_s`: the time of one move beside its copies."""
+    """How fast moves went lately. `overhead_s`: the time that one move takes in addition to its
+    copies."""
 
     blocks_per_s: float | None
     overhead_s: float

@@ -180,8 +180,8 @@ class _Announced:
 
 
 class Ownership(Generic[T]):
-    """The ownership of one request from its dispatch on. `owner` is the last one known, and `order`
-    that of the tokens, for others to read only."""
+    """The ownership of one request from its dispatch on. `owner`: the last known owner. `order`:
+    the order of the request's tokens. Other code may read both but must not change them."""
 
     __slots__ = ("_announced", "_asking", "_dead", "_given_up", "order", "owner")
 
@@ -211,8 +211,8 @@ class Ownership(Generic[T]):
         return [self.owner, self._announced.destination]
 
     def replayed(self, owner: InstanceRef) -> Epoch:
-        """The request was lost, and begins anew at `owner` with the tokens delivered so far.
-        Returns its epoch there. Mutates."""
+        """Begins the lost request anew at `owner`, with the tokens delivered so far. Returns the
+        epoch of the request at `owner`. Mutates."""
         epoch = Epoch(self.order.epoch.attempt + 1)
         self.order.raise_epoch(epoch)
         self.owner = owner
@@ -223,27 +223,29 @@ class Ownership(Generic[T]):
         return epoch
 
     def give_up(self) -> None:
-        """The request counts as lost: whatever its holders say in this attempt, the request is not
-        there. They may live, and get it in a later one. Mutates."""
+        """Takes the request for lost: from now on no statement of its holders in this attempt makes
+        one of them the owner. The holders may be alive, and may get the request in a later attempt.
+        Mutates."""
         for holder in self.holders:
             self.turn_away(holder)
             self.lost(*holder.key)
 
     def turn_away(self, instance: InstanceRef) -> None:
-        """The request is lost, and this instance is told to stop it: what it says in this attempt
-        before it hears that does not make it the owner. Mutates."""
+        """Notes that the request is lost and that this instance is told to stop it. What the
+        instance says in this attempt before it hears that does not make it the owner. Mutates."""
         if instance.key not in self._dead:
             self._given_up.add(instance.key)
             self._dead.add(instance.key)
 
     def announce(self, destination: InstanceRef, epoch: Epoch) -> None:
-        """Mutates. An announcement of an epoch that is over changes nothing, nor does a late
-        one."""
+        """Notes that a source announced a move. An announcement that comes late, or is of an epoch
+        that is over, changes nothing. Mutates."""
         if epoch > self.order.epoch and not self._asking and destination.key not in self._dead:
             self._announced = _Announced(destination, epoch)
 
     def moved(self, owner: InstanceRef, epoch: Epoch, began_index: int) -> bool:
-        """True if this is news: the request runs there now, from that token on. Mutates."""
+        """Notes that the request runs at this destination now, from that token on. Returns whether
+        this is news. Mutates."""
         if epoch <= self.order.epoch or owner.key in self._dead:
             return False
         self.order.raise_epoch(epoch, began_index)
@@ -253,8 +255,9 @@ class Ownership(Generic[T]):
     def offer(
         self, sender: InstanceRef, epoch: Epoch, first_index: int, num_tokens: int, item: T
     ) -> list[Delivery[T]] | None:
-        """Tokens came; returns what to deliver now, in order. None: these tokens count for nothing,
-        and so will all that this sender says in this epoch. Mutates."""
+        """Takes tokens that came in; returns what to deliver now, in order. None: these tokens
+        count for nothing, and so will everything else that this sender says in this epoch.
+        Mutates."""
         if epoch == self.order.epoch and sender.key != self.owner.key:
             return None
         if epoch <= self.order.epoch:
@@ -266,9 +269,10 @@ class Ownership(Generic[T]):
         return delivered
 
     def fence(self, owner: InstanceRef, fenced: Epoch) -> bool | None:
-        """The source wants the request back in the epoch `fenced`. True: granted, or that attempt
-        is over; False: the destination owns it, or an instance to which it went from there; None:
-        the source was taken for dead and gets nothing. Mutates."""
+        """Decides whether the source gets the request back in the epoch `fenced`. True: granted, or
+        that attempt is over. False: the destination owns the request, or an instance to which the
+        request moved on from the destination. None: the source was taken for dead and gets nothing.
+        Mutates."""
         epoch = self.order.epoch
         asked_again = epoch == fenced and owner.key == self.owner.key
         if epoch.attempt > fenced.attempt or asked_again:
@@ -282,12 +286,12 @@ class Ownership(Generic[T]):
         return True
 
     def is_read_from(self, owner: InstanceRef, epoch: Epoch) -> bool:
-        """Whether this instance owns the request in this epoch, so that it may move on: its source
-        is granted no fence any more."""
+        """Whether this instance owns the request in this epoch, so that the request may move on:
+        the source that it came from is granted no fence any more."""
         return self.order.epoch == epoch and self.owner.key == owner.key
 
     def lost(self, instance_id: str, incarnation: int) -> Loss:
-        """This incarnation died. Mutates."""
+        """Notes that this incarnation died. Returns what that means for the request. Mutates."""
         dead = (instance_id, incarnation)
         self._dead.add(dead)
         announced = self._announced
@@ -304,14 +308,15 @@ class Ownership(Generic[T]):
         return Loss.ASK
 
     def lost_in(self, epoch: Epoch) -> bool:
-        """The request was given away in `epoch`, to a destination that is taken for dead: a source
-        says so, or that destination. True if the request is lost: nothing else was heard of that
-        epoch or a later one."""
+        """Whether the request is lost. In `epoch` it was handed to a destination that is taken for
+        dead, as the source or the destination itself reported. It is lost unless a token or an
+        owner of that epoch, or of a later one, is already known."""
         return self.order.epoch < epoch
 
     def disowned(self, epoch: Epoch) -> bool:
-        """A destination does not have the request in `epoch` and never will. True if that loses the
-        request: this destination was the one to ask."""
+        """Notes that a destination does not have the request in `epoch` and never will. Returns
+        whether the request is lost by that, because this was the destination that was asked for
+        it."""
         return self._asking and self._announced is not None and self._announced.epoch == epoch
 
     def _take_over(self, owner: InstanceRef) -> None:

@@ -114,12 +114,12 @@ class PriorityChanged:
 
 @value
 class DestinationDied:
-    """The destination's incarnation will never say anything again."""
+    """The destination's incarnation died: nothing will come from it any more."""
 
 
 @value
 class MoveCancelled:
-    """Whoever wanted the move does not want it any more."""
+    """The move is cancelled by whoever ordered it."""
 
     code: str
 
@@ -137,17 +137,19 @@ class AlreadyMoved:
 
 @value
 class TimedOut:
-    """The destination says nothing, or takes nothing. The machine's own `tick` finds that."""
+    """The destination says nothing, or takes no bytes. The machine's own `tick` makes this
+    event."""
 
 
 @value
 class TookTooLong:
     """The destination is not at fault: the bytes flow, but too slowly, or this engine is in a long
-    step. The machine's own `tick` finds that."""
+    step. The machine's own `tick` makes this event."""
 
 
 def code_of(event: object) -> str:
-    """Why this event ends a move; empty for an event that does not say."""
+    """The code of the reason why this event ends a move; empty for an event that has no such
+    code."""
     match event:
         case DestinationDied():
             return "destination_died"
@@ -191,7 +193,8 @@ class Suspend:
 
 @value
 class Resume:
-    """Put the request back, emitting in `hop`; calls off a `Suspend` under way."""
+    """Put the request back into the batch or the queue, emitting in `hop`. Calls off a `Suspend`
+    that is under way."""
 
     hop: int
 
@@ -214,14 +217,14 @@ class AskFence:
 @value
 class TellLost:
     """Tell the request's frontend that the destination died with the request: it may have died
-    before its own message that it owns the request came through. `hop` is the destination's."""
+    before its own message that it owns the request came through. `hop`: the destination's hop."""
 
     hop: int
 
 
 @value
 class Close:
-    """The move is over: leave its record. Comes once."""
+    """The move is over: make its record. This instruction comes once."""
 
     outcome: SourceState
     code: str
@@ -287,8 +290,8 @@ class SourceClock:
         return TookTooLong() if flowing or state is _S.SUSPENDING else TimedOut()
 
     def _is_worked_on(self, state: SourceState, now_s: float) -> bool:
-        """The destination said lately that its engine is in a long step. That is believed for
-        `stage_timeout_s`."""
+        """The destination said lately that its engine is in a long step. The source believes this
+        for `stage_timeout_s`."""
         if state not in (_S.PRE_ALLOCATING, _S.COMMITTING):
             return False
         heard_lately = now_s - self.working_s < self.timing.answer_timeout_s
@@ -317,7 +320,7 @@ _WORKING = Verb.WORKING
 
 
 class SourceMove:
-    """`hop` is the one in which the request runs now. The first instruction is `start`'s."""
+    """`hop`: the hop in which the request runs now. `start` returns the first instructions."""
 
     def __init__(self, hop: int, now_s: float, timing: MoveTiming = DEFAULT_TIMING) -> None:
         self.state = SourceState.PLANNING
@@ -341,7 +344,8 @@ class SourceMove:
         return self.state in OVER
 
     def forgettable(self, now_s: float) -> bool:
-        """Nothing more is to be said, and whatever may come late has come."""
+        """Whether the move may be forgotten: nothing more is to be said about it, and every message
+        that may come late has come."""
         clock = self._clock
         past = now_s >= clock.since_s + clock.timing.memory_s
         return self.state in OVER and past and not self._unanswered
@@ -531,7 +535,8 @@ class SourceMove:
         return []
 
     def _no_answer_needed(self, _event: object) -> Instructions:
-        """The destination is dead, or its lease is long over."""
+        """No answer is needed any more, because the destination is dead, or its lease is long
+        over."""
         self._unanswered.clear()
         return []
 
@@ -604,7 +609,8 @@ def _table() -> Mapping[tuple[SourceState, Any], Rule[SourceState]]:
         table[state, RequestEnded] = rule(SourceMove._end, _S.ENDED)
         table[state, PriorityChanged] = rule(SourceMove._queue_rank, state)
         table[state, MoveCancelled] = rule(SourceMove._ignore, state)
-        # A destination whose whole incarnation was fenced says so; the frontend knows the rest.
+        # A destination says ABORTED if its whole incarnation was fenced. Whether it owns the
+        # request is then known to the frontend.
         table[state, Verb.ABORTED] = rule(SourceMove._ignore, state)
         table[state, Verb.PRE_ALLOCATED] = rule(SourceMove._ignore, state)
     for state in SourceState:

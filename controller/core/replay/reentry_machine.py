@@ -81,7 +81,8 @@ class Woken:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The engine has answered to PutIn; None: it has the request."""
+    """The engine's answer to PutIn. `why_not`: why the engine does not take the request; None if it
+    has taken it."""
 
     entry: int
     why_not: str | None
@@ -89,7 +90,7 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """These requests are over, wherever they are."""
+    """These requests are over, whatever state their entries are in."""
 
     request_ids: Collection[str]
 
