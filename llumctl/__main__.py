@@ -46,7 +46,8 @@ def _unwind_at_signals() -> None:
 
 
 def _prefer_own_packages() -> None:
-    """Imports the packages beside this one, so that PYTHONPATH cannot put others in their place."""
+    """Imports the packages next to this one, so that PYTHONPATH cannot put others in their
+    place."""
     root = str(Path(__file__).resolve().parents[1])
     for name in ("controller", "tui"):
         spec = PathFinder.find_spec(name, [root])

@@ -104,8 +104,8 @@ def flush() -> None:
 
 
 def encode(format_: Format, whole: "BaseModel", rows: Sequence["BaseModel"]) -> str:
-    """The text in a machine format: the whole object, or a line for each row with its schema
-    version."""
+    """The text in a machine format. JSON and YAML have the whole object; the other formats have a
+    line for each row, with its schema version."""
     if format_ is Format.JSON:
         return json_text(plain(whole), indent=2)
     if format_ is Format.YAML:

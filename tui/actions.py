@@ -414,9 +414,9 @@ def footer(
     changes: bool = True,
 ) -> list[tuple[str, str]]:
     """Pairs of key and word for the bottom line of a screen of these places. `active`: Textual's
-    bindings that are in force there, by their keys. `changes`: whether the cluster may be changed.
-    If not, the keys that would change it are left out; pressed all the same, such a key only says
-    why it does nothing."""
+    bindings that are in force on this screen, by their keys. `changes`: whether the cluster may be
+    changed. If not, the keys that would change it are left out. If the operator presses such a key
+    anyway, it only says why it does nothing."""
     keys: dict[str, str] = {}
     for key, each in active.items():
         id_ = each.binding.id

@@ -1,8 +1,8 @@
 """What an operator is asked before orders are given.
 
-The operator either agrees to a plan or makes a choice. A plan is that of one order, of several
-orders for all marked rows, or of the order that takes an operation back. A choice is that of a
-priority, of a destination, or of a mode of auto-scaling.
+The operator either agrees to a plan or makes a choice. A plan is for one order, for several orders
+about all marked rows, or for the order that takes an operation back. A choice is a priority, a
+destination, or a mode of auto-scaling.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -220,7 +220,7 @@ def estimate(moves: Sequence[Migrate], client: ControlClient) -> Estimate:
 
 
 def modes(status: AutoscaleStatus, revision: int) -> Choices:
-    """The modes, with a note beside the present one. `revision`: the revision of the cluster that
+    """The modes, with a note next to the present one. `revision`: the revision of the cluster that
     the screen shows."""
     return Choices(
         "Auto-scaling?",

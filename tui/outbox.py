@@ -2,10 +2,10 @@
 
 `Outbox` is a machine without a clock or a network. An order is sent within SEND_WITHIN_S after it
 was given, or never: it is cancelled if it waits longer, or if the screen goes stale before. It is
-sent only once. If no answer comes, the order may have been carried out all the same. So the
-controller is asked, by the order's key, what it answered, until it says so or cannot tell; asking
-changes nothing. `SessionOrders` does the sending and asking through a caller. The session's log
-shows the calls of the outbox, as rows and in words.
+sent only once. If no answer comes, the order may have been carried out anyway. So the controller is
+asked, by the order's key, what it answered, until it says so or cannot tell; asking changes
+nothing. `SessionOrders` does the sending and asking through a caller. The session's log shows the
+calls of the outbox, as rows and in words.
 """
 
 import itertools

@@ -115,7 +115,7 @@ def tear_down(
     progress: Callable[[str], None] = lambda text: None,
     action: str = "",
 ) -> None:
-    """Asks the controller to stop the cluster, then ends all processes that are left, also if the
+    """Asks the controller to stop the cluster, then ends all processes that are left, even if the
     controller is dead. `action`: an operator's action; its end is written to the audit log before
     the run state is removed. `keep_ray_logs`: whether to copy Ray's logs, which may say why Ray
     died, before the temporary folder is removed.

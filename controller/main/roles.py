@@ -189,7 +189,7 @@ async def controller(plan_json: str, start: Start) -> None:
             for_instances | address,
             plan.num_gpus_per_instance,
         ),
-        # Frontends run beside the controller, on the machine of `up`, because that machine has the
+        # Frontends run next to the controller, on the machine of `up`, because that machine has the
         # endpoint's address.
         frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
         available_bytes=available_bytes,

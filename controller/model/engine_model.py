@@ -13,8 +13,8 @@ A running request that needs a block when none is free evicts another request: t
 lowest rank, and of these the latest (by arrival when chunked, by admission when prefill-first). The
 evicted request loses its blocks, keeps its tokens, and computes them again after its next
 admission. A step that evicts admits no request. A request is admitted if there is room for all of
-its known tokens beside the watermark. If no other request runs, the watermark does not count, so
-that a single request always goes on.
+its known tokens in addition to the watermark. If no other request runs, the watermark does not
+count, so that a single request always goes on.
 
 Requests move to and from other engines by `moves`. While a batch only decodes and stays as it is, a
 simulation asks for a `stretch` of steps instead of computing each step."""
@@ -48,9 +48,9 @@ class StepResult:
     `admitted`: requests that went from the queue into the batch, whether they are new or were
     evicted before. `num_cached_tokens`: how many tokens of each admitted request came from the
     prefix cache. `evicted`: requests that lost their blocks. `emitted`: requests that produced one
-    token each. `finished`: those for which this token was the last. `num_prefill_tokens`: how many
-    tokens of its prompt, or of what it lost by an eviction, each request computed; the other
-    requests in `emitted` decoded."""
+    token each. `finished`: the requests for which this token was the last one.
+    `num_prefill_tokens`: how many tokens of its prompt, or of what it lost by an eviction, each
+    request computed; the other requests in `emitted` decoded."""
 
     duration_s: float
     admitted: tuple[str, ...]

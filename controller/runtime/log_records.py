@@ -3,8 +3,8 @@ is a module of its own because every process uses it, and the head process needs
 this package.
 
 Without this, a message role of 1 MB became a line of 1 MB, and a path with an encoded line break
-began a line of its own. The records of all loggers of this process pass here, also those of
-libraries.
+began a line of its own. The records of all loggers of this process pass here, including the loggers
+of libraries.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Any
 MAX_MESSAGE_CHARS = 4096
 MAX_TRACEBACK_CHARS = 8192
 # Control characters would steer the reader's terminal. All lines of a message but the first are
-# marked, so that none can pass for a record.
+# marked, so that no line can be taken for a record.
 _SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0x80, 0xA0))} | {
     ord("\t"): "\t",
     ord("\n"): "\n  | ",

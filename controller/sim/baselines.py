@@ -1,5 +1,5 @@
-"""Rules that only comparisons need, beside those of a live cluster: dispatch policies (plain
-measures of load, and the rules of other routers), which request of a source moves first, and
+"""Rules that only comparisons need, in addition to the rules of a live cluster: dispatch policies
+(plain measures of load, and the rules of other routers), which request of a source moves first, and
 another pairing.
 
 Where a pick hashes, the hash of a name decides between equal instances, which spreads like chance
@@ -242,7 +242,8 @@ def balanced_pairs(
     loads: Sequence[tuple[InstanceLoad, InstanceSnapshot]], left_out: Collection[tuple[str, str]]
 ) -> tuple[Pair, ...]:
     """The pairs, the lowest source first. Each load comes with its snapshot. If a destination does
-    not suit a source, the next source may take it, as its requests may be smaller."""
+    not suit a source, the next source may take it, because the requests of that source may be
+    smaller."""
     snapshots = {load.instance_id: snapshot for load, snapshot in loads}
     sources = sorted(
         (load for load, _ in loads if load.may_send),
@@ -287,6 +288,6 @@ def _stays_lower(
 
 
 def _after(steps: float, snapshot: InstanceSnapshot, num_more: int, freed_tokens: float) -> float:
-    """Freeness once `num_more` requests joined the batch and `freed_tokens` were freed."""
+    """The freeness once `num_more` requests have joined the batch and `freed_tokens` are freed."""
     num = num_in_batch(snapshot)
     return (steps * max(1, num) + freed_tokens) / max(1, num + num_more)

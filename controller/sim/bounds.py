@@ -3,7 +3,7 @@
 O1 has one queue, first come first served, for memory that all engines share: as if requests moved
 for free and at once, so that no free block is in the wrong place. A request is admitted as soon as
 the cluster has room for it, by the engine with the fewest requests; if no block is left for the
-next token the request that came last gives way, and goes back to its place in the queue.
+next token, the request that came last gives way, and goes back to its place in the queue.
 
 O2 also knows how long each answer will be. When a request ends, O2 admits requests from the head of
 the queue, as long as all requests would have room until their ends if the engines' steps took
@@ -35,10 +35,9 @@ from controller.sim.workload.trace import Trace, TraceRequest
 @dataclass(slots=True)
 class Future:
     """How many blocks a batch will hold at most, if no request joins it and the lengths are known.
-
-    Each request takes one token per step until its last step, and then gives everything back. So
-    the most is held just before one of these last steps. For each request this stores how many
-    tokens it has computed by now, and how many steps from now its last step is."""
+    Each request takes one token per step until its last step, and then gives all its blocks back.
+    So the batch holds the most blocks just before one of these last steps. For each request this
+    stores how many tokens it has computed by now, and how many steps from now its last step is."""
 
     num_computed: list[int] = field(default_factory=list)
     last_steps: list[int] = field(default_factory=list)
@@ -52,12 +51,12 @@ class Future:
         self.last_steps += other.last_steps
 
     def peak_blocks(self, block_size: int) -> int:
-        """Takes n log n. In step t each request that is still there holds ceil((c + t) / bs)
-        blocks, which is q + t // bs, and one more if the remainders of both make another block."""
+        """Takes n log n. In step t each request that has not ended holds ceil((c + t) / bs) blocks.
+        This is q + t // bs, and one more block if the two remainders together fill one."""
         if not self.num_computed:
             return 0
         lasts = np.array(self.last_steps)
-        order = np.argsort(-lasts)  # so that the requests that are there in a step stand before it
+        order = np.argsort(-lasts)  # so that requests that end later stand first
         steps = lasts[order]
         quotients, rests = np.divmod(
             np.array(self.num_computed)[order] + block_size - 1, block_size
@@ -227,7 +226,8 @@ class PooledEngine:
         self.times.leave(request.run)
 
     def evict(self, request: PooledRequest, now_s: float) -> int:
-        """Takes out a request, which keeps its tokens. Returns how many blocks that frees."""
+        """Takes a request out of the batch; the request keeps its tokens. Returns how many blocks
+        that frees."""
         num_blocks = self.num_blocks(request)
         if request in self.decoding:
             request.num_tokens = request.offset + self._num_decodes + 1
@@ -254,12 +254,12 @@ class PooledEngine:
     def future(self, newcomer: PooledRequest | None = None) -> Future:
         """The future of the requests here, and of a newcomer.
 
-        Steps count from the one under way, which is taken as over for all requests. Where prompts
-        are computed whole, the steps that compute prompts do not count. Elsewhere a request in its
-        prefill may decode at once, or only when all prompts before its own are computed. So it is
-        taken to grow from now on, and to leave as late as it may. A request that is alone is an
-        exception: it may need all blocks that there are, and must not seem to need more. Without a
-        newcomer no later future has a higher peak.
+        Steps count from the one under way, which is treated as if it were over for all requests.
+        Where prompts are computed whole, the steps that compute prompts do not count. Elsewhere a
+        request in its prefill may decode at once, or only when all prompts before its own are
+        computed. So it is taken to grow from now on, and to leave as late as it may. A request that
+        is alone is an exception: it may need all blocks that there are, and must not seem to need
+        more. Without a newcomer no later future has a higher peak.
         """
         config, future = self._config, Future()
         num_done = self._num_decodes + self._decodes

@@ -4,7 +4,7 @@ It has the core's scheduler, the core's machines of emptying and the model's eng
 carries moves out. Nothing here decides, and nothing is random: the same setup and trace give the
 same outcome.
 
-A round looks at all instances each 0.1 s. `Moments` and `Loads` avoid most of that work: between
+A round looks at all instances every 0.1 s. `Moments` and `Loads` avoid most of that work: between
 two changes of an instance its batch only decodes, so the moment at which its free blocks make a
 condition true is known in advance.
 """
@@ -82,10 +82,9 @@ from controller.sim.workload.trace import Trace, TraceRequest
 
 
 class SimEmptying:
-    """The controller's part of emptying, and the `ClusterView` at which its rounds look.
-    `block_bytes`: the size of one KV block. A client's limit of outputs is `limit_factor` times
-    what the request emits in the end; None: no request has a limit. `pairing` and `victim`: as in
-    `SimPolicy`."""
+    """The controller's part of emptying, and the `ClusterView` that its rounds read. `block_bytes`:
+    the size of one KV block. A client's limit of outputs is `limit_factor` times what the request
+    emits in the end; None: no request has a limit. `pairing` and `victim`: as in `SimPolicy`."""
 
     def __init__(
         self,
@@ -131,7 +130,8 @@ class SimEmptying:
         return found
 
     def round(self, *, helps: bool) -> None:
-        """Takes a round. `helps`: some requests may be blocked, and all instances have reported."""
+        """Runs one round of rescheduling. `helps`: some requests may be blocked, and all instances
+        have reported."""
         self._helps = helps
         self.handle(RoundDue())
 
@@ -180,7 +180,7 @@ class SimEmptying:
         self.links.slowdown[instance_id] = factor
 
     def instance_changed(self, instance: SimInstance) -> None:
-        """Something else than decoding happened on the instance."""
+        """Notes that something other than decoding happened on the instance."""
         self._loads.changed(instance)
 
     def instance_died(self, instance: SimInstance) -> None:
@@ -191,7 +191,7 @@ class SimEmptying:
         self.instance_gone(instance)
 
     def instance_gone(self, instance: SimInstance) -> None:
-        """No request moves to the instance or from it any more."""
+        """Ends all moves to the instance and from it, because the instance is gone."""
         instance_id = instance.instance_id
         self._loads.gone(instance)
         self._sources.pop(instance_id, None)
@@ -215,8 +215,8 @@ class SimEmptying:
 
 
 class SimSource:
-    """One instance as a source: runs its machine, and is the `SourceView` at which the machine
-    looks."""
+    """One instance as a source: runs its machine, and is the `SourceView` that the machine
+    reads."""
 
     leaves_at_s = max_bytes_per_s = None
 
@@ -333,11 +333,10 @@ Holds = Callable[[InstanceSnapshot], bool]
 
 
 class Moments:
-    """The moments from which a condition may be true of an instance, for conditions that become
-    true as its free blocks run out.
-
-    Each round asks whether each instance needs help or is a source, and that took half of a run. So
-    an instance is looked at once after each change, and in rounds only from its moment on. If
+    """For each instance, the moment from which a condition may be true of it. This is for
+    conditions that become true as the free blocks of the instance run out. Each round asks whether
+    each instance needs help or is a source; asking every instance took half of the time of a run.
+    So an instance is looked at once after each change, and in rounds only from its moment on. If
     `holds` is true of a status, it must also be true of one with fewer free blocks."""
 
     def __init__(self, holds: Holds) -> None:
@@ -371,7 +370,7 @@ class Loads:
 
     While its batch only decodes, an instance's freeness falls. So an instance that cannot be a
     destination stays so, and one that is no source becomes one at a known moment. In most rounds
-    there are no sources, or no destinations. `changed` has to be called whenever something else
+    there are no sources, or no destinations. `changed` has to be called whenever something other
     than decoding happens on an instance, and `gone` when it does not serve any more."""
 
     def __init__(
@@ -532,10 +531,10 @@ class SimCluster:
 
     def _report_for(self, requested: DispatchRequested) -> None:
         """Tells the scheduler the statuses on which the dispatch of this request depends. Telling
-        it all statuses took half of a run. An instance that only decodes gets worse for a newcomer,
-        so only the instance that seems best has to report, until the best one has reported its
-        present state. With late binding there is an exception: once memory is short on one
-        instance, the instances where many requests wait take no more."""
+        it all statuses took half of the time of a run. An instance that only decodes gets worse for
+        a newcomer, so only the instance that seems best has to report, until the best one has
+        reported its present state. With late binding there is an exception: once memory is short on
+        one instance, the instances where many requests wait take no more."""
         if self.setup.policy.status_age_s or self._scheduler.num_waiting:
             self._report_all()
             return
@@ -580,8 +579,8 @@ class SimCluster:
         instance.between_steps(add)
 
     def _overtake(self, run: RequestRun) -> None:
-        """Notes that the request overtook the waiting requests whose turn was before: those that
-        came earlier and have no lower rank."""
+        """Notes that the request overtook the waiting requests that were before it in order: the
+        requests that came earlier and have no lower rank."""
         placement = self._scheduler.placement
         if placement is None:
             return
@@ -626,12 +625,13 @@ class SimCluster:
         self._on_changed(instance)
 
     def drain(self, instance: SimInstance) -> None:
-        """The instance gets no more requests; those that it has leave or end."""
+        """Begins to drain the instance: it gets no more requests, and the requests that it has
+        leave or end."""
         self._scheduler.handle(ClosedBy(instance.instance_id, DRAINS), self.events.now_s)
         instance.between_steps(lambda: setattr(instance, "draining", True))
 
     def keep(self, instance: SimInstance) -> None:
-        """The instance does not drain any more."""
+        """Ends the instance's drain."""
         self._scheduler.handle(ClosedBy(instance.instance_id), self.events.now_s)
 
         def keep() -> None:
@@ -641,7 +641,7 @@ class SimCluster:
         instance.between_steps(keep)
 
     def is_empty(self, instance: SimInstance) -> bool:
-        """Whether neither a request nor a move of one is there."""
+        """Whether the instance has no request, and no move to it or from it is under way."""
         status = instance.status()
         return (
             not instance.runs
@@ -650,7 +650,7 @@ class SimCluster:
         )
 
     def remove(self, instance: SimInstance) -> None:
-        """An empty instance is gone from now on."""
+        """Removes the instance, which must be empty."""
         instance_id = instance.instance_id
         instance.die()
         self.outcome.num_steps += instance.num_steps
@@ -749,7 +749,7 @@ class SimCluster:
 
     def _may_help(self, holding: HoldingConfig) -> bool:
         """Whether a round finds requests to help. If not, no instance has to report for it; the
-        reports took a third of a run."""
+        reports took a third of the time of a run."""
         if self._scheduler.num_waiting:
             return True
         maybe = self._need_help.come(self.events.now_s)

@@ -16,7 +16,7 @@ class EventQueue:
         self._events: list[tuple[float, int, Action]] = []
 
     def at(self, time_s: float, action: Action) -> None:
-        """Schedules an action. If its time is over already, it happens next."""
+        """Schedules an action. If its time has already passed, the action happens next."""
         self._num_scheduled += 1
         due_s = time_s if time_s > self.now_s else self.now_s
         heapq.heappush(self._events, (due_s, self._num_scheduled, action))

@@ -1,7 +1,7 @@
 """The fleet in virtual time: launches, drains and removes as the core's auto-scaler orders.
 
-An instance costs from its launch until it is gone, also while it starts and while it drains. No
-instance fails to start, and a killed instance does not come back.
+An instance costs from its launch until it is gone, including the time in which it starts or drains.
+No instance fails to start, and a killed instance does not come back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,16 +42,17 @@ class Scalable(Protocol):
         """The id of one more instance."""
 
     def launch(self, instance_id: str) -> None:
-        """The instance serves from now on."""
+        """Adds the instance, which serves from now on."""
 
     def drain(self, instance: SimInstance) -> None:
-        """The instance gets no more requests; those that it has leave or end."""
+        """Begins to drain the instance: it gets no more requests, and the requests that it has
+        leave or end."""
 
     def keep(self, instance: SimInstance) -> None:
-        """The instance does not drain any more."""
+        """Ends the instance's drain."""
 
     def remove(self, instance: SimInstance) -> None:
-        """The instance, which is empty, is gone from now on."""
+        """Removes the instance, which must be empty."""
 
     def is_empty(self, instance: SimInstance) -> bool:
         """Whether the instance has neither a request nor a move."""
@@ -97,7 +98,7 @@ class SimFleet:
         return len(self._starting)
 
     def on_changed(self, instance: SimInstance) -> None:
-        """The instance is between two steps."""
+        """Called when the instance is between two steps and has changed."""
         if instance is self.leaving:
             self._let_go()
 
@@ -184,7 +185,8 @@ class SimFleet:
             self.num_removed += 1
             self._cluster.remove(leaving)
         elif not self._looks_again:
-            # A move holds something there. Not every end of a move reaches both instances.
+            # A move still holds something on the instance. Not every end of a move reaches both
+            # instances.
             self._looks_again = True
             self._events.after(LOOK_AGAIN_S, self._look_again)
 

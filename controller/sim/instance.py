@@ -33,7 +33,7 @@ class Arriving(MoveHere, Protocol):
 
 class SimInstance:
     """`on_finished` is called with each request at its last token, and `on_changed` when the
-    instance is between two steps after something else than plain decoding."""
+    instance is between two steps after something other than plain decoding."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class SimInstance:
 
     def first_s(self, holds: Callable[[InstanceSnapshot], bool]) -> float:
         """The moment, up to one step early, from which on `holds` is true of the status, until
-        something else than decoding happens here; inf if it does not become true. It must stay true
-        as free blocks become fewer."""
+        something other than decoding happens here; inf if it does not become true. It must stay
+        true as free blocks become fewer."""
         stretch, freest = self._stretch, self.freest_status()
         if holds(freest):
             return -math.inf
@@ -155,28 +155,30 @@ class SimInstance:
         return self._began_s + stretch.time_s(num_steps - 1) * self.slowdown
 
     def add(self, run: RequestRun) -> None:
-        """Takes in a request; to be called between two steps. Raises ValueError if it can never run
-        here."""
+        """Takes in a request. Must be called between two steps. Raises ValueError if the request
+        can never run here."""
         self.engine.add(run.request)
         self.arrive(run)
 
     def arrive(self, run: RequestRun, *, decoding: bool = False) -> None:
-        """The request belongs to this instance from now on."""
+        """Makes the request belong to this instance from now on."""
         self.runs[run.request.request_id] = run
         run.instance_id = self.instance_id
         if decoding:
             self.decode_on(run)
 
     def stop_decoding(self, run: RequestRun) -> None:
-        """The request leaves the batch after the step that has just ended."""
+        """Takes the request out of the batch, after the step that has just ended."""
         self._times.leave(run)
 
     def decode_on(self, run: RequestRun) -> None:
-        """The request decodes in this batch from the next step on, here again or after a move."""
+        """Lets the request decode in this batch from the next step on: either it is back here, or
+        it came by a move."""
         self._times.join(run, self._events.now_s)
 
     def die(self) -> list[RequestRun]:
-        """The instance dies. Returns the requests that were here, or on their way."""
+        """The instance dies. Returns the requests that were on the instance, or on their way to
+        it."""
         self.alive = False
         self._turn += 1
         self._between.clear()
@@ -192,7 +194,8 @@ class SimInstance:
         return replace(snapshot, draining=True) if self.moves.draining else snapshot
 
     def _next(self) -> None:
-        """Between two steps: runs the actions that wait for that, then begins the next step."""
+        """Called between two steps. Runs the actions that wait for this moment, then begins the
+        next step."""
         # An action may itself ask for another action between two steps.
         between, self._stretch, self._step = self._between, None, _BUSY
         while between:

@@ -70,8 +70,8 @@ class Rows:
 
 @dataclass(slots=True)
 class Sampled:
-    """Averages over time, with one sample each `sample_s`. Shares are of all KV blocks.
-    `num_instances` counts those that cost, also those that start or drain."""
+    """Averages over time, with one sample every `sample_s`. Shares are of all KV blocks.
+    `num_instances` counts the instances that cost, including instances that start or drain."""
 
     times_s: "array[float]" = field(default_factory=lambda: array("d"))
     num_waiting: "array[int]" = field(default_factory=lambda: array("q"))
@@ -107,7 +107,7 @@ def fragmented_blocks(
 ) -> int:
     """Free memory that no request can use because it is not in one place: the demands of blocked
     queue heads, the smallest first, while their sum fits into the cluster's free blocks.
-    `waiting_demands`: those of blocked requests that wait at the controller."""
+    `waiting_demands`: the demands of blocked requests that wait at the controller."""
     blocked = list(waiting_demands)
     num_free = 0
     for snapshot in snapshots:
@@ -144,12 +144,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of the requests that have finished. A spread is None if no request has such a
-    value, as `tpot_s` and `longest_pause_s` need two output tokens.
+    """The figures of the requests that have finished. A spread is None if no request has this
+    value: for example, only a request with two output tokens has `tpot_s` and `longest_pause_s`.
 
-    `preemption_loss_s` is the mean over all of these requests, most of which lose nothing.
-    `longest_overtaken_s`: the longest time for which later requests of at most its rank were
-    dispatched before a held request. `most_overtaking`: the largest number of such later requests.
+    `preemption_loss_s` is the mean over all finished requests, most of which lose nothing. A held
+    request is overtaken when a later request of at most its rank is dispatched before it.
+    `longest_overtaken_s`: the longest time for which one request was overtaken. `most_overtaking`:
+    the largest number of requests that overtook one request.
     """
 
     num_requests: int
@@ -183,8 +184,8 @@ class Summary:
     """`by_rank` is empty where all requests have the same rank. What is averaged over time
     (`fragmentation` and `used_share` as shares of all blocks, `num_waiting`, `mean_num_instances`)
     ends with the last arrival, and is 0 if nobody looked until then. `downtime_s` is None without
-    moves. `num_launched` and `num_removed` are instances, by auto-scaling. `steady` is None where
-    the run was too short to tell (`is_steady`).
+    moves. `num_launched` and `num_removed` are instances, by auto-scaling. `steady` is None if the
+    run was too short to tell (`is_steady`).
     """
 
     all: Figures
@@ -205,8 +206,9 @@ class Summary:
 
 
 def summarize(outcome: Outcome, arrivals_s: Sequence[float], warm_up: float = 0.0) -> Summary:
-    """`arrivals_s` are those of the whole trace, ascending. Its first `warm_up` (a share) are left
-    out of all figures but the number of failed requests and moves, and the duration.
+    """`arrivals_s`: the arrivals of the whole trace, ascending. The first requests (`warm_up` is
+    their share) are left out of all figures except the number of failed requests, the number of
+    moves, and the duration.
 
     Raises:
         ValueError: the share is not from 0 to below 1.
@@ -306,11 +308,11 @@ def _quantiles(values: Values) -> tuple[float, ...]:
 # Above saturation queues grow in proportion to the time since the load began. So within the second
 # half of the arrivals they grow by two thirds of their mean there; below saturation they come and
 # go. The same holds for the memory in use while a cluster still fills, as it does for minutes where
-# outputs are long. Half of those two thirds counts as growing.
+# outputs are long. A growth of half as much, one third of the mean, counts as growing.
 #
 # A long queue is no steady state either, even if it does not grow, when a request in it waits for a
-# good part of the run: the queue is left from what came before, and the run ends before another
-# queue would have formed.
+# good part of the run: the queue is left over from the time before, and the run ends before the
+# next queue would have formed.
 
 MAX_GROWTH = 1 / 3
 """A growth by more than this share of the mean counts as growing."""
@@ -328,7 +330,7 @@ def is_steady(sampled: Sampled, arrivals_s: Sequence[float]) -> bool | None:
     """Whether the run reached a steady state. `arrivals_s`: when the requests arrived, ascending.
     None: the second half of the arrivals has too few samples to tell.
 
-    Growth is that of a straight line through the samples of the second half, by least squares.
+    Growth is the slope of a straight line through the samples of the second half, by least squares.
     """
     times_s = np.array(sampled.times_s)
     middle_s = (arrivals_s[0] + arrivals_s[-1]) / 2
@@ -417,7 +419,7 @@ def geometric_mean_ratio(pairs: Sequence[Pair]) -> Interval | None:
     seeds.
 
     Raises:
-        ValueError: no pair, or they are not all of the same number of seeds.
+        ValueError: there is no pair, or the pairs do not all have the same number of seeds.
     """
     num_seeds = {len(values) for pair in pairs for values in pair}
     if len(num_seeds) != 1 or 0 in num_seeds:
@@ -438,7 +440,8 @@ def geometric_mean_ratio(pairs: Sequence[Pair]) -> Interval | None:
 
 
 def _jackknife(num: int, figure: Callable[[Any], float]) -> Interval:
-    """`figure` of the seeds that a mask keeps; its mean is nan if any of the figures is."""
+    """The mean and the interval of `figure`, which gets a mask of the seeds to keep. The mean is
+    nan if any of the figures is."""
     whole = figure(np.ones(num, bool))
     if num == 1:
         return Interval(whole, None, None, 1)

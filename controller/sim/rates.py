@@ -19,10 +19,10 @@ from controller.sim.workload.trace import Trace
 # follows from the profile. So a request costs its share of each of its decode steps, and the time
 # that its prefill adds. The cost of evictions and the waste by fragmentation are left out.
 #
-# With prefix caches, the beginning of a prompt that came before costs neither prefill nor memory.
-# The estimate assumes one cache for all instances, as large as all their memory, that keeps what
-# was used last. So it is an upper bound: real caches lose blocks to running requests, and each
-# instance has its own.
+# With prefix caches, a beginning of a prompt that an earlier prompt had too costs neither prefill
+# nor memory. The estimate assumes one cache for all instances, as large as all their memory, that
+# keeps what was used last. So it is an upper bound: real caches lose blocks to running requests,
+# and each instance has its own.
 
 Values = NDArray[np.float64]
 
@@ -54,7 +54,7 @@ def _step_share_s(
     steps: Values,
     profile: LatencyProfile,
 ) -> float:
-    """How long a decode step of a full instance takes, per request in it."""
+    """The time of a decode step of a full instance, divided by the number of requests in it."""
     num_steps = float(steps.sum())
     if not num_steps:
         return 0.0

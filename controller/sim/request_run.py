@@ -141,12 +141,13 @@ class TokenTimes:
         self._joined.append(run)
 
     def prefilled(self, run: RequestRun, now_s: float) -> None:
-        """The request gets the token with which its prefill ends, and joins."""
+        """Notes that the request gets the token with which its prefill ends, and joins the
+        batch."""
         run.token(now_s)
         self.join(run, now_s)
 
     def decoded(self, end_s: float) -> None:
-        """A step ended in which all decoding requests got a token."""
+        """Notes the end of a step in which all decoding requests got a token."""
         self._gaps.add(end_s, end_s - self._last_s)
         self._last_s = end_s
         if self._joined:
@@ -156,14 +157,14 @@ class TokenTimes:
             self._joined.clear()
 
     def decoded_on(self, end_s: float, longest_s: float) -> None:
-        """After such a step others followed. The longest of them took `longest_s`, and the last one
-        ended at `end_s`."""
+        """Notes that more such steps followed. The longest of them took `longest_s`, and the last
+        one ended at `end_s`."""
         self._gaps.add(end_s, longest_s)
         self._last_s = end_s
 
     def leave(self, run: RequestRun) -> None:
-        """The request leaves the batch after the step that has just ended. Does nothing if it does
-        not decode."""
+        """Notes that the request leaves the batch after the step that has just ended. Does nothing
+        if the request does not decode."""
         since_s = run.decoding_since_s
         if since_s is None:
             return
@@ -206,8 +207,8 @@ class BlockNames:
 def model_request(
     number: int, traced: TraceRequest, rank: int, hash_tokens: int, block_size: int
 ) -> ModelRequest:
-    """The `number`-th request of a trace. A request without hashes shares nothing, so that its
-    blocks need no names: the model is faster without."""
+    """The `number`-th request of a trace. A request without hashes shares nothing, so its blocks
+    need no names: the model is faster without names."""
     request_id = f"r-{number}"
     return ModelRequest(
         request_id,
@@ -222,8 +223,8 @@ def model_request(
 def schedule_arrivals(
     events: EventQueue, trace: Trace, arrive: Callable[[int, TraceRequest], None]
 ) -> None:
-    """Calls `arrive` with the number of each request and the request at its time. Only the next one
-    is scheduled at a time: a trace may have a million."""
+    """Calls `arrive` at each request's time, with the request's number and the request. Only the
+    next arrival is scheduled at a time, because a trace may have a million requests."""
     coming = enumerate(trace.requests)
 
     def schedule_next() -> None:

@@ -78,7 +78,7 @@ class Run:
 class Ran:
     """The figures of a run that was carried out. `rate`: the mean rate at which the requests
     arrived, even if the load gives none. `saturation_rate`: the highest rate of these requests that
-    the instances could serve; with auto-scaling, as many instances as there may be at most."""
+    the instances could serve; with auto-scaling, the largest number of instances counts."""
 
     run: Run
     rate: float
@@ -120,8 +120,8 @@ def saturation_of(trace: Trace, setup: ClusterSetup) -> float:
 
 
 def policy_named(name: str) -> SimPolicy:
-    """A policy, or one of the bounds in `bounds.ORACLES`, where only the name of the policy
-    matters. Raises ValueError naming the nearest valid one."""
+    """The policy of this name. For a bound (a name in `bounds.ORACLES`) it returns a policy of
+    which only the name matters. Raises ValueError naming the nearest valid one."""
     if name.upper() in ORACLES:
         return SimPolicy(name.upper(), "llumnix", ReschedulingConfig(enabled=False), (NORMAL,))
     try:
@@ -140,7 +140,7 @@ def fitting(trace: Trace, setup: ClusterSetup, load: Load) -> tuple[Trace, int]:
     """The requests that an instance can run to their end, and how many were left out.
 
     Raises:
-        CannotRunError: one is too long, and is not to be left out; or none is left.
+        CannotRunError: a request is too long, and is not to be left out; or no request is left.
     """
     config = ModelConfig.of(setup.profile, mode=setup.mode, prefix_caching=setup.prefix_caching)
     found = too_long(trace, config)
@@ -174,7 +174,8 @@ def _tell(
 
 @dataclass(frozen=True, slots=True)
 class TooLong:
-    """`index` is the request's place in its trace; `why` says what it would need."""
+    """A request that is too long for an instance. `index`: its place in the trace. `why`: what it
+    would need."""
 
     index: int
     request: TraceRequest

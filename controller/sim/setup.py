@@ -27,7 +27,7 @@ from controller.sim.fleet import COLD_START_S
 @dataclass(frozen=True, slots=True)
 class SimPolicy:
     """A policy of a simulated cluster. `dispatch`: a name in `baselines.DISPATCH`. `status_age_s`:
-    how old the statuses may be at which dispatch looks. `by_rank`: whether requests have their
+    how old the statuses may be by which dispatch decides. `by_rank`: whether requests have their
     ranks; otherwise all have rank 0. `holding`: late binding. `autoscale`: the number of instances
     follows the load. `pairing` and `victim`: names in `baselines`."""
 
@@ -174,8 +174,8 @@ def with_settings(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy
     binding also those of `holding`, of one with auto-scaling those of `autoscale`.
 
     Raises:
-        ValueError: an unknown setting (the message has the nearest one), or a value that it cannot
-            have.
+        ValueError: an unknown setting (the message has the nearest one), or a value that the
+        setting cannot have.
     """
     changed = reduce(lambda so_far, each: _with(so_far, *each), settings.items(), policy)
     rescheduling = _changed(changed.rescheduling, _RESCHEDULING, settings)
@@ -209,7 +209,7 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
             raise ValueError(f"{key} must be one of {names}, not {value!r}")
         return replace(policy, **{key.removeprefix("migration."): value})  # type: ignore[arg-type]
     if key in _RESCHEDULING or key in _AUTOSCALE:
-        return policy  # together with the others of its kind: one alone may be a range upside down
+        return policy  # set with the rest of its table: one alone may turn a range upside down
     if (name := _HOLDING.get(key)) and policy.holding is not None:
         changed: dict[str, Any] = {name: _like(getattr(policy.holding, name), key, value)}
         return replace(policy, holding=replace(policy.holding, **changed))
@@ -244,7 +244,7 @@ def _changed(config: T, names: Mapping[str, str], settings: Mapping[str, Value])
 
 
 def _like(present: Value, key: str, value: Value) -> Value:
-    """A value of the type of the present one."""
+    """The given value as a value of the same type as the present value."""
     if isinstance(present, bool):
         return _switch(key, value)
     if isinstance(present, int):

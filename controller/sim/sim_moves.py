@@ -4,8 +4,8 @@ notes which instance owns each request that moves, as its frontend does in a liv
 `core.migration` decides, as in a live cluster; the model plays the engines. Messages take
 `message_s` and are never lost, copies queue on the source's link, and every death is known at once.
 
-What the model does not have is always in order here: fingerprints and state fit, and grammars are
-compiled before they are needed.
+What the model does not have never fails here: fingerprints and state always fit, and grammars are
+always compiled before they are needed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +40,7 @@ from controller.sim.request_run import RequestRun
 
 TIMING = MoveTiming(memory_s=0.0)
 """No message comes late, so a move that is over is forgotten at once."""
-# To look up a member of an enum takes a call, and each message comes here.
+# To look up a member of an enum takes a call, and every message needs this one.
 _COMMIT, _PRE_ALLOCATED = Verb.COMMIT, Verb.PRE_ALLOCATED
 
 
@@ -213,8 +213,7 @@ class SimMove:
         self.settle()
 
     def cancel(self, failure: str) -> None:
-        """Cancels the move before the request has stopped; afterwards the request leaves all the
-        same."""
+        """Cancels the move before the request has stopped; afterwards the request leaves anyway."""
         self.handle(src.MoveCancelled(failure))
 
     def tick(self) -> None:
@@ -292,7 +291,7 @@ class SimMove:
                     raise AssertionError(f"{instruction}: ranks do not change, and no word is late")
 
     def _arrive(self, message: MoveMessage) -> None:
-        """A message that was sent before the destination knew of the move has come there."""
+        """Hands the destination a message that was sent before the destination knew of the move."""
         if self.arrival is not None:
             self.arrival.receive(message)
         elif self.destination.alive and self.source.alive:
@@ -336,8 +335,8 @@ class SimMove:
         return True
 
     def _copy(self, stage: int) -> None:
-        """Copies full blocks that are not at the destination yet; once the request is suspended,
-        all that hold computed tokens."""
+        """Copies full blocks that are not at the destination yet. Once the request is suspended,
+        copies all blocks that hold computed tokens."""
         if self.queued:
             self.handle(StageCopied(stage))
             return
@@ -547,7 +546,8 @@ class SimArrival:
         self.handle(dst.CommitApplied())
 
     def _drop(self, hop: int) -> None:
-        """Between two steps: no step may run what another instance has."""
+        """Takes the request from the destination, because another instance owns it. Must be called
+        between two steps, so that no step runs the request any more."""
         move = self.move
         destination, run = move.destination, move.run
         if run.hop <= hop and destination.runs.pop(move.request_id, None) is not None:
@@ -561,8 +561,8 @@ class SimArrival:
 @dataclass(slots=True)
 class _Known:
     """What the frontend was told about one request. `source`: where the request was first. `notes`:
-    (when it is heard, who owns the request now or soon, in which hop, whether it does now), in the
-    order of the times."""
+    (when the frontend hears it, which instance owns the request now or soon, in which hop, whether
+    that instance owns it already), in the order of the times."""
 
     run: RequestRun
     source: InstanceRef
@@ -604,8 +604,8 @@ class Owners:
         known.notes.append((self._events.now_s + self._message_s, to, hop, False))
 
     def runs_at(self, run: RequestRun, owner: InstanceRef, hop: int) -> None:
-        """The request is at `owner`, in `hop`; its next token there says the same. Nothing is done
-        for a request that was never announced."""
+        """Notes that the request runs at `owner`, in `hop`; its next token from `owner` says the
+        same. Does nothing for a request whose move was never announced."""
         if known := self._known.get(run.request.request_id):
             known.notes.append((self._events.now_s + self._message_s, owner, hop, True))
 
@@ -616,7 +616,8 @@ class Owners:
         self._after_a_message(lambda: self._confirm(run, owner, Epoch(0, hop)))
 
     def not_moved(self, run: RequestRun, hop: int) -> None:
-        """A destination that was asked does not have the request in `hop`, and never will."""
+        """Notes that the destination that was asked does not have the request in `hop`, and never
+        will."""
         self._after_a_message(lambda: self._disowned(run, Epoch(0, hop)))
 
     def fence(
@@ -641,8 +642,8 @@ class Owners:
     def died(
         self, dead: SimInstance, had: Iterable[RequestRun], instances: Iterable[SimInstance]
     ) -> list[RequestRun]:
-        """The requests that are lost with the dead instance, of those that it had and of those that
-        may have been there. `instances`: those that live."""
+        """The requests that are lost with the dead instance: some of the requests that it had, and
+        some that may have been moving to it. `instances`: the instances that are alive."""
         lost = [run for run in had if run.request.request_id not in self._known]
         living = {each.ref: each for each in instances}
         for request_id in list(self._known):
@@ -691,7 +692,7 @@ class Owners:
             self._on_lost(run)
 
     def _read(self, request_id: str) -> _Known | None:
-        """What is known of the request, with all that was heard until now."""
+        """What the frontend knows of the request now, from everything that it has heard."""
         known = self._known.get(request_id)
         if known is None:
             return None

@@ -1,7 +1,7 @@
 """Plans the load: all requests and their times are known before the first one is sent.
 
 Arrivals, lengths, levels and prompts each have a stream of random numbers, derived from one seed.
-So with another rate the same requests are sent at other times.
+So with a different rate the same requests are sent at different times.
 """
 
 import difflib

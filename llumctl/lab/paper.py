@@ -1,4 +1,4 @@
-"""`llumctl simulate paper`: simulates the figures of the Llumnix paper, and shows them beside the
+"""`llumctl simulate paper`: simulates the figures of the Llumnix paper, and shows them next to the
 paper's values.
 
 `paper_points.csv` was read off the vector graphics of Sun et al., "Llumnix: Dynamic Scheduling for

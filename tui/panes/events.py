@@ -129,7 +129,7 @@ def rates(state: DashboardState, width: int, max_lines: int) -> list[Line]:
 
 
 def word(event: Event) -> str:
-    """One word for the kind of an event: beside the instance's name `instance_died` becomes
+    """One word for the kind of an event: next to the instance's name, `instance_died` becomes
     `died`."""
     if event.kind == "migration_failed":
         return "not moved"  # the column is ten characters wide

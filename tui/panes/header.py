@@ -235,8 +235,8 @@ def _rolling(status: ClusterStatus, *, brief: bool) -> list[_Piece]:
 
 
 def _instances(status: ClusterStatus, *, brief: bool) -> Line:
-    """`7+1`: the number of instances that get new requests, and of the others. Instances in trouble
-    are counted by state or, in brief, behind a `!`."""
+    """`7+1`: the number of instances that get new requests, and the number of all others. Instances
+    in trouble are counted by state or, in brief, behind a `!`."""
     active = sum(state_word(item) == InstanceState.ACTIVE for item in status.instances)
     counted = Span(f"{active}+{len(status.instances) - active}")
     states = (InstanceState.STALLED, InstanceState.FAILED, InstanceState.RESTARTING)

@@ -4,7 +4,7 @@ instance.
 If instances run on several machines, they stand in groups: a line for each node, and its instances
 below that line. The groups are in the order of their first instance, so that the worst is still on
 top. A node whose instances are all gone takes one line: the instances come back elsewhere, with the
-same ids. A filter shows the instances of such a node all the same.
+same ids. A filter shows the instances of such a node anyway.
 """
 
 import functools

@@ -244,8 +244,8 @@ class ChoiceRow:
 class ChooseScreen(ListDialog[AnyOrder | Together | None]):
     """Lets the operator choose what an order is to say, and shows what each choice would take.
 
-    The dialog ends with the chosen order. The choices are those of the moment at which the key was
-    pressed, and stay where they are.
+    The dialog ends with the chosen order. The choices are made when the key is pressed, and do not
+    change or move afterwards.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(Place.CHOICE)

@@ -123,8 +123,8 @@ def _spellings(word: str, part: str) -> list[Token]:
     """The four spellings of a word; those of "river" have the kinds noun, Noun, noun:plain and
     Noun:plain.
 
-    There are two states besides the parts of speech: quoted strings consist of plain nouns, and a
-    capital adverb opens a sentence, so that no full stop follows it."""
+    There are two states in addition to the parts of speech: quoted strings consist of plain nouns,
+    and a capital adverb opens a sentence, so that no full stop follows it."""
     capital = word[0].upper() + word[1:]
     opening = "opener" if part == "adverb" else part
     alone = "quoted" if part == "noun" else None
@@ -368,10 +368,10 @@ _SEED = 20240611
 _FREE = HIDDEN - len(STATES)  # channels that the layers write
 
 # Standard deviations. They give attention scores a deviation of 2.5: each head attends to a few
-# tokens, and to other ones for the next token. Embeddings are small beside what attention adds
-# (about 1). Both make the choice depend on the context more than on the last token: the share of
-# the final vector that is the same after every full stop is 0.15. With queries at 0.08 and
-# embeddings at 1 that share was 0.65, and 4 of 32 greedy generations of 400 tokens repeated
+# tokens, and to different ones for the next token. Embeddings are small compared with what
+# attention adds (about 1). Both make the choice depend on the context more than on the last token:
+# the share of the final vector that is the same after every full stop is 0.15. With queries at 0.08
+# and embeddings at 1 that share was 0.65, and 4 of 32 greedy generations of 400 tokens repeated
 # themselves. With queries at 0.16, heads attend to so few tokens that 2 of the 335 tokens of a
 # prompt changed nothing.
 _LAYER_STD = 0.08

@@ -1,5 +1,5 @@
 """The files that the controller reads when it starts again: the cluster's spec, the incarnations of
-its members, and the last events. They have mode 0600 and are in the cluster's state folder, beside
+its members, and the last events. They have mode 0600 and are in the cluster's state folder, next to
 the audit log."""
 
 import logging

@@ -42,8 +42,8 @@ def json_answer(model: WireModel) -> Response:
 
 
 def by_method(path: str, **endpoints: Endpoint) -> Route:
-    """Makes one route for all methods of a path. If each method had a route, a refusal of another
-    method would name only the methods of the first route."""
+    """Makes one route for all methods of a path. If each method had a route of its own, the refusal
+    of a method that the path lacks would name only the methods of the first route."""
 
     async def answer(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
@@ -134,7 +134,8 @@ async def on_crash(_request: Request, _error: Exception) -> Response:
 
 MAX_BODY_BYTES = 65_536
 MAX_DIGITS = len(str(MAX_BODY_BYTES))
-# If such a header is given twice, some readers take the first value and others the last.
+# A call may have each of these headers only once. If one comes twice, some HTTP parsers use the
+# first value and others the last.
 ONCE = (b"authorization", b"content-length", b"host", b"idempotency-key", b"origin")
 # Refused calls are counted, and the log mentions them at most this often.
 TELL_EVERY_S = 60.0
@@ -257,9 +258,9 @@ class AnswersByKey:
     that missed the answer repeats its call with the same `Idempotency-Key`, and gets the first
     answer. By `/v1/answers/KEY` a client asks for that answer without any effect.
 
-    Moves, drains, undrains and aborts need this: a second call would find another state, or restart
-    the deadline. Only this process keeps the answers: a restarted controller carries such a call
-    out again."""
+    Moves, drains, undrains and aborts need this: a second call would find a different state, or
+    restart the deadline. Only this process keeps the answers: a restarted controller carries such a
+    call out again."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[bytes, asyncio.Task[Response]]] = {}

@@ -510,7 +510,7 @@ def _turn(controller: ControllerProcess, instance_id: str, began_s: float) -> Re
 
 def engine_changes(controller: ControllerProcess) -> tuple[EngineChangeStatus, ...]:
     """The engine arguments that differ from those of the cluster's start; empty while no instance
-    has any. The cluster's own arguments, which new instances get, come first."""
+    has different arguments. The cluster's own arguments, which new instances get, come first."""
     spec = controller.keeper.spec
     known = {spec.engine.generation: spec.engine}
     known |= {each.generation: each for each in spec.engines.values()}

@@ -87,7 +87,8 @@ class _OnInstance(Handler[Wanted, Report]):
         instance_ids: Sequence[str],
         despite: str = "drain {} --force",
     ) -> None:
-        """Raises ApiError if there is a refusal. `despite`: the command that acts all the same."""
+        """Raises ApiError if there is a refusal. `despite`: the command that carries the order out
+        anyway."""
         with as_api_errors():
             cordoned = self.controller.keeper.spec.marked(Closed.CORDONED)
             refuse_instances(refusal, instance_ids, cordoned, despite)
@@ -190,7 +191,7 @@ class RestartHandler(_Emptying[RestartRequest]):
 
 
 class EvacuateHandler(_Emptying[EvacuateRequest]):
-    """A call during an evacuation sets another deadline."""
+    """Carries out an evacuation. A call during an evacuation sets a new deadline."""
 
     row = on_instances.Evacuate
 
@@ -471,20 +472,20 @@ AnyClaim = TypeVar("AnyClaim", bound=Claim)
 
 
 def caused_by(operation: Operation, claim: AnyClaim) -> AnyClaim:
-    """The operation's claim. A drain that it begins has the operation's cause id, and so have the
-    events of the drain."""
+    """The claim with the operation's cause and actor. If the claim begins a drain, the drain and
+    its events have the operation's cause id."""
     return replace(claim, cause_id=operation.cause_id, actor=operation.actor)
 
 
 def drain_claim(wanted: DrainRequest) -> Drain:
-    """Like the next functions, makes a claim without a cause and an actor; `caused_by` adds
-    them."""
+    """The claim to drain an instance. Like the claims of the next functions, it has no cause and no
+    actor; `caused_by` adds them."""
     return Drain("", time.time(), deadline_of(wanted), wanted.on_deadline, reason=wanted.reason)
 
 
 def restart_claim(wanted: RestartRequest, nonce: str) -> Restart:
-    """If the deadline passes, the restart is given up. `nonce`: of the process that is to be
-    replaced."""
+    """The claim to restart an instance. If the deadline passes, the restart is given up. `nonce`:
+    the nonce of the process that is to be replaced."""
     deadline_s = deadline_of(wanted)
     on_deadline: Literal["keep", "abort"] = "keep" if deadline_s is None else "abort"
     return Restart(

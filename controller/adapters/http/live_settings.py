@@ -160,7 +160,7 @@ def live_config(settings: Settings) -> LiveConfig:
 
 def _speed(settings: Settings) -> float:
     """How many times as fast as its profile the cluster runs. The scheduler's own times are scaled
-    too, so that the faster cluster decides as the cluster that it imitates would."""
+    too, so that the faster cluster decides like the cluster that it imitates."""
     return settings.emulated.speed if settings.cluster.engine == "emulated" else 1.0
 
 

@@ -137,8 +137,8 @@ class Handler(Generic[Wanted, Report]):
         raise NotImplementedError
 
     def undone_by(self, previous: Values | None = None, made: Values | None = None) -> Undo:
-        """The order that takes this one back, for the audit log. `made`: the values that it will
-        find, unless they are changed meanwhile."""
+        """The order that takes this one back, for the audit log. `made`: the values that the
+        undoing order will find, unless they are changed meanwhile."""
         return Undo.model_validate(
             {
                 "kind": self.row.undone_by,

@@ -239,7 +239,8 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
             raise no_such_instance(target)
 
     def _by_hand(self) -> MoveByHand:
-        """The move as it is asked of the source. The number of blocks is 0 if the request waits."""
+        """The move as the source is asked for it. The number of blocks is 0 if the request
+        waits."""
         record, snapshot = self.record, self.controller.statuses[self.source_id].snapshot
         return MoveByHand(
             record.request_id,
@@ -252,15 +253,15 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
 
     def _expected_downtime_s(self, target: str) -> float | None:
         """The time of one step of the destination, which makes the next token, plus the time that
-        the last moves took beyond such a step. None while the destination has made no step."""
+        the last moves took beyond the step. None while the destination has made no step."""
         step_time_s = self.controller.statuses[target].step_time_s
         if step_time_s <= 0:
             return None
         return step_time_s + (self.controller.operator_moves.log.typical_excess_s() or 0.0)
 
     def _note(self, target: str | None) -> str:
-        """Says that the target is cooling, if it is. Only a target that the operator named can
-        be."""
+        """Says that the target is cooling, if it is. Only a target that the operator named can be
+        cooling."""
         controller = self.controller
         if target is None:
             return ""
@@ -480,8 +481,8 @@ class AbortHandler(_OnLive[AbortRequest, AbortReport]):
         return self.found
 
     def _state(self) -> WireState:
-        """The request's state. A request that the controller holds counts as waiting, which its
-        frontend does not know."""
+        """The request's state. A request that the controller holds counts as waiting; its frontend
+        does not know that the controller holds it."""
         scheduler = self.controller.scheduler
         if place_of(scheduler.waiting_view(), self.record) is None:
             return WireState(self.record.state)

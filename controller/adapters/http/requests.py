@@ -200,8 +200,8 @@ async def find_record(
 ) -> RequestRecord:
     """Finds a request to look at. `reference`: its id, the client's id, the beginning of an id, or
     an id as tables shorten it. If several requests match equally well and only one of them is live,
-    that one is meant, because clients use their ids again. `any_choice`: if the live requests are
-    choices of one client's request, any of them will do. Raises ApiError."""
+    that one is meant, because clients use the same ids again. `any_choice`: if the live requests
+    are choices of one client's request, any of them will do. Raises ApiError."""
     _check_length(reference)
     found = await controller.queries.requests(
         _serving_frontends(controller),

@@ -100,7 +100,7 @@ class Start:
     @property
     def delay_s(self) -> float:
         """How long to wait before this start. When a member is given up, the first start that only
-        reports this does not wait; if that start fails too, the next one waits."""
+        reports this does not wait; if that start fails too, the next start waits."""
         num_failed = self._starts.num_failed
         if self._starts.given_up and num_failed == MAX_FAILED_STARTS:
             return 0.0

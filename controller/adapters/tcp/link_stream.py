@@ -7,8 +7,8 @@ and 48 bytes. When there are too many such strangers, the oldest is closed.
 
 Each end of a link makes a secret for it, and tells it to the other end through the mailbox, which
 is encrypted and admits only the cluster's processes. The link's key is computed from both secrets.
-It is never sent; only proofs that are computed with it are. A key is used for one connection only,
-so a recording of another connection is useless."""
+The key is never sent; only proofs that are computed with it are sent. A key is used for one
+connection only, so a recording of another connection is useless."""
 
 import contextlib
 import hashlib

@@ -59,7 +59,7 @@ class GrammarGuard:
         manager.grammar_init = self._begin
 
     def forget(self, requests: Iterable[Any]) -> None:
-        """These requests are aborted: if their grammars are not being compiled yet, they will not
+        """Forgets aborted requests: if their grammars are not being compiled yet, they never will
         be. The guard gets the requests themselves and no ids, because a later attempt of a request,
         under the same id, may be compiling already."""
         for request in requests:
@@ -98,7 +98,8 @@ class GrammarGuard:
                 output.stop_reason = NOT_COMPILED
 
     def _now_s(self) -> float:
-        """The time that has passed; of a long time between two checks only MAX_LOOK_S counts."""
+        """The time that has passed; if more time than MAX_LOOK_S has passed since the last check,
+        only MAX_LOOK_S counts."""
         now_s = self._clock()
         self._passed_s += min(now_s - self._looked_s, MAX_LOOK_S)
         self._looked_s = now_s

@@ -138,7 +138,8 @@ class SourceMoves(_Moves):
         return tuple(self._scheduler.requests[request_id].output_token_ids)
 
     def suspended(self, *, queued: bool) -> list[Any]:
-        """Suspended and leaving requests: those that were queued, or those that were not."""
+        """Suspended and leaving requests: either those that were in the queue, or those that were
+        in the batch."""
         return [s.request for s in self._suspended.values() if s.queued == queued]
 
     def num_pinned(self, request_id: str) -> int:
@@ -214,8 +215,8 @@ class SourceMoves(_Moves):
             self._finish(request_id)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Forgets requests that are gone from vLLM's books, or will be at once. Their pinned blocks
-        stay pinned."""
+        """Forgets requests that are gone from vLLM's books, or will be gone in a moment. Their
+        pinned blocks stay pinned."""
         for request_id in request_ids:
             suspended = self._suspended.pop(request_id, None)
             if suspended is not None and not suspended.queued:
@@ -333,7 +334,8 @@ class GrammarReplay:
             self._num_fed += 1
 
     def finish(self, output_token_ids: Sequence[int]) -> None:
-        """Feeds all outputs. Raises ValueError also if the grammar is not compiled yet."""
+        """Feeds all outputs. Raises ValueError, even if the only reason is that the grammar is not
+        compiled yet."""
         if not self._decoded.structured_output_request.is_grammar_ready:
             raise ValueError("its grammar is not compiled here yet")
         self.feed(output_token_ids)

@@ -3,8 +3,8 @@ classes; the end of what vLLM's process groups leave behind; and metrics that se
 share.
 
 Variables that the user has set in the environment reach vLLM, except for those listed here. A
-contract test knows each variable that vLLM's server reads. If a new version reads another one, the
-test fails until somebody decides about that variable.
+contract test knows each variable that vLLM's server reads. If a new version reads one more
+variable, the test fails until somebody decides about that variable.
 
 Touch points of vLLM: engine/arg_utils.py `EngineArgs`, `get_type_hints`;
 distributed/parallel_state.py `get_tp_group`, `get_pp_group`, `get_dp_group`, `get_dcp_group`,
@@ -63,7 +63,7 @@ REMOVED = {
     "VLLM_DP_SIZE": _NO_RANKS,
     "VLLM_DP_MASTER_IP": _NO_RANKS,
     "VLLM_DP_MASTER_PORT": _NO_RANKS,
-    # Kubernetes sets it to a URL in the pods beside a service named vllm.
+    # Kubernetes sets it to a URL in the pods of a namespace that has a service named vllm.
     "VLLM_PORT": "several instances on one machine cannot have the same port",
 }
 """Variables that are removed, with the reason."""

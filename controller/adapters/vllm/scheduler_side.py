@@ -2,15 +2,15 @@
 batch that are reserved for requests that will enter it.
 
 vLLM admits a request while fewer than `max_num_active_reqs` run. That limit is lowered by one for
-each reserved place, so that the place is free when its request enters. Such a request is an
-arriving one, or a suspended one that may resume.
+each reserved place, so that the place is free when its request enters. A place is reserved for an
+arriving request, or for a suspended request that may resume.
 
-A request enters as if it had been running without a turn in the last step. vLLM has such requests
-anyway, because a step whose token budget is used up leaves some out. The request goes first in the
-next step, even beside a long prefill, computes one token and does not count as evicted. A request
-with an adapter enters differently: vLLM checks only on admission how many adapters a step may have.
-So this request goes through vLLM's queue of waiting requests that hold blocks, ahead of the others
-there.
+A request enters as if it had been in the batch but was not scheduled in the last step. vLLM has
+such requests anyway, because a step whose token budget is used up leaves some requests out. The
+request goes first in the next step, even if that step also computes a long prefill. It computes one
+token there, and does not count as evicted. A request with an adapter enters differently: vLLM
+checks only on admission how many adapters a step may have. So this request goes through vLLM's
+queue of waiting requests that hold blocks, ahead of the other requests in that queue.
 
 Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`, `model_executor`;
 v1/executor/uniproc_executor.py `driver_worker`; v1/core/kv_cache_manager.py `block_pool`,

@@ -31,7 +31,8 @@ from controller.adapters.vllm.scheduler_side import EngineParts
 #
 # vLLM's first version of the model runner is told of a request with the request's first step. Later
 # it is told only of changes, and never of outputs. So a request that arrives with outputs is
-# registered here beforehand, as if it had run in this worker and had no turn in the last step.
+# registered here beforehand, as if it had run in this worker and was not scheduled in the last
+# step.
 
 
 def is_seeded(request: Any) -> bool:
@@ -196,7 +197,7 @@ def compile_logprobs(worker: Any, vocab_size: int) -> None:
     worker's process. One batch size is enough, because vLLM compiles for any size."""
     runner = worker.model_runner
     gather = getattr(getattr(runner, "sampler", None), "gather_logprobs", None)
-    if gather is None:  # the other version of the model runner has another sampler
+    if gather is None:  # the other version of the model runner has a different sampler
         return
     with torch.inference_mode():
         logprobs = torch.zeros((2, vocab_size), dtype=torch.float32, device=runner.device)
@@ -293,7 +294,7 @@ def _in_words(block: Any) -> bool:
 # H100 one block of 8 MiB takes 1 ms, most of it for launches, and 64 blocks are copied at 48 GB/s,
 # nine tenths of the bus.
 #
-# Copies run on their own stream beside the steps. A copy waits for the steps that were launched
+# Copies run on a stream of their own while steps run. A copy waits for the steps that were launched
 # when blocks were last given to a copier, and for no later ones. Those steps write what a gather
 # reads. Under asynchronous scheduling they may also still write what a scatter overwrites: a
 # request may end with the output of one step while the next step computes a token for it, and its

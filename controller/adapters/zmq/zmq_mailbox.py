@@ -159,8 +159,8 @@ def has_shown_the_key(connection: socket.socket) -> bool:
 
 
 def _borrowed(descriptor: int) -> socket.socket:
-    """A duplicate of libzmq's socket; the caller closes it. Raises OSError, also if the descriptor
-    belongs to a file by now."""
+    """A duplicate of libzmq's socket; the caller closes it. Raises OSError, for example if the
+    descriptor belongs to a file by now."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)
@@ -218,8 +218,8 @@ def joined(parts: Sequence[memoryview]) -> list[memoryview]:
 # A number of messages: some seconds of status pushes. A peer that is further behind does not read
 # its messages.
 HIGH_WATER_MARK = 1000
-# How many messages are delivered before other work on the event loop gets its turn. For statuses,
-# which take 10 us each, this is 0.2 ms.
+# How many messages are delivered before other work on the event loop can run. For statuses, which
+# take 10 us each, this is 0.2 ms.
 MAX_PER_TURN = 16
 # A handshake takes some milliseconds, or more while the event loop, which must answer the ZAP
 # question, is slow. libzmq's own limit is 30 s.
@@ -364,5 +364,6 @@ class _Peer:
         self.socket = socket
         self.monitor = monitor
         self.watch = watch
-        # The same socket without asyncio: a PUSH socket without a mark never has to wait.
+        # The same socket without asyncio: a PUSH socket without a high-water mark never has to
+        # wait.
         self.out: zmq.Socket[bytes] = zmq.Socket.shadow(socket)

@@ -444,7 +444,7 @@ def emptying(
 
 def cordoned(report: CordonReport) -> str:
     """`i-7: cordoned, keeps its 12 requests`; after an uncordon, whether the instance gets new
-    requests again or what else is against them."""
+    requests again or which other reasons against new requests remain."""
     name = report.instance_id
     if report.cordoned:
         keeps = "would keep" if report.dry_run else "keeps"

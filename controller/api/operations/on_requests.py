@@ -156,8 +156,9 @@ class PriorityRequest(OrderBody):
 
 class PriorityEffect(WireModel):
     """What another priority of a running request changes at its instance. `headroom_blocks` are
-    kept free there beside all running requests. Less freeness keeps new requests away, and makes
-    others move away. `freeness_steps`: null if the instance is draining."""
+    kept free on that instance in addition to the blocks of all running requests. Less freeness
+    keeps new requests away, and makes other requests move away. `freeness_steps`: null if the
+    instance is draining."""
 
     headroom_blocks_before: int
     headroom_blocks_after: int
@@ -221,8 +222,8 @@ class AbortRequest(OrderBody):
 
 
 class AbortReport(AnswerModel):
-    """`state`, `instance_id` and `num_output_tokens` are those at the moment of the order; the
-    tokens may have reached the client."""
+    """`state`, `instance_id` and `num_output_tokens` describe the request at the moment of the
+    order; more tokens may have reached the client."""
 
     request_id: str
     client_id: str = ""

@@ -1,11 +1,12 @@
 """vLLM's options. First the options of the endpoint that llumctl offers: keys of `[endpoint]` and
-flags of `up`. Then the arguments that llumctl refuses, and those that a rolling restart may change;
-each of the others with the reason. Contract test: tests/contract/test_vllm_endpoint_options.py.
+flags of `up`. Then the arguments that llumctl refuses, the arguments that a rolling restart may
+change, and for every other argument the reason why it may not. Contract test:
+tests/contract/test_vllm_endpoint_options.py.
 
 Each field has the name, the choices and the default of vLLM's argument. This is the only list:
 settings, flags, help, schema and the frontends follow it. A class is a section of `llumctl up
---help`, named by its docstring; a field's docstring is its help. vLLM has no arguments of its
-frontend but the offered and the refused ones.
+--help`, named by its docstring; a field's docstring is its help. Every argument of vLLM's frontend
+is either offered or refused.
 
 Touch points of vLLM: entrypoints/launchers/cli_args.py `FrontendArgs`; engine/arg_utils.py
 `AsyncEngineArgs`.

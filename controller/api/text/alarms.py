@@ -258,8 +258,8 @@ def _giants(item: "InstanceStatus", name: str) -> Iterator[str]:
 
 
 def _held_head(head: "HeldHeadStatus", status: "ClusterStatus") -> str:
-    """`head for 45s needs 688 blocks, lacks 198 on i-3, kept for it, 81% of an instance`. If
-    another request than the head has waited longest: `longest 45s (normal) needs ...`."""
+    """`head for 45s needs 688 blocks, lacks 198 on i-3, kept for it, 81% of an instance`. If a
+    request other than the head has waited longest: `longest 45s (normal) needs ...`."""
     waited = duration(head.waited_s)
     words = f"head for {waited}" if head.place == 1 else f"longest {waited} ({head.level})"
     if head.demand_blocks is None:

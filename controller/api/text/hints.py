@@ -91,7 +91,7 @@ def upgrade_command() -> str:
 
 
 def engines_command(*, gpu: bool = False) -> str:
-    """The command that installs vLLM and torch beside this llumctl."""
+    """The command that installs vLLM and torch next to this llumctl."""
     if is_checkout():
         return "make install"
     if gpu:
@@ -100,5 +100,5 @@ def engines_command(*, gpu: bool = False) -> str:
 
 
 def extra_command(extra: str) -> str:
-    """The command that installs the packages of an extra beside this llumctl."""
+    """The command that installs the packages of an extra next to this llumctl."""
     return "make install" if is_checkout() else f"pip install 'llumctl[{extra}]'"

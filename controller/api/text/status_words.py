@@ -78,7 +78,7 @@ def free_blocks(item: InstanceStatus) -> int | None:
 
 def in_need(item: InstanceStatus) -> bool:
     """Whether the instance's requests want more memory than there is, not counting the headroom
-    that is kept beside requests of a high priority."""
+    that is kept for requests of a high priority."""
     return _is_negative(item) and not _by_headroom(item)
 
 

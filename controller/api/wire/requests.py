@@ -231,8 +231,8 @@ Step = Annotated[
 
 
 class Waiting(WireModel):
-    """Why the request does not run. `code`: held (no instance has it), behind (others are before it
-    in its instance's queue), or the reason of a queue head (docs/metrics.md)."""
+    """Why the request does not run. `code`: held (no instance has it), behind (other requests are
+    before it in its instance's queue), or the reason of a queue head (docs/metrics.md)."""
 
     code: str
     why: str

@@ -2,11 +2,11 @@
 
     announced   a source says that the destination may own the request soon, in hop + 1
     moved       the destination says that it owns the request; its tokens in hop + 1 say the same
-    fence       the source got no answer and wants the request back in hop + 2: granted unless the
-                frontend has heard of hop + 1, which counts for nothing from then on, or of a later
-                one. In each epoch only the first instance heard of counts: if a source that was
-                taken for dead is granted the hop in which the request has moved on meanwhile, the
-                client still reads only one of the two
+    fence       the source got no answer and wants the request back in hop + 2. This is granted
+                unless the frontend has heard of hop + 1 or of a later hop. Once it is granted,
+                hop + 1 counts for nothing. In each epoch only the first instance heard of counts:
+                if a source that was taken for dead is granted the hop in which the request has
+                moved on meanwhile, the client still reads only one of the two instances
     lost        an instance died. If it owned the request and a move was announced, the
                 destination is asked whether COMMIT reached it; else the request is lost. It is
                 lost too if a source says that it gave the request to a destination that died.
@@ -314,9 +314,8 @@ class Ownership(Generic[T]):
         return self.order.epoch < epoch
 
     def disowned(self, epoch: Epoch) -> bool:
-        """Notes that a destination does not have the request in `epoch` and never will. Returns
-        whether the request is lost by that, because this was the destination that was asked for
-        it."""
+        """Whether the request is lost because the destination in `epoch` does not have it and never
+        will. It is, if this is the destination that was asked for the request."""
         return self._asking and self._announced is not None and self._announced.epoch == epoch
 
     def _take_over(self, owner: InstanceRef) -> None:

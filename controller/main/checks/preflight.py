@@ -162,7 +162,7 @@ def gpus_per_instance(settings: Settings) -> int:
 
 
 def whole_number(value: object) -> int | None:
-    """The value as an integer above 0, also if it is given as text; None for anything else."""
+    """The value as an integer above 0, even if it is given as text; None for anything else."""
     text = str(value).strip() if isinstance(value, int | str) else ""
     return int(text) if text.isdecimal() and len(text) < 20 and int(text) else None
 

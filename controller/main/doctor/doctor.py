@@ -78,7 +78,7 @@ AUTO = "auto"
 
 
 def run(settings: Settings) -> list[Check]:
-    """Runs all checks in a fixed order. If one check fails, the others are run all the same."""
+    """Runs all checks in a fixed order. If one check fails, the others are run anyway."""
     gpus = preflight.visible_gpus()
     state, state_check = run_state_check(settings.cluster.name)
     alive = state_check.result is OK and state is not None
@@ -146,8 +146,8 @@ def vllm_check(*, num_gpus: int) -> Check:
 
 
 def cuda_builds_check() -> Check:
-    """Finds CUDA builds of torch's companions, which break `transformers` beside a CPU build of
-    torch."""
+    """Finds CUDA builds of torch's companions, which break `transformers` when they are installed
+    together with a CPU build of torch."""
     name = "torch companions"
     if "+cpu" not in (installed("torch") or ""):
         return row(name, OK, "torch is not a CPU build: nothing to clash with")

@@ -44,7 +44,7 @@ class Versions(Frozen):
 
 
 class Questions(Frozen):
-    """What a node is asked about, besides the facts about itself."""
+    """What a node is asked about, in addition to the facts about itself."""
 
     model_folder: str = ""
     """A folder that each instance reads; empty if there is none."""

@@ -1,6 +1,6 @@
 """The environment of the processes that llumctl starts: of the head process, from which Ray and
-every process of the cluster inherit it, and of processes beside a cluster (`profile`, `doctor`,
-`down`)."""
+every process of the cluster inherit it, and of processes that do not belong to a cluster
+(`profile`, `doctor`, `down`)."""
 
 import math
 import os

@@ -11,7 +11,7 @@ batch grows from one request to as many as fit, and its decode steps are timed a
 steps in which the batch grows are the mixed steps, if all new prompts fit into one step. No mixed
 steps can be measured with an engine that launches a step before the last one has ended: a call of
 `step` then covers parts of two steps. (On an H100 such a call took 2.7 ms for a prompt of 64 tokens
-beside a decode that takes 6 ms alone.)
+together with a decode that takes 6 ms alone.)
 
 The KV link is measured with stages, as a move copies them, to another process on this machine. The
 source gathers blocks of the engine, all of them free. The other process only has blocks in main

@@ -233,7 +233,8 @@ class FleetWatch:
                 self._cluster.journal.busy(known, not told.over, told.lasted_s, told.cpu_cores)
 
     def _statuses(self) -> Iterable[tuple[Member, StatusPushed]]:
-        """The last status of each instance that serves, perhaps of an earlier incarnation."""
+        """The last status of each instance that serves; the status may be from an earlier
+        incarnation."""
         statuses = self._cluster.statuses
         return (
             (member, statuses[member.member_id])
@@ -251,7 +252,7 @@ def idle_cores(status: StatusPushed) -> float | None:
 
 
 def _serving(member: Member, record: InstanceRecord, stall_timeout_s: float) -> Serving:
-    """What an instance that serves has, for the machine of liveness. The Hello of an incarnation
+    """Describes an instance that serves, for the machine of liveness. The Hello of an incarnation
     that has not reported yet counts requests and not their memory: so it has no requests, or as
     many as fit into its memory."""
     snapshot = record.snapshot
@@ -513,8 +514,9 @@ class ControllerProcess:
             rounds.cancel()
 
     async def _tick_for_ever(self) -> None:
-        """Takes the turns of each tick. If a turn fails, the others are taken all the same and the
-        process goes on; otherwise a full disk would end it with all requests that wait here."""
+        """Does the work of each tick. If one part of the work fails, the other parts are done
+        anyway and the process goes on. Otherwise a full disk would end the process, with all
+        requests that wait at the controller."""
         always: Turns = (
             ("the scheduler's tick", lambda: self.handle(Ticked())),
             ("the look at who is ready", self._note_readiness),
@@ -593,7 +595,7 @@ class ControllerProcess:
 
     @property
     def launcher_loss(self) -> LauncherLoss | None:
-        """What keeps the launcher from starting and ending processes; None: nothing does."""
+        """What keeps the launcher from starting and ending processes; None if nothing does."""
         return self._launcher.loss()
 
     @property

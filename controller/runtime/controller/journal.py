@@ -78,7 +78,7 @@ class Journal:
 
     def told(self, report: EventsReported) -> None:
         """Logs the events that a member reports, and before them how many of its events were lost.
-        Events that it reported before this controller began do not count as lost."""
+        Events that the member reported before this controller began do not count as lost."""
         member_id, incarnation = report.member_id, report.incarnation
         num_before, events = report.num_before, report.events
         known_incarnation, num_told = self._num_told.get(member_id, (incarnation, num_before))
@@ -99,7 +99,7 @@ class Journal:
             self.append(event)
 
     def forget(self, member_id: str) -> None:
-        """The member was ended for good."""
+        """Forgets a member that was ended for good."""
         self._num_told.pop(member_id, None)
 
     def controller_started(self) -> None:

@@ -54,8 +54,8 @@ class Found:
 
 
 class MemberQueries:
-    """`send` takes a member's id. `epoch` tells this controller's questions from those of its
-    predecessor."""
+    """`send` takes a member's id. `epoch` distinguishes this controller's questions from the
+    questions of its predecessor."""
 
     def __init__(self, send: Callable[[str, Message], None], epoch: str) -> None:
         self._send = send
@@ -91,8 +91,8 @@ class MemberQueries:
         history: bool = False,
         max_requests: int = 1000,
     ) -> Found:
-        """The requests of these frontends that match, the best matches first, else in listing
-        order."""
+        """The requests of these frontends that match: the best matches first, and equally good ones
+        in listing order."""
         asked = partial(
             RequestsAsked,
             instance_id=instance_id,

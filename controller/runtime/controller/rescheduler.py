@@ -1,5 +1,5 @@
 """The rounds of rescheduling in a live cluster: runs the machine that decides
-(`core.emptying.rounds`) in each interval and when the configuration has changed, and sends its
+(`core.emptying.rounds`) once in each interval and when the configuration has changed, and sends its
 orders."""
 
 import asyncio
@@ -42,9 +42,9 @@ Order = ReliefOrdered | HeadMoveOrdered | RoomOrdered
 
 
 class Rescheduler:
-    """Runs the machine, and is the `ClusterView` at which its rounds look: the members and their
-    last statuses. `has_moves_left`: whether one more move of an instance may begin, by its last
-    status. `send` gets an instance's id."""
+    """Runs the machine, and is the `ClusterView` that its rounds read: the members and their last
+    statuses. `has_moves_left`: whether one more move of an instance may begin, by its last status.
+    `send` gets an instance's id."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Rescheduler:
 
     @config.setter
     def config(self, config: ReschedulingConfig) -> None:
-        """The configuration holds from the next round on, which begins now."""
+        """Applies this configuration from the next round on, which begins now."""
         self._handle(RulesChanged(replace(self.machine.rules, config=config)))
         self._changed.set()
 

@@ -2,8 +2,8 @@
 the controller tells them: messages, the configuration that may change while the cluster runs, and,
 for frontends, which instances serve.
 
-`core/fleet/incarnations.py` decides which process of a member is which incarnation, and which are
-dead.
+`core/fleet/incarnations.py` decides which process of a member is which incarnation, and which
+incarnations are dead.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,8 +103,8 @@ class Member(Incarnations):
 
 @dataclass(frozen=True, slots=True)
 class RosterChange:
-    """What a Hello changed. `died`: the incarnation that the process replaced, if that was still
-    alive."""
+    """What a Hello changed. `died`: the incarnation that the process replaced, if that incarnation
+    was still alive."""
 
     member: Member
     welcome: Welcome | None = None
@@ -128,7 +128,8 @@ class Roster:
         self.members.setdefault(member_id, Member(kind, member_id, before))
 
     def forget(self, member_id: str) -> Member | None:
-        """Forgets a member that was ended for good. If it says Hello, it counts as a stranger."""
+        """Forgets a member that was ended for good. If its process says Hello again, it counts as a
+        stranger."""
         return self.members.pop(member_id, None)
 
     def instances(self) -> list[Member]:
@@ -161,13 +162,14 @@ class Roster:
         return RosterChange(member, welcome, died, began, failed)
 
     def reported(self, member: Member) -> None:
-        """The member's engine makes progress."""
+        """Notes that the member's engine makes progress."""
         if member.fenced:
             member.handle(incarnations.Reported())
             member.detail = ""
 
     def lost(self, address: str) -> Member | None:
-        """The process behind `address` is gone; None if no live member was there."""
+        """Notes that the process behind `address` is gone. Returns its member, or None if no live
+        member had this address."""
         for member in self.members.values():
             if member.alive and member.address == address:
                 member.handle(incarnations.Gone())
@@ -186,9 +188,9 @@ class Roster:
         return member
 
     def lost_with(self, member: Member) -> list[Member]:
-        """All instances of the node of a member that is gone, if all of them are gone and the
-        cluster has other nodes; else none. If a node has a single instance, its death says nothing
-        about the node."""
+        """All instances of the node of a member that is gone, if all of these instances are gone
+        and the cluster has other nodes; otherwise no instance. If a node has a single instance, its
+        death says nothing about the node."""
         there = [each for each in self.instances() if each.node == member.node]
         elsewhere = any(each.node not in ("", member.node) for each in self.instances())
         gone = elsewhere and len(there) > 1 and not any(each.alive for each in there)
@@ -305,7 +307,8 @@ class Directories:
         self._tell(self.present())
 
     def tick(self) -> None:
-        """Tells all frontends if something changed, or if it is time again."""
+        """Tells all frontends if something has changed, or if the time for the next directory has
+        come."""
         present = self.present()
         is_due = self._now_s() - self._told_s >= DIRECTORY_EVERY_S
         if is_due or _without_loads(present) != self._told:

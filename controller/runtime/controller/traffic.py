@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from controller.runtime.messages.requests import RequestTraffic, TrafficAsked, TrafficTold
 
-# A frontend stops by itself when it hears nothing for several times as long.
+# A frontend stops recording by itself when it hears nothing for several times as long.
 ASK_EVERY_S = 1.0
 MAX_WAITING_BYTES = 32 << 20
 # A line of this size takes 3 ms of the event loop.
 MAX_BATCH_BYTES = 128 << 10
-# What a request takes beside its hashes.
+# What a request takes in addition to its hashes.
 REQUEST_BYTES = 400
 
 
@@ -55,8 +55,8 @@ class TrafficRecording:
         """Set while requests wait for the reader."""
 
     def told(self, told: TrafficTold) -> None:
-        """Takes what a frontend tells. What it told before the stream began does not count as
-        lost."""
+        """Takes the requests that a frontend reports. Requests that it reported before the stream
+        began do not count as lost."""
         known = self._frontends.get(told.frontend_id)
         if known is None or known.incarnation != told.incarnation:
             # After it was fenced, a frontend tells only of requests that it notes from then on.
@@ -75,7 +75,7 @@ class TrafficRecording:
             self.news.set()
 
     def frontend_died(self, frontend_id: str) -> None:
-        """The frontend's live requests died with it, and count as lost."""
+        """Counts the live requests of a dead frontend as lost."""
         if known := self._frontends.pop(frontend_id, None):
             self._num_lost += known.num_live
 
@@ -107,7 +107,7 @@ class Traffic:
         self._ask_at_s = 0.0
 
     def takes(self, asked: TrafficAsked) -> bool:
-        """Whether this recording may begin: no other one is on."""
+        """Whether this recording may begin, because no other one is on."""
         return self._recording is None or self._recording.asked == asked
 
     def begin(self, asked: TrafficAsked) -> TrafficRecording:
@@ -132,8 +132,8 @@ class Traffic:
             self._ask(self._recording.asked)
 
     def told(self, told: TrafficTold) -> None:
-        """Takes what a frontend tells, and drops it if it belongs to no recording, or to one that
-        is over."""
+        """Takes the requests that a frontend reports. Drops them if they belong to no recording, or
+        to a recording that is over."""
         if self._recording is not None and told.key == self._recording.asked.key:
             self._recording.told(told)
 

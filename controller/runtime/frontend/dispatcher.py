@@ -201,7 +201,7 @@ class Dispatcher:
     # -- events --------------------------------------------------------------------------
 
     def heard_controller(self, directory: Directory) -> None:
-        """To be called once the controller's directory is known."""
+        """Must be called once the controller's directory is known."""
         self.take(
             ControllerHeard(
                 directory.controller,

@@ -162,7 +162,7 @@ class RequestBook:
         )
 
     def ttft_p99(self) -> Percentiles[str]:
-        """The P99 time to first token of the last minute, in all and by level."""
+        """The P99 time to first token of the last minute, over all requests and by level."""
         return self._ttft.percentiles(0.99, self._clock())
 
     def arrived(
@@ -179,8 +179,8 @@ class RequestBook:
         )
 
     def dispatched(self, dispatch: Dispatch, replay: Replay | None = None) -> None:
-        """A request has got its instance, the first one or that of a replay. A decision that this
-        frontend made alone is an event for the cluster's log too."""
+        """Notes that a request has got its first instance, or the instance for its replay. A
+        decision that this frontend made alone is also an event for the cluster's log."""
         entry = self._live.get(dispatch.request_id)
         if entry is None:
             return
@@ -246,9 +246,9 @@ class RequestBook:
             entry.instance_id, entry.incarnation = instance_id, incarnation
 
     def move_timed(self, record: MoveRecord, step_time_s: float, downtime_s: float | None) -> None:
-        """The destination's first token came, after a step of `step_time_s`, and `downtime_s` after
-        the token before it; None if there was no token before. If the request waited for memory
-        meanwhile, its move was not the reason of the downtime."""
+        """Notes that the destination's first token came after a step of `step_time_s`, and
+        `downtime_s` after the token before it; None if there was no token before. If the request
+        waited for memory meanwhile, its move was not the reason for the downtime."""
         if record.waited:
             downtime_s = None
         entry = self._live.get(record.request_id)
@@ -276,12 +276,12 @@ class RequestBook:
     # -- replays -------------------------------------------------------------------------
 
     def marked(self, request_id: str, mark: ReplayRefusal) -> None:
-        """The request cannot be replayed, or not once it has outputs."""
+        """Notes that the request cannot be replayed, or not once it has outputs."""
         if entry := self._live.get(request_id):
             entry.not_replayable = mark
 
     def lost(self, request_id: str, loss: RequestLoss) -> None:
-        """No instance has the request any more; it will go on elsewhere."""
+        """Notes that no instance has the request any more, and that it will go on elsewhere."""
         entry = self._live.get(request_id)
         if entry is None:
             return
@@ -292,14 +292,14 @@ class RequestBook:
         entry.instance_id = entry.incarnation = None
 
     def found(self, request_id: str, num_replays: int) -> None:
-        """The request was not lost; `moved` has told where it is."""
+        """Notes that the request was not lost after all; `moved` has told where it is."""
         if entry := self._live.get(request_id):
             entry.state, entry.num_replays = RequestState.RUNNING, num_replays
             self._tell(entry, EventKind.REQUEST_FOUND, f"{entry.instance_id} has it after all", {})
 
     def replayed(self, request_id: str, replay: Replay, downtime_s: float | None) -> None:
-        """The first token since the loss came, `downtime_s` after the token before it; None if
-        there was no token before."""
+        """Notes that the first token since the loss came, `downtime_s` after the token before it;
+        None if there was no token before."""
         entry = self._live.get(request_id)
         if entry is None:
             return
@@ -321,7 +321,7 @@ class RequestBook:
         self._on_event(event)
 
     def not_replayed(self, request_id: str, refusal: ReplayRefusal) -> None:
-        """The request was lost, cannot be replayed, and so ends."""
+        """Notes that the request was lost and cannot be replayed, so that it ends."""
         if entry := self._live.get(request_id):
             entry.not_replayable = refusal
             if self._observer:

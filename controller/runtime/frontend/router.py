@@ -162,7 +162,7 @@ class RouteRunner:
         for instruction in self.machine.handle(routes.Looked(), asyncio.get_running_loop().time()):
             try:
                 self.carry_out(instruction)
-            except Exception:  # the other requests are looked after all the same
+            except Exception:  # the other requests are looked after anyway
                 log.exception("%s failed", type(instruction).__name__)
         if not self.machine.has_to_look:
             self._has_to_look.clear()
@@ -203,7 +203,7 @@ class RouteRunner:
             case routes.RecordReplay(request_id, replay, downtime_s):
                 self._book.replayed(request_id, replay, downtime_s)
             # If an earlier instruction ended a request, its siblings have ended too; no instance is
-            # asked for them any more.
+            # sought for them any more.
             case replays.Ask(request) if self._is(request.request_id, replays.CopyState.ASKING):
                 self._pending[request.request_id] = loop.create_task(self._ask(request))
             case replays.WakeAt(request_id, time_s) if self._is(
@@ -249,7 +249,7 @@ class RouteRunner:
             self._answer(request_id, replays.NotSent(request_id))
 
     def _answer(self, request_id: str, event: routes.Event) -> None:
-        """Ends what is under way for the request, as the event is its outcome."""
+        """Ends the search that is under way for the request: this event is its outcome."""
         self._pending.pop(request_id, None)
         self.take(event)
 
@@ -513,7 +513,7 @@ class Router:
             self._book.ended(request_id, outcome, reason, cause_id, actor)
 
     def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[tuple[Any, int]]:
-        """The outputs to deliver now, in order, each with the number of its first tokens to leave
+        """The outputs to deliver now, in order, each with the number of leading tokens to leave
         out. Each of `outputs` has a `request_id` and `new_token_ids`."""
         by_id = {output.request_id: output for output in outputs}
         sender, now_s = emitted.sender, asyncio.get_running_loop().time()

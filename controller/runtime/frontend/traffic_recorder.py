@@ -5,8 +5,9 @@ The hashes tell which prompts begin alike and nothing else, for a recording and 
 for the controller.
 
 For a recording, a request costs a note when it comes and when it ends. Prompts are hashed
-afterwards, a few blocks in each turn of the event loop. The number of requests that wait for that
-is bounded. Requests beyond the bound are missing in the recording, and their number is reported.
+afterwards, a few blocks in each turn of the event loop. The number of requests whose prompts wait
+to be hashed is bounded. Requests beyond the bound are missing in the recording, and their number is
+reported.
 """
 
 import asyncio
@@ -30,7 +31,8 @@ HASH_BYTES = 8
 
 def prefix_hashes(key: bytes, token_ids: Sequence[int], num_hash_tokens: int) -> Iterator[bytes]:
     """A hash for each full block of `num_hash_tokens` tokens. It covers all tokens from the
-    prompt's beginning to the block's end. Another key, of up to 64 bytes, gives other hashes.
+    prompt's beginning to the block's end. A different key, of up to 64 bytes, gives different
+    hashes.
 
     A block of 16 tokens takes 0.9 us at any place in the prompt, as each hash continues the one
     before it.
@@ -207,7 +209,7 @@ class TrafficRecorder:
         request, record = ended.noted.request, ended.record
         try:
             hashes = await _joined(prefix_hashes(key, ended.noted.token_ids, self._num_hash_tokens))
-        except Exception:  # the others are reported all the same
+        except Exception:  # the other requests are reported anyway
             log.exception("a request cannot be recorded")
             return None
         return RequestTraffic(

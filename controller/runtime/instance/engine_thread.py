@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 # How often an idle engine thread wakes, so that a hang shows as missing progress.
 HEARTBEAT_S = 1.0
-# After a turn of this length, because the process was stopped or a step hung, the instance may have
-# been fenced (core/fleet/liveness).
+# If one turn of the engine's loop takes this long, because the process was stopped or a step hung,
+# the instance may have been fenced (core/fleet/liveness).
 LONG_TURN_S = 2.0
 # After a step that admits or ends a request the engine pauses for this long, so that the event loop
 # gets the interpreter. Otherwise the first or last token waits for the next step's scheduling (1.5
@@ -61,7 +61,8 @@ class StepTimes:
         self._ended_s = ended_s
 
     def rest(self) -> None:
-        """The engine has nothing to do, so the next step follows none."""
+        """Notes that the engine has nothing to do, so that the next step does not count as
+        following another one."""
         self._ended_s = None
 
 
@@ -78,8 +79,8 @@ class ProcessCpu:
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """The mean over the last full window of CPU_WINDOW_S, or longer if this is called less
-        often. None before the first window is over."""
+        """The average over the last full window of CPU_WINDOW_S, or over a longer time if this is
+        called less often. None before the first window is over."""
         passed_s = self._now_s() - self._from_s
         if passed_s >= CPU_WINDOW_S:
             cpu_s = self._cpu_s()
@@ -176,16 +177,17 @@ class EngineThread:
         self.command(lambda engine: self._account(dispatch_seq))
 
     def push_status(self) -> None:
-        """Lets a status follow the commands so far, before the next step, as a step with a long
-        prompt takes half a second. Does nothing where statuses are only sent when asked for."""
+        """Sends a status after the commands so far and before the next step, because a step with a
+        long prompt takes half a second. Does nothing if statuses are only sent when they are asked
+        for."""
         self.command(lambda _: self._want_status(bool(self.status_phases)))
 
     def answer_pull(self) -> None:
-        """Lets a status follow the commands so far, as somebody asked for it."""
+        """Sends a status after the commands so far, because somebody asked for it."""
         self.command(lambda _: self._want_status(True))
 
     def cleared(self) -> None:
-        """The engine may go on, once the commands so far have run."""
+        """Lets the engine go on once the commands so far have run."""
         self._is_clear.set()
 
     # -- engine thread -------------------------------------------------------------------

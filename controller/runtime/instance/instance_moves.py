@@ -146,9 +146,10 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
             move.handle(source.RequestEnded("finished"))
 
     def client_left(self, request_id: str, epoch: Epoch = FIRST_EPOCH) -> None:
-        """The request's client left, or its frontend is gone; the engine has been told. A request
-        that is not here any more is ended where it went last. `epoch`: the epoch in which it was
-        here; earlier moves do not count, as it has come back since."""
+        """Called when the request's client left, or its frontend is gone; the engine has been told.
+        A request that is not here any more is ended at the instance to which it went last. `epoch`:
+        the epoch in which the request was here; earlier moves do not count, because it has come
+        back since."""
         if move := self.under_way(request_id) or self.last_away(request_id, epoch):
             move.handle(source.RequestEnded("client_left"))
         for arriving in list(self.incoming.values()):
@@ -203,10 +204,10 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
                     arriving.handle(destination.ClientLeft())
 
     def fenced(self) -> None:
-        """The cluster counts this incarnation as dead. Arriving requests are refused, and those
-        that are being applied are given back. Moves away that are in doubt are forgotten, as their
-        end would also end the request at the destination; the destination and the frontend decide
-        them."""
+        """Called when the cluster counts this incarnation as dead. Arriving requests are refused,
+        and requests whose COMMIT is being applied are given back. Moves away whose outcome is in
+        doubt are forgotten, because their end would also end the request at the destination; the
+        destination and the frontend decide them."""
         for move in list(self.outgoing.values()):
             if move.machine.state in source.IN_DOUBT:
                 self.forget(move)
@@ -366,7 +367,7 @@ class OrderedMoves:
 
     def _on_planned(self, asked: MoveAsked, planned: tuple[MoveFacts | None, int, int]) -> None:
         facts, num_tokens, num_blocks = planned
-        # A move by hand would wait for its turn.
+        # A move by hand would wait until the instance may begin one more.
         refusal = self._moves.refusal(asked.order.request_id, facts, waits=True)
         if refusal is not None:
             self._moves.answer(MoveAnswered(asked.query_id, refusal))
@@ -379,8 +380,8 @@ class OrderedMoves:
 
 
 # A destination's snapshot is taken this long before the controller notes its arrival: the message
-# takes one way on the network and a turn of both loops. Without this allowance, the snapshot would
-# seem to count requests that were only just sent there.
+# crosses the network once, and waits for both event loops. Without this allowance, the snapshot
+# would seem to count requests that were only just sent to the destination.
 STATUS_LAG_S = 0.02
 NUM_STEPS_MEASURED = 15
 

@@ -40,7 +40,7 @@ class PastInstances:
 
     @classmethod
     def after(cls, ages: PastMoves, source_id: str, now_s: float) -> "PastInstances":
-        """The list of a request that has just come from `source_id`, which knew `ages`."""
+        """The list for a request that has just come from `source_id` with these `ages`."""
         hops = [(instance_id, now_s - ago_s) for instance_id, ago_s in ages]
         return cls([*hops, (source_id, now_s)][-MAX_HOPS:])
 
@@ -90,7 +90,7 @@ class LiveRequest:
             self.unconfirmed.append(UnconfirmedOutput(self.next_index, num_tokens, body))
 
     def received(self, next_index: int) -> None:
-        """The frontend has received all tokens below `next_index`."""
+        """Notes that the frontend has received all tokens below `next_index`."""
         outputs = self.unconfirmed
         while outputs and outputs[0].first_index + outputs[0].num_tokens <= next_index:
             outputs.popleft()
@@ -131,17 +131,18 @@ class MoveHost(Protocol):
         """Raises ValueError for a request that this engine cannot take."""
 
     def compiling(self, prepared: Any) -> Future[Any] | None:
-        """The compile of a prepared request's grammar."""
+        """The future of the compilation of a prepared request's grammar."""
 
     def encode_output(self, output: UnconfirmedOutput, request_id: str) -> Frames:
         """Encodes one request's part of a step's outputs for its frontend."""
 
     def set_rank(self, request_id: str, rank: int) -> None:
-        """Sets the rank of a request that is here, even during a move."""
+        """Sets the rank of a request on this instance, even during a move."""
 
     def end(self, request_id: str, epoch: Epoch) -> None:
-        """The client left: frees the request, or has it freed at the instance to which it moved in
-        `epoch` or later. If a later attempt of the request is here, it goes on."""
+        """Ends the request, because its client left: frees it here, or has it freed at the instance
+        to which it moved in `epoch` or later. If a later attempt of the request is on this
+        instance, that attempt goes on."""
 
 
 # -- outputs, to frontends -------------------------------------------------------------------------
@@ -237,14 +238,15 @@ class Emission:
         self._knows_load[frontend] = None
 
     def tell_rest(self) -> None:
-        """The engine has nothing to do. Tells the frontends that think otherwise."""
+        """Called when the engine has nothing to do. Tells the frontends whose last statistics said
+        otherwise."""
         readers, self._knows_load = self._knows_load, {}
         for frontend in readers:
             self._send(frontend, (), self._engine.encode_rest())
 
     def frontend_lost(self, address: str) -> None:
-        """A frontend is gone. Where frontends answer for each other, another one corrects what it
-        showed last."""
+        """Handles the loss of a frontend. Where frontends answer for each other, another frontend
+        corrects the statistics that the lost one showed last."""
         self._gone.add(address)
         if address in self._knows_load:
             del self._knows_load[address]

@@ -108,7 +108,7 @@ log = logging.getLogger(__name__)
 
 # The same limit as in the engine's own guard, which sees only requests that the engine has. The
 # grammar was admitted once, so an instance that is too busy to compile it leaves the request to
-# another one.
+# another instance.
 GRAMMAR_TIMEOUT_S = 60.0
 NO_GRAMMAR = "its grammar does not compile there"
 NOT_YET = "its instance was too busy to compile its grammar; send it again"
@@ -154,7 +154,7 @@ class Reentries:
         self._tell(came)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """These requests are aborted in any state."""
+        """Aborts these requests, in whatever state their entries are."""
         self._tell(Aborted(request_ids))
 
     def _is_arriving(self, number: int) -> bool:
@@ -209,7 +209,8 @@ class Reentries:
                 self._tell(Prepared(number, self._is_arriving(number)))
 
     async def _make(self, entering: _Entering) -> None:
-        """Raises ValueError, and TimeoutError if another instance may have the time."""
+        """Prepares the entry. Raises ValueError, and TimeoutError if this instance took too long
+        and another instance may be faster."""
         add = entering.add
         if add.num_output_tokens:
             entering.outputs = decode_tokens(entering.frames.pop())
@@ -329,8 +330,8 @@ class Llumlet:
         return 0 if self.serving is None else len(self.serving.requests)
 
     def must_go(self, within_s: float) -> None:
-        """This process will be ended, so the controller is to empty it within `within_s`. If nobody
-        ends it before, it ends by itself a little later."""
+        """Asks the controller to empty this instance within `within_s`, because its process will be
+        ended then. If nobody ends the process, it ends by itself a little later."""
         log.warning("told to end within %.0f s: its requests are to move", within_s)
         self._member.must_go(within_s)
         ended = RuntimeError(f"it was told to end {within_s:.0f} s ago")
@@ -414,7 +415,8 @@ MOVES_TICK_S = 0.05
 
 
 class Serving:
-    """An instance whose engine serves. Starts `transfer`; its maker closes it."""
+    """An instance whose engine serves. Starts `transfer`, but does not close it: the llumlet that
+    made this object does."""
 
     def __init__(
         self,
@@ -566,8 +568,8 @@ class Serving:
         self.abort_here(request_ids)
 
     def abort_here(self, request_ids: Sequence[str]) -> None:
-        """Aborts requests that are here; a later attempt that is on its way into the engine goes
-        on."""
+        """Aborts requests that are on this instance. A later attempt that is on its way into the
+        engine goes on."""
         epochs = {r: live.epoch for r in request_ids if (live := self.requests.pop(r, None))}
         self._thread.command(lambda engine: engine.abort(request_ids))
         self._thread.push_status()
@@ -589,15 +591,15 @@ class Serving:
         self.send(live.frontend, RequestLost(request_id, epoch.hop, epoch.attempt, owner=self.me))
 
     def fenced(self) -> None:
-        """Another incarnation begins: drops all requests and moves of this one."""
+        """Drops all requests and moves of this incarnation, because another one begins."""
         log.warning("fenced: dropping %d requests", len(self.requests))
         self.chosen_moves.fenced()
         self.instance_moves.fenced()
         self.abort((*self.requests, *self._reentries.machine.request_ids))
 
     def address_lost(self, address: str) -> None:
-        """A peer is gone. If it was a frontend, its requests are aborted, as nobody reads their
-        tokens."""
+        """Handles the loss of a peer. If the peer was a frontend, its requests are aborted, because
+        nobody reads their tokens."""
         self._peer_lost(lambda peer: peer.address == address)
         self.instance_moves.frontend_lost(address)
         self.emission.frontend_lost(address)

@@ -77,7 +77,7 @@ class _Planned:
 
 class OutgoingMove:
     """A move from this instance. `on_closed` gets the move's record. `decision`: the figures by
-    which the move was chosen, for its event."""
+    which the move was chosen, for the event of the move."""
 
     def __init__(
         self,
@@ -168,7 +168,8 @@ class OutgoingMove:
                     host.send(self._live.frontend, announced)
                     self._encode_unconfirmed()  # now, while the request still decodes
                 case source.CopyStage(stage=stage):
-                    # Full blocks; once the request is suspended, all that hold computed tokens.
+                    # Full blocks; once the request is suspended, all blocks that hold computed
+                    # tokens.
                     held = self._pinned if self._suspended is None else self._suspended.block_ids
                     num_there = self._copies.num_copied
                     self._copies.copy(stage, tuple(held[num_there : self._num_reserved]))
@@ -757,7 +758,8 @@ class KvDigest:
     from the event loop's thread; another thread reads the blocks in slices, about 1 s per GiB.
 
     Full blocks do not change any more, so each stage's blocks are read after their copy, while the
-    request decodes on. Only the last stage's, one block or two, are read while it is suspended.
+    request decodes on. Only the blocks of the last stage, one or two, are read while the request is
+    suspended.
     """
 
     def __init__(self, blocks: KvBlocks) -> None:
@@ -767,8 +769,8 @@ class KvDigest:
 
     def add(self, block_ids: Sequence[int]) -> "asyncio.Future[bytes]":
         """Adds blocks, which must not change until the future is done; its result is 32 bytes over
-        all blocks so far, in order. If blocks cannot be read, this future fails and all later
-        ones."""
+        all blocks so far, in order. If blocks cannot be read, this future and all later ones
+        fail."""
         taking = self._take(self._last, tuple(block_ids))
         self._last = asyncio.get_running_loop().create_task(taking)
         self._last.add_done_callback(_heeded)

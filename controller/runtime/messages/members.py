@@ -1,4 +1,4 @@
-"""Messages between the controller and its members: which members there are, how they are, and the
+"""Messages between the controller and its members: which members exist, how they are, and the
 limits that the controller sets. Also the base class of all messages."""
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What a frontend must know of the engines to stand in for them."""
+    """What a frontend must know of the engines: vLLM's code in the frontend gets these figures from
+    its own engine, which a frontend does not have."""
 
     max_model_len: int
     num_gpu_blocks: int
@@ -37,7 +38,8 @@ IMPORTING = "importing vLLM"
 
 
 class Hello(Message, frozen=True):
-    """Member to controller, about once a second: who I am, where, and how far I have got.
+    """Member to controller, about once a second: who I am, where I run, and how far my start has
+    got.
 
     `incarnation` is 0 until the controller has given one. From repeated Hellos a restarted
     controller rebuilds its table of members.
@@ -151,7 +153,7 @@ class EventsReported(Message, frozen=True):
 
 
 class InstanceLost(Message, frozen=True):
-    """Controller to frontends and the other instances: this incarnation is gone, and with it its
+    """Controller to frontends and the other instances: this incarnation is gone, together with its
     requests and its moves."""
 
     instance_id: str
@@ -166,9 +168,10 @@ class DrainFrontend(Message, frozen=True):
 
 
 class DrainSet(Message, frozen=True):
-    """Controller to instance, when it begins to serve and at each change: whether it drains. Then
-    it takes no moves in, and says so in each status. `leaves_in_s`: how long until it is ended,
-    whatever requests it has then; None: it is ended once it is empty, or never."""
+    """Controller to instance, when it begins to serve and at each change: whether it drains. An
+    instance that drains takes no moves in, and says in each status that it drains. `leaves_in_s`:
+    how long until it is ended, whatever requests it has then; None: it is ended once it is empty,
+    or never."""
 
     draining: bool
     leaves_in_s: float | None = None
@@ -176,7 +179,7 @@ class DrainSet(Message, frozen=True):
 
 class StatusPushSet(Message, frozen=True):
     """Controller to instance: the least time between two of your statuses, and the phases of a step
-    at which one may be sent. Without any phase: only when you are asked."""
+    at which one may be sent. Without any phase, send a status only when you are asked."""
 
     status_interval_s: float
     phases: tuple[StepPhase, ...] = ("before-return",)

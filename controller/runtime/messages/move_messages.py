@@ -47,8 +47,8 @@ class MoveRefusalsAnswered(Message, frozen=True):
 
 
 class MoveLimitsSet(Message, frozen=True):
-    """Controller to instances: how many moves each may have, and how fast each may copy. None: no
-    limit."""
+    """Controller to instances: how many moves each instance may have, and how fast it may copy.
+    None: no limit."""
 
     max_moves: int
     max_bytes_per_s: float | None
@@ -78,8 +78,9 @@ class UnconfirmedFrames(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommittedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Goes with COMMIT. Payload frames: `num_state_frames` for the destination's engine, then
-    those of `unconfirmed`. `digest`: of the copied KV blocks, if it must be compared."""
+    """Goes with COMMIT. Payload frames: `num_state_frames` frames for the destination's engine,
+    then the frames of `unconfirmed`. `digest`: the digest of the copied KV blocks, if it must be
+    compared."""
 
     num_output_tokens: int
     num_state_frames: int
@@ -131,12 +132,13 @@ class RequestMoved(OfEpoch, frozen=True, kw_only=True):
 
 
 class RequestNotMoved(OfEpoch, frozen=True):
-    """Destination to the frontend that asked: I do not have it, and never will in `hop`."""
+    """Destination to the frontend that asked for the owner: I do not have the request, and never
+    will in `hop`."""
 
 
 class RequestLost(OfEpoch, frozen=True, kw_only=True):
-    """Source to frontend: I gave the request to `owner` in `hop`, and `owner` died. Or from `owner`
-    to a frontend that takes it for dead: I had the request in `hop`, and it ended."""
+    """Source to frontend: I gave the request to `owner` in `hop`, and `owner` died. Or `owner`
+    itself says to a frontend that takes it for dead: I had the request in `hop`, and it ended."""
 
     owner: InstanceRef
 
@@ -171,7 +173,7 @@ class MoveTimed(Message, frozen=True):
 
 
 class TransferMessage(Message, frozen=True):
-    """Between the KV transfers of two instances; the payload is theirs."""
+    """Between the KV transfers of two instances. Only the transfers read the payload."""
 
     sender: InstanceRef
 
@@ -188,8 +190,9 @@ class ReliefOrdered(Message, frozen=True):
 
 
 class ReliefFruitless(Message, frozen=True):
-    """Source to controller, at most once per order: no request of mine may or can go to that
-    destination now, and none is on its way there. The destination's incarnation is the order's."""
+    """Source to controller, at most once per order: no request of mine may or can go to this
+    destination now, and none is on its way to it. The message names the incarnation of the
+    destination that the order named."""
 
     round_id: str
     source_id: str
@@ -199,7 +202,8 @@ class ReliefFruitless(Message, frozen=True):
 
 
 class HeadMoveOrdered(Message, frozen=True):
-    """Controller to an instance: your queue head is to wait over there, where it fits."""
+    """Controller to an instance: your queue head is to move to the queue of the destination, where
+    it fits."""
 
     order: HeadOrder
 

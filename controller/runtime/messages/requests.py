@@ -17,7 +17,7 @@ from controller.runtime.messages.members import Message
 
 
 class RequestEvents(Message, frozen=True):
-    """Instance to the frontend whose requests these events are about."""
+    """Instance to a frontend: events about requests of this frontend."""
 
     events: tuple[LoggedEvent, ...]
 
@@ -52,7 +52,8 @@ class DispatchWithdrawn(Message, frozen=True):
 
 
 class KeysCounted(Message, frozen=True):
-    """Frontend to controller, a few times a second: what API keys use there, if that changed."""
+    """Frontend to controller, a few times a second: what API keys use at this frontend, if that has
+    changed."""
 
     told: KeysTold
 
@@ -112,7 +113,8 @@ class OutputsEmitted(Message, frozen=True):
 
 
 class OutputsReceived(Message, frozen=True):
-    """Frontend to instance, now and then: (request id, index of the next token it lacks)."""
+    """Frontend to instance, now and then: for each request, (request id, index of the next token
+    that the frontend lacks)."""
 
     items: tuple[tuple[str, int], ...]
 
@@ -134,7 +136,8 @@ class OutputsMissing(Message, frozen=True):
 
 
 class ReplayTaken(Message, frozen=True):
-    """Instance to frontend: I have this attempt, which is not the request's first."""
+    """Instance to frontend: I have taken the request in this attempt, which is not its first
+    one."""
 
     request_id: str
     attempt: int
@@ -154,7 +157,7 @@ class RequestRefused(Message, frozen=True):
 
 class RankChangeAsked(Message, frozen=True):
     """Controller to the request's frontend: the request has this rank from now on, wherever it is.
-    With `dry_run`: what would change?"""
+    With `dry_run` the frontend only answers what would change."""
 
     query_id: str
     request_id: str
@@ -166,8 +169,8 @@ class RankChangeAsked(Message, frozen=True):
 
 
 class RankChangeAnswered(Message, frozen=True):
-    """Frontend to controller. `code`: empty, `ended`, or `unknown` for a request that is not this
-    frontend's. `instance_id`: where the request runs."""
+    """Frontend to controller. `code`: empty, `ended`, or `unknown` if this frontend does not have
+    the request. `instance_id`: where the request runs."""
 
     query_id: str
     code: str = ""
@@ -198,7 +201,7 @@ class RankConfirmed(Message, frozen=True):
 
 class AbortAsked(Message, frozen=True):
     """Controller to the request's frontend: end this request, and its siblings of `n` > 1, wherever
-    they are. With `dry_run`: which ones would end?"""
+    they are. With `dry_run` the frontend only answers which requests would end."""
 
     query_id: str
     request_id: str
@@ -210,7 +213,7 @@ class AbortAsked(Message, frozen=True):
 
 class AbortAnswered(Message, frozen=True):
     """Frontend to controller. `code`: as in RankChangeAnswered. The other fields say how the
-    request was before; `request_ids`: the request and its live siblings."""
+    request was before the order; `request_ids`: the request and its live siblings."""
 
     query_id: str
     code: str = ""
@@ -225,8 +228,8 @@ class AbortAnswered(Message, frozen=True):
 
 class TrafficAsked(Message, frozen=True):
     """Controller to frontends, about once a second while a recording is on: tell of the requests
-    that come from now on, with hashes under `key`, one per `num_hash_tokens` tokens. An empty key
-    ends the recording."""
+    that come from now on, with hashes under `key`: one hash for each `num_hash_tokens` tokens. An
+    empty key ends the recording."""
 
     key: bytes
     num_hash_tokens: int = 0
@@ -248,8 +251,9 @@ class RequestTraffic(msgspec.Struct, frozen=True, array_like=True):
 
 class TrafficTold(Message, frozen=True):
     """Frontend to controller, several times a second while `key`'s recording is on. `num_before`:
-    how many requests of the recording ended here before these, whether they were reported or lost.
-    `num_live`: how many have not ended."""
+    how many requests of the recording ended at this frontend before the requests of this message,
+    whether they were reported or lost. `num_live`: how many requests of the recording have not
+    ended."""
 
     key: bytes
     frontend_id: str

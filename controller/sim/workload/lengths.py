@@ -6,8 +6,8 @@ each stretch above. The paper does not say how long the longest are; `longest` i
 `ZipfLengths` is what the authors drew from instead: ranks of a Zipf law, scaled to the mean. Its
 P99 is off table 1 by up to 15 %, but figure 11 was made with it.
 
-A distribution says which length a share of all requests does not exceed; uniform random shares
-make it a draw.
+A distribution says which length a share of all requests does not exceed; a uniform random share
+gives a random length.
 """
 
 import difflib
@@ -133,10 +133,11 @@ class UnknownLengthsError(ValueError):
 
 
 def lengths_named(text: str, form: Form) -> tuple[Lengths, Lengths]:
-    """Lengths of prompts and of outputs. Upper and lower case are the same.
+    """The distributions of this name: lengths of prompts and of outputs. Upper and lower case make
+    no difference.
 
     Raises:
-        UnknownLengthsError: there are none of this name.
+        UnknownLengthsError: no distribution has this name.
     """
     name = text.strip().lower()
     if name in ("sharegpt", "burstgpt"):

@@ -37,7 +37,7 @@ class Shape:
         if not all(0 < value < math.inf for step in self.steps for value in step):
             raise ValueError("the steps of a shape must have positive durations and rates")
         if not self.steps or not math.isclose(self._work_s, self.period_s, rel_tol=1e-9):
-            raise ValueError("the rates of a shape must be 1 in the mean")
+            raise ValueError("the rates of a shape must be 1 on average")
 
     @property
     def period_s(self) -> float:
@@ -48,10 +48,8 @@ class Shape:
         return math.fsum(duration_s * rate for duration_s, rate in self.steps)
 
     def times_s(self, even_times_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Turns times at an even rate into the times at which this shape has let as many requests
-        arrive.
-
-        They ascend as before, and after each whole period they agree.
+        """Turns arrival times at an even rate into arrival times of this shape. The new times
+        ascend too, and at the end of each whole period the old and the new time are equal.
         """
         durations_s, rates = (np.array(column) for column in zip(*self.steps, strict=True))
         until_s = np.concatenate(([0.0], np.cumsum(durations_s)))
@@ -79,8 +77,8 @@ def diurnal(period_s: float = 600.0, low: float = 0.25) -> Shape:
 
 
 def burst(every_s: float = 300.0, length_s: float = 30.0, factor: float = 4.0) -> Shape:
-    """Each `every_s` seconds end with `length_s` at `factor` times the mean rate; what is left of
-    the arrivals spreads evenly over the rest."""
+    """Each `every_s` seconds end with `length_s` at `factor` times the mean rate; the remaining
+    arrivals are spread evenly over the remaining time."""
     if not 0 < length_s < every_s or not 0 < factor * length_s < every_s:
         raise ValueError(
             f"bursts of {length_s:g} s at {factor:g} times the rate leave nothing of {every_s:g} s:"
@@ -98,11 +96,11 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
 def arrivals_s(
     num_requests: int, rate: float, cv: float, shape: Shape, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Ascending times, with `rate` requests per second in the mean.
+    """Ascending times, with `rate` requests per second on average.
 
     `cv` is the coefficient of variation of the gaps: 1 for Poisson arrivals, above it they come in
-    bursts (Gamma gaps), 0 for equal gaps. With the same generator, another rate stretches the same
-    arrivals, and more requests begin with the same ones.
+    bursts (Gamma gaps), 0 for equal gaps. With the same generator, a different rate stretches the
+    same arrivals, and a larger number of requests begins with the same arrivals.
 
     Raises:
         ValueError: the rate is not positive, or the variation negative.
@@ -179,8 +177,9 @@ def workload(
 ) -> Trace:
     """The requests that this name and these options mean, the same for the same seed.
 
-    Arrivals, prompts, outputs, ranks and sessions come from a random stream each: another rate has
-    the same requests at other times, and more requests begin with the same ones.
+    Arrivals, prompts, outputs, ranks and sessions come from a random stream each: a different rate
+    gives the same requests at different times, and a larger number of requests begins with the same
+    requests.
 
     Lengths (`M-M` as the paper's authors drew them, `table1:M-M` as table 1 has them, `sharegpt`,
     `burstgpt`, `128,64`): `num_requests` (10,000) arrive at `rate`, with gaps of the coefficient of

@@ -1,5 +1,5 @@
-"""A trace: the requests that clients send, in order of their arrivals; also at another rate, in a
-window of its time, or with another number of requests.
+"""A trace: the requests that clients send, in order of their arrivals. Functions here change its
+rate, cut a window of its time, or change its number of requests.
 """
 
 import math
@@ -18,7 +18,8 @@ class TraceRequest:
 
     Each of `prefix_hashes` names the prompt from its beginning to the end of one more block of
     `Trace.prefix_hash_tokens` tokens, the last block possibly cut by the prompt's end: two prompts
-    with an equal hash agree in all tokens up to there. Empty: the prompt shares nothing.
+    with an equal hash agree in all tokens up to the end of that block. Empty: the prompt shares
+    nothing.
     """
 
     arrival_s: float
@@ -29,7 +30,7 @@ class TraceRequest:
     prefix_hashes: tuple[int, ...] = ()
 
     def arriving(self, arrival_s: float) -> "TraceRequest":
-        """The same request at another time."""
+        """The same request with a different arrival time."""
         return TraceRequest(
             arrival_s,
             self.num_prompt_tokens,
@@ -40,7 +41,7 @@ class TraceRequest:
         )
 
     def sent_by(self, rank: int, session: str) -> "TraceRequest":
-        """The same request of another rank and client."""
+        """The same request with a different rank and client."""
         return TraceRequest(
             self.arrival_s,
             self.num_prompt_tokens,
@@ -55,7 +56,8 @@ class TraceRequest:
 class Trace:
     """`requests` ascend by arrival; the place in the list is a request's identity.
 
-    A request takes about 160 bytes, and 8 for each prefix hash beside the hash itself.
+    A request takes about 160 bytes, and 8 bytes for each prefix hash in addition to the hash
+    itself.
 
     Raises:
         ValueError: there is no request, they do not ascend, or hashes come without their size.
@@ -83,12 +85,12 @@ class Trace:
 
     @property
     def rate(self) -> float:
-        """Requests per second in the mean; 0 where all arrive at once."""
+        """Requests per second on average; 0 if all requests arrive at once."""
         return (len(self.requests) - 1) / self.span_s if self.span_s > 0 else 0.0
 
 
 def faster(trace: Trace, speed: float) -> Trace:
-    """The gaps between arrivals divided by `speed`; the requests stay as they are.
+    """The trace with the gaps between arrivals divided by `speed`; the requests stay as they are.
 
     Raises:
         ValueError: the speed is not positive.
@@ -102,7 +104,7 @@ def faster(trace: Trace, speed: float) -> Trace:
 
 
 def at_rate(trace: Trace, rate: float) -> Trace:
-    """The gaps scaled so that `rate` requests per second arrive in the mean.
+    """The trace with its gaps scaled so that `rate` requests per second arrive on average.
 
     Raises:
         ValueError: the rate is not positive, or all requests arrive at once.
@@ -121,7 +123,7 @@ def window(trace: Trace, start_s: float, duration_s: float) -> Trace:
     """The requests that arrive from `start_s` on for `duration_s`; `start_s` becomes 0.
 
     Raises:
-        ValueError: none arrives there.
+        ValueError: none arrives in this window.
     """
     kept = [
         request.arriving(request.arrival_s - start_s)
@@ -139,8 +141,8 @@ def window(trace: Trace, start_s: float, duration_s: float) -> Trace:
 def with_requests(trace: Trace, num_requests: int) -> Trace:
     """The first `num_requests`; a trace that has fewer begins anew, one mean gap after its end.
 
-    A repetition has the same sessions, but its prompts share nothing with an earlier one: found in
-    a prefix cache, all of them would cost nothing.
+    A repetition has the same sessions, but its prompts share nothing with an earlier one: otherwise
+    the prefix cache would have the whole prompts, and they would cost nothing.
 
     Raises:
         ValueError: the number is not positive.

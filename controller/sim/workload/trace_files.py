@@ -79,7 +79,7 @@ def bad_line(path: Path, number: int, why: str) -> TraceError:
 
 
 def lines_of(path: Path, file: BinaryIO) -> Iterator[Line]:
-    """Lines that are not blank. Raises TraceError for one that is no text."""
+    """The lines that are not blank. Raises TraceError for a line that is no text."""
     number = 0
     while content := file.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -165,7 +165,7 @@ def cells_of(line: Line) -> list[str]:
 
 
 def places_of(header: Line, names: Sequence[str]) -> list[int]:
-    """Where these columns stand. Raises TraceError if one is missing."""
+    """The positions of these columns. Raises TraceError if one is missing."""
     found = cells_of(header)
     missing = [name for name in names if name not in found]
     if missing:
@@ -316,8 +316,8 @@ def _block_traces(lines: Iterator[Line]) -> tuple[int, list[TraceRequest]]:
 def _fitting(
     line: Line, blocks: tuple[Blocks, ...], num_tokens: int, num_hashes: int
 ) -> tuple[Blocks, ...]:
-    """The ways to cut a prompt, of `blocks`, by which `num_tokens` tokens have `num_hashes` hashes.
-    Raises TraceError if there is none."""
+    """Those ways to cut a prompt, out of `blocks`, that give `num_hashes` hashes for `num_tokens`
+    tokens. Raises TraceError if there is none."""
     if not num_hashes:
         return blocks
     fitting = tuple(each for each in blocks if each.num_in(num_tokens) == num_hashes)
@@ -336,7 +336,8 @@ def _preferred(blocks: tuple[Blocks, ...]) -> int:
 
 
 def _qwen_session(line: Line, row: dict[str, object], roots: dict[int, int]) -> str:
-    """The first chat of a conversation names it. Its turns stand in order."""
+    """The session of a line: the id of the conversation's first chat. The chats of a conversation
+    stand in order in the file."""
     chat, parent = row["chat_id"], row.get("parent_chat_id", -1)
     if type(chat) is not int or type(parent) is not int:
         raise line.error("chat_id and parent_chat_id must be integers")
@@ -346,8 +347,8 @@ def _qwen_session(line: Line, row: dict[str, object], roots: dict[int, int]) -> 
 
 
 def _chained(line: Line, hashes: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    """Names for the prompt from its beginning to the end of each block, made of Qwen's names for
-    blocks alone: equal blocks after different ones must not count as an equal beginning. Raises
+    """Names for the prompt from its beginning to the end of each block, made from Qwen's names for
+    single blocks: equal blocks after different ones must not count as an equal beginning. Raises
     TraceError for more blocks than the prompt has."""
     most = Blocks(QWEN_TOKENS, True).num_in(num_tokens)
     if len(hashes) > most:
@@ -371,8 +372,8 @@ def _chained(line: Line, hashes: tuple[int, ...], num_tokens: int) -> tuple[int,
 #
 # `rank`, `session` and `prefix_hashes` are left out where they are 0 or empty. The fields mean what
 # `TraceRequest` says. A request that an error or its client ended has an `outcome` too; without a
-# token of output it is not read. A recording that was ended says so in its last line, which counts
-# what it lacks:
+# token of output it is not read. A recording that was ended properly says so in its last line,
+# which counts the requests that are missing:
 #
 #     {"end_s": 600.0, "num_requests": 1200, "num_lost": 0, "num_live": 7, "num_breaks": 0}
 #

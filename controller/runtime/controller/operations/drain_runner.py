@@ -118,8 +118,8 @@ class DrainRunner:
 
     def carry_out(self, spec: ClusterSpec, why: str = "", actor: str = "") -> None:
         """Makes `spec` the present one, and begins, changes and ends drains accordingly. `why` and
-        `actor` are for drains that end. If the keeper raises an error, it is raised here and
-        nothing changes."""
+        `actor` are for drains that end. If the keeper raises an error, this method raises the same
+        error and nothing changes."""
         concerned = {*spec.drains, *self._cluster.keeper.spec.drains}
         self._cluster.keeper.change(spec)
         seen = {each: self._seen(each) for each in concerned}
@@ -147,7 +147,7 @@ class DrainRunner:
         self._handle(MoveEnded(record.source_id, record.outcome))
 
     def must_go(self, member: Member, within_s: float) -> None:
-        """The instance says that its process will be ended."""
+        """Called when the instance says that its process will be ended."""
         is_planned = member.member_id in self._cluster.keeper.spec.instance_ids
         told = (member.member_id, member.incarnation, within_s, is_planned)
         try:
@@ -156,7 +156,7 @@ class DrainRunner:
             log.error("%s must go, and is not evacuated: %s", member.member_id, error)
 
     def tick(self) -> None:
-        """Looks at each drain. If one fails, the others are looked at all the same."""
+        """Looks at each drain. If this fails for one drain, the others are looked at anyway."""
         frontends = self._cluster.roster.frontends()
         all_heard, wall_s = all(f.heard_s is not None for f in frontends), self._wall_clock()
         for instance_id in tuple(self.machine.claims):
@@ -293,7 +293,7 @@ class DrainForecasts:
         """The forecasts of `lately`, and when each began."""
 
     async def lately(self, instance_id: str) -> Forecast:
-        """A forecast that is at most a second old."""
+        """Returns a forecast that is at most a second old."""
         now_s = self._cluster.now_s()
         self._looks = {key: look for key, look in self._looks.items() if now_s < look[0] + LATELY_S}
         if instance_id not in self._looks:
@@ -303,8 +303,8 @@ class DrainForecasts:
         return await asyncio.shield(self._looks[instance_id][1])
 
     async def of(self, instance_id: str, going: Collection[str] = ()) -> Forecast:
-        """Makes a forecast from the last statuses. `going`: other instances that are no
-        destinations either."""
+        """Makes a forecast from the last statuses. `going`: more instances that cannot be
+        destinations."""
         cluster = self._cluster
         frontends = [f.member_id for f in cluster.roster.frontends() if f.serving]
         found = await cluster.queries.requests(
@@ -324,7 +324,8 @@ class DrainForecasts:
                 refusals.get(record.request_id),
             )
             for record in found.requests
-            # If the instance does not know a request, it is over or still on its way there.
+            # If the instance does not know a request, the request is over, or still on its way to
+            # the instance.
             if refusals.get(record.request_id) != MoveRefusal.UNKNOWN
         ]
         client_ids = {record.request_id: record.client_request_id for record in found.requests}
@@ -429,7 +430,8 @@ class RollingRestarts:
 
     @property
     def waits(self) -> str:
-        """Why the next instance must wait, if it does not just wait for its turn."""
+        """Why the restart of the next instance must wait, if the reason is not just that another
+        instance is being restarted."""
         return self._machine.waits
 
     def turn(self) -> tuple[str, ...]:
@@ -457,7 +459,7 @@ class RollingRestarts:
             self._say(Stopped(self.order, self._seen(), self.wall_clock(), why, actor))
 
     def dismiss(self) -> None:
-        """An operator has seen how the rolling restart ended."""
+        """Notes that an operator has seen how the rolling restart ended."""
         order, keeper = self.order, self._cluster.keeper
         if order is not None and not (order.goes or order.dismissed):
             keeper.change(keeper.spec.dismissed(order))

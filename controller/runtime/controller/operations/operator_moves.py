@@ -78,7 +78,7 @@ class OperatorMoves:
         self.look()
 
     def migrated(self, event: LoggedEvent) -> None:
-        """A MIGRATED event of the journal tells the downtime."""
+        """Takes the downtime from a MIGRATED event of the journal."""
         downtime_s, excess_s, step_time_s = (
             event.numbers.get(name) for name in ("downtime_s", "excess_s", "step_time_s")
         )
@@ -87,7 +87,8 @@ class OperatorMoves:
     # -- moves ---------------------------------------------------------------------------
 
     def choose(self, source_id: str, num_blocks: int, tried: Collection[str] = ()) -> str | None:
-        """The instance to which such a request would go now; None if no instance may take it."""
+        """The instance to which a request of this size would go now; None if no instance may take
+        it."""
         return self.machine.choose(source_id, num_blocks, self._now_s(), tried)
 
     async def move(

@@ -3,9 +3,9 @@
 A scale-out first keeps instances that were to be removed, then launches new ones. A scale-in drains
 instances and removes each when it is empty. Neither ends a request.
 
-If a second order comes while one is carried out, it starts from the planned instances: those that
-start count, those to be removed do not. The spec is saved first and then carried out; launches that
-fail are repeated.
+If a second order comes while one is carried out, it starts from the planned instances: instances
+that start count, and instances that are to be removed do not. The spec is saved first and then
+carried out; launches that fail are repeated.
 """
 
 import logging
@@ -116,7 +116,8 @@ class Scaling:
         self._launch(self._cluster.keeper.spec.instance_ids)
 
     def launch_missing(self) -> None:
-        """Launches planned instances without a process; those to be removed are not planned."""
+        """Launches planned instances without a process; instances that are to be removed do not
+        count as planned."""
         self._launch(planned_instances(self._cluster.keeper.spec))
 
     def _launch(self, instance_ids: Collection[str]) -> None:
@@ -191,8 +192,8 @@ class Autoscaling:
         return self.machine.would_hold(num_instances, self._cluster.keeper.spec.autoscale_hold)
 
     def hold_planned(self, cause_id: str, actor: str) -> None:
-        """An operator keeps an instance that was to go: auto-scaling is held at the number that is
-        planned now."""
+        """Holds auto-scaling at the number of instances that is planned now, because an operator
+        keeps an instance that was to go."""
         if hold := self.hold(actor, self._scaling.num_planned):
             keeper = self._cluster.keeper
             keeper.change(keeper.spec.held_by(hold))
@@ -251,8 +252,8 @@ class Autoscaling:
     def _leaving(self, instance_id: str, claims: Claims) -> LeavingInstance:
         member = self._cluster.roster.members.get(instance_id)
         failed = member is not None and member.alive and member.phase == "failed"
-        # With another claim beside this one, the instance would not serve even if this one were
-        # taken back.
+        # If the instance has another claim in addition to this one, it would not serve even if this
+        # one were taken back.
         actor = claims.strongest.actor if claims.without(Remove) is None else ""
         return LeavingInstance(instance_id, actor, cannot_start=failed)
 
@@ -300,7 +301,8 @@ class Autoscaling:
             return ScaleRefused(f"{error!r:.200}")
 
     def _scale(self, wanted: Launch | Drain | Keep) -> ScaleDone | NoRoom | ScaleRefused:
-        """Raises OperationRefusedError and LlumctlError; then nothing more has changed."""
+        """Scales as the machine ordered. Raises OperationRefusedError and LlumctlError; then
+        nothing more has changed."""
         scaling = self._scaling
         present = scaling.num_planned
         match wanted:
