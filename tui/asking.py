@@ -140,7 +140,7 @@ class Estimate:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One of the choices. `estimate` is asked for when the cursor comes to the choice; the choice
-    cannot be taken before the estimate is there."""
+    cannot be taken before the estimate has come."""
 
     name: str
     text: str

@@ -330,7 +330,7 @@ LABEL_WIDTH = 11
 MIN_COLUMN_WIDTH = 38
 
 Fact = tuple[str, Span]
-"""A label, and the figure beside it."""
+"""A label, and the figure next to it."""
 
 
 def labelled(label: str, *spans: Span) -> Line:

@@ -1,4 +1,4 @@
-"""Our themes. Every meaning of a colour is also in a word or a glyph beside it."""
+"""Our themes. Every meaning of a colour is also in a word or a glyph next to it."""
 
 from collections.abc import Mapping
 

@@ -80,7 +80,7 @@ _MEMBER_COUNTERS = (
 INSTANCE_GAUGES = (
     Figure("freeness_steps", "freeness_steps", "Decode steps until memory is full"),
     Figure("virtual_usage_blocks", "virtual_usage_blocks", "KV blocks used or spoken for"),
-    Figure("headroom_blocks", "headroom_blocks", "KV blocks kept free beside higher levels"),
+    Figure("headroom_blocks", "headroom_blocks", "KV blocks kept free for higher levels"),
     Figure("block_size_tokens", "block_size", "Tokens that a KV block holds"),
     Figure("total_blocks", "num_total_blocks", "KV blocks in all"),
     Figure("free_blocks", "num_free_blocks", "KV blocks that no request holds"),
@@ -101,7 +101,7 @@ INSTANCE_GAUGES = (
 INSTANCE_LEVEL_GAUGES = (
     Figure("running_requests", "num_running_by_level", "Of a priority level in the engine's batch"),
     Figure("waiting_requests", "num_waiting_by_level", "Of a priority level in its queue"),
-    Figure("headroom_blocks", "headroom_by_level_blocks", "KV blocks kept free beside a level"),
+    Figure("headroom_blocks", "headroom_by_level_blocks", "KV blocks kept free for a level"),
     Figure("ttft_p99_seconds", "ttft_p99_by_level_s", "p99 of the time to first token of a level"),
 )
 """Each of these fields is a dictionary by level, and the level becomes a label."""

@@ -21,8 +21,8 @@ EXIT_REFUSED = 5
 without a terminal; a request that cannot move or has ended; an operation without undo; the last
 instance that serves; a question that was not answered with yes, or that nobody could be asked."""
 EXIT_CONFLICT = 6
-"""Conflict: a name fits several requests, of which not exactly one is live; the revision is not
-that of `--if-revision`; the cluster is not as it was shown or planned."""
+"""Conflict: a name fits several requests, of which not exactly one is live; the cluster has a
+revision other than that of `--if-revision`; the cluster is not as it was shown or planned."""
 EXIT_WOULD_CHANGE = 10
 """A dry run that would change something."""
 EXIT_TIMED_OUT = 124

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable
 
 def is_own_host(host: str, own: Collection[str]) -> bool:
     """Whether the value of a Host header names this machine. (The header does not say to whom the
-    answer goes.) All names of loopback are ours, with any port, because tunnels end there. `own`:
-    further names and addresses, from `own_names`."""
+    answer goes.) All names of loopback are ours, with any port, because tunnels end at loopback.
+    `own`: further names and addresses, from `own_names`."""
     name = host_name(host)
     if name in own or name == "localhost" or name.endswith(".localhost"):
         return True

@@ -1,8 +1,8 @@
 """The global scheduler: events in, instructions out.
 
-It sees instances and not the requests that run there. It knows the last status of each instance and
-what was sent there since (`InstancePool`, which chooses), and the requests that wait here because
-no instance may take them. `now_s` is of any monotonic clock.
+It sees instances and not the requests that run on them. It knows the last status of each instance
+and what was sent to the instance since (`InstancePool`, which chooses), and the requests that wait
+here because no instance may take them. `now_s` is of any monotonic clock.
 
     dispatch    at once, to the policy's choice among the schedulable instances
     hold        only while no instance is schedulable. If too many requests wait, the newest of the
@@ -49,7 +49,7 @@ from controller.core.scheduler_events import (
 )
 
 UNAVAILABLE_RETRY_S = 1
-"""A client that comes back early waits here again, and so loses nothing."""
+"""A client that comes back early waits at the controller again, and so loses nothing."""
 
 
 class GlobalScheduler:
@@ -166,8 +166,8 @@ class GlobalScheduler:
         return orders
 
     def choice(self, request: DispatchRequested) -> str | None:
-        """The instance to which this request would go at once. None if it would not go at once, and
-        while any request waits. Changes nothing."""
+        """Returns the instance to which this request would go at once. None if it would not go at
+        once, which is always so while any request waits. Changes nothing."""
         if self._waiting or not self._pool.any_schedulable():
             return None
         if self._placement is None:

@@ -82,8 +82,8 @@ class DispatchRequested:
     prefix_hashes: tuple[int, ...] = ()
     prefix_hash_tokens: int = 0
     replayed: bool = False
-    """The request ran on an instance that died. So neither the limit of waiting requests nor those
-    of its key apply."""
+    """The request ran on an instance that died. So neither the limit of waiting requests nor the
+    limits of its key apply."""
     api_key: str = ""
     """The hash of its client's API key; empty if the endpoint has no keys."""
     num_live_of_key: int = 0
@@ -170,7 +170,7 @@ class Dispatch:
     incarnation: int
     seq: int
     candidates: tuple[tuple[str, float], ...] = field(default=(), compare=False, repr=False)
-    """(instance id, score): first the chosen instance, then the best of the others in falling
+    """(instance id, score): first the chosen instance, then the best other instances in falling
     order."""
     policy: str = field(default="", compare=False)
     num_considered: int = field(default=0, compare=False)
@@ -196,7 +196,8 @@ class Reject:
     code: RejectCode
     retry_after_s: int = 1
     """In how many seconds the client should try again: an estimate (`DrainRate`). If no instance
-    took requests, the client may try again at once, because the request then waits here again."""
+    took requests, the client may try again at once, because the request then waits at the
+    controller again."""
     rank: int = field(default=0, compare=False)
 
 

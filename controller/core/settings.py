@@ -63,8 +63,8 @@ class SchedulerSettings(Table):
     """An instance whose engine thread showed no progress for this long is taken for dead: its
     requests run elsewhere, and it drops them when it comes back. 0: never."""
     slow_factor: NotNegative = 0.0
-    """An instance whose steps take this many times as long as those of the others is emptied, as by
-    a drain. 0: never."""
+    """An instance whose steps take this many times as long as the other instances' steps is
+    emptied, as by a drain. 0: never."""
     slow_after_s: Seconds = 30.0
     """For how long an instance's steps must have been slow before it is emptied."""
     status_interval_s: Annotated[float, Ge(0.001), Le(10.0)] = 0.02
@@ -89,12 +89,12 @@ class HoldingSettings(Table):
     newest request of the lowest level is answered 429."""
     room_to_grow_tokens: Count = 320
     """How many tokens of memory an admission leaves free on an instance where other requests run,
-    as those grow."""
+    because these grow."""
     fair_keys: bool = True
     """Whether the API keys of one level take turns: the key that was served the fewest tokens goes
     first. Off: the order is that of the arrivals."""
     making_room: bool = True
-    """Whether running requests move away so that a waiting one fits."""
+    """Whether running requests move away so that a waiting request fits."""
     reserved_share: Annotated[float, Ge(0), Le(1)] = 0.3
     """At most this share of the instances, but at least one, is kept free for the first of the
     waiting requests."""
@@ -191,7 +191,7 @@ class MigrationSettings(Table):
 
 @dataclass(frozen=True, slots=True)
 class ReschedulingConfig(MigrationSettings):
-    """All settings of rescheduling, also the fixed ones. In the authors' experiments both
+    """All settings of rescheduling, including the fixed ones. In the authors' experiments both
     thresholds are 3 free blocks of 16 tokens per request. The bounds apply only to what operators
     set."""
 
@@ -236,7 +236,8 @@ class AutoscaleSettings(Table):
     """Instances are also added while the P99 time to first token, as estimated for the next minute,
     is longer than this. None: no target."""
     target_tpot_s: Seconds | None = None
-    """The same as `target_ttft_s` for the mean time per output token of a request."""
+    """Instances are also added while the P99 of the mean time per output token of a request, as
+    estimated for the next minute, is longer than this. None: no target."""
     check_interval_s: Annotated[float, Ge(0.1), Le(3600)] = 10.0
     """The time from one check of the load to the next, and before the first one. Two checks in a
     row must find the same before instances are added or removed."""
@@ -248,10 +249,10 @@ class AutoscaleSettings(Table):
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleConfig(AutoscaleSettings):
-    """All settings of auto-scaling, also the fixed ones. The range, the interval and the first
+    """All settings of auto-scaling, including the fixed ones. The range, the interval and the first
     check are those of the Llumnix authors' experiments, which state the range in blocks of 16
-    tokens per request. If the range were upside down, the cluster would grow and shrink in turn
-    under a constant load."""
+    tokens per request. If the range were upside down, the cluster would grow and shrink again and
+    again under a constant load."""
 
     max_added: Annotated[int, Ge(1)] = 4
     """The most instances that one decision may add because of the load. A decision removes at most

@@ -206,7 +206,7 @@ def _start_head(
         preflight.hold_endpoint(plan.settings.endpoint) as endpoint,
         preflight.hold_control(plan.settings.control) as control,
     ):
-        # If the last run was never stopped, its spec may still be there.
+        # If the last run was never stopped, its spec may still exist.
         (folder / SPEC_FILE).unlink(missing_ok=True)
         with user_files.new_private(folder / PLAN_FILE) as file:
             file.write(plan.model_dump_json().encode())

@@ -30,7 +30,7 @@ from controller.core.scheduler_events import DispatchRequested
 
 MIN_MATCH = 0.3
 """SGLang's router: if an instance has seen a smaller share of the prompt, the request does not go
-there for that reason."""
+to it for that reason."""
 MAX_LOAD_GAP = 64
 MAX_LOAD_RATIO = 1.5
 """SGLang's router: load alone decides if the busiest instance exceeds the idlest both by

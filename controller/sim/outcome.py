@@ -306,9 +306,10 @@ def _quantiles(values: Values) -> tuple[float, ...]:
 # Did the queues and the memory stop filling?
 #
 # Above saturation queues grow in proportion to the time since the load began. So within the second
-# half of the arrivals they grow by two thirds of their mean there; below saturation they come and
-# go. The same holds for the memory in use while a cluster still fills, as it does for minutes where
-# outputs are long. A growth of half as much, one third of the mean, counts as growing.
+# half of the arrivals they grow by two thirds of their mean in that half; below saturation they
+# come and go. The same holds for the memory in use while a cluster still fills, as it does for
+# minutes where outputs are long. A growth of half as much, one third of the mean, counts as
+# growing.
 #
 # A long queue is no steady state either, even if it does not grow, when a request in it waits for a
 # good part of the run: the queue is left over from the time before, and the run ends before the
@@ -321,8 +322,8 @@ FEW_WAITING = 1.0
 FILLS = 0.02
 """A growth of the memory in use by less than this share of all blocks does not count."""
 MAX_STANDING = 0.1
-"""In the mean, at most this share of the requests that arrive in the second half may wait. That is,
-a request may wait a tenth of that time."""
+"""At most this share of the requests that arrive in the second half may wait, on average. That is,
+a request may wait a tenth of the time of the second half."""
 MIN_SAMPLES = 16
 
 

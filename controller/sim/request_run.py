@@ -57,14 +57,14 @@ class RequestRun:
         controller."""
         self.overtaken_since_s: float | None = None
         self.overtaken_s = 0.0
-        """The time from the first of these dispatches until its own."""
+        """The time from the first of these dispatches until the request's own dispatch."""
         self.moves: list[tuple[str, float]] = []
         """The instances that the request left, and when."""
         self.changed_over = False
         """Whether it moved while it ran and has not got a token since."""
         self.downtimes_s: list[float] = []
-        """For each move while the request ran: the time from the last token before it to the first
-        one after it."""
+        """For each move while the request ran: the time from the last token before the move to the
+        first one after it."""
 
     def overtaken(self, time_s: float) -> None:
         self.num_overtaking += 1

@@ -57,7 +57,8 @@ class ClusterSetup:
     sample_s: float = 1.0
     """The time between two samples for the averages over time."""
     limit_factor: float | None = 2.0
-    """A client's limit of outputs, as a multiple of what it gets in the end; None: no limit."""
+    """A client's limit of outputs, as a multiple of the number of outputs that it gets in the end;
+    None: no limit."""
     faults: tuple["Fault", ...] = field(default=())
 
     @property

@@ -185,7 +185,7 @@ class SimMove:
 
     @property
     def epoch(self) -> Epoch:
-        """The epoch in which the request runs at the source, or ran there last."""
+        """The epoch in which the request runs at the source, or ran at the source last."""
         return Epoch(0, self.machine.hop)
 
     def begin(self) -> None:
@@ -241,7 +241,7 @@ class SimMove:
         self.handle(message)
 
     def settle(self) -> None:
-        """Forgets the move at the source once it is over there."""
+        """Forgets the move at the source once the source has done its part."""
         if not self.forgotten and (
             not self.source.alive or self.machine.forgettable(self.events.now_s)
         ):
@@ -458,7 +458,7 @@ class SimArrival:
         self.settle()
 
     def settle(self) -> None:
-        """Forgets the move at the destination once it is over there."""
+        """Forgets the move at the destination once the destination has done its part."""
         move, machine = self.move, self.machine
         if self.forgotten:
             return
@@ -610,8 +610,8 @@ class Owners:
             known.notes.append((self._events.now_s + self._message_s, owner, hop, True))
 
     def confirm(self, run: RequestRun, owner: SimInstance, hop: int) -> None:
-        """Does the same as `runs_at`; the owner also hears whether its request is read from
-        there."""
+        """Does the same as `runs_at`; the owner also hears whether the frontend reads the request
+        from it."""
         self.runs_at(run, owner.ref, hop)
         self._after_a_message(lambda: self._confirm(run, owner, Epoch(0, hop)))
 

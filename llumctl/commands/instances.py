@@ -593,7 +593,7 @@ class DrainWatch:
         for report in self.unfinished:
             name = report.instance_id
             now = found.get(name) or _without_order(report, still_there.get(name))
-            # The report keeps the process that was there when the drain began.
+            # The report keeps the process that ran when the drain began.
             process = {"incarnation": report.incarnation, "pid": report.pid}
             self._reports[name] = now = now.model_copy(update=process)
             if not is_over(now) and _is_late(now, asked_s):

@@ -467,7 +467,7 @@ def priority(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Change the priority of a live request, in queues and for the memory kept free beside it."""
+    """Change a live request's priority, in queues and for the memory kept free while it runs."""
     arguments.an_id(reference, "REQUEST")
     arguments.an_id(level[:MAX_LEVEL_CHARS], "LEVEL")
     with connect.client(connect.attached(cluster)) as client:

@@ -143,7 +143,7 @@ ModeOption = Annotated[
     Mode,
     typer.Option(
         "--mode",
-        help="How engines schedule: chunked prompts beside decodes, or whole prompts first, as in"
+        help="How engines schedule: chunked prompts with decodes, or whole prompts first, as in"
         " the Llumnix paper.",
     ),
 ]
@@ -534,7 +534,7 @@ def paper(
     output_format: OutputFormat = TableOrJson.TABLE,
     plot: Plot = None,
 ) -> None:
-    """Simulate a figure of the Llumnix paper, and show each point beside the paper's.
+    """Simulate a figure of the Llumnix paper, and show each point next to the paper's.
 
     Traces, rates and thresholds are those of its authors.
     """

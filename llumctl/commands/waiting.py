@@ -4,7 +4,7 @@ A condition is read from text. Given a status, a request or the drains, it says 
 what is true instead, and whether it can still become true.
 
 `wait` polls the controller, and does not use the watch stream: so each question ends in time, and
-one loop serves statuses, requests, lost connections and controllers that are not there yet.
+one loop serves statuses, requests, lost connections and controllers that do not run yet.
 """
 
 import difflib

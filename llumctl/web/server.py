@@ -110,7 +110,8 @@ def _same(given: str, kept: str) -> bool:
 # -- who may hold a connection to the port, and for how long ----------------------------
 
 MAX_CONNECTIONS = 64
-"""The largest number of open connections. A browser opens up to 6, beside its web sockets."""
+"""The largest number of open connections. A browser opens up to 6, in addition to its web
+sockets."""
 HEAD_S = 10.0
 """How long a connection may take until the head of its next request is complete."""
 

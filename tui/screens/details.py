@@ -386,7 +386,7 @@ LEGEND: tuple[tuple[str, str], ...] = (
     ("TREND", "freeness in the last 60 s, on one scale for all rows"),
     ("KV held +wanted", "# blocks held, = wanted too (queue, headroom); in percent"),
     ("PRIO", "running requests by priority level, the highest first"),
-    ("HEADROOM", "blocks kept free beside a high priority, of all blocks"),
+    ("HEADROOM", "blocks kept free for a high priority, of all blocks"),
     ("TTFT99", "time to first token, 99th percentile; >9s: the head waits"),
     ("NEEDS FREE", "blocks that a queue head needs, and could have here"),
     ("WHY", "why it waits; fragmented: enough in all, not in one place"),

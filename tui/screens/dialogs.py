@@ -40,7 +40,7 @@ def session_of(screen: Screen[Any]) -> Session:
 
 
 def can_draw(screen: Screen[Any]) -> bool:
-    """Whether a screen's widgets are there. They are made after the screen, and they go one by one
+    """Whether a screen's widgets exist. They are made after the screen, and they go one by one
     while statuses, sizes and the focus still change."""
     return screen.is_mounted and screen.display and bool(screen.size.width)
 

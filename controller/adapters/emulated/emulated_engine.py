@@ -342,7 +342,7 @@ class EmulatedMoves:
         out = self._outgoing.get(request_id)
         if out is None:
             out = self._outgoing[request_id] = _Outgoing(live, block_hashes(live, self._block_size))
-        elif out.live is not live:  # the request left and came back; its old pins are still there
+        elif out.live is not live:  # the request left and came back; its old pins are still held
             out.live, out.hashes = live, block_hashes(live, self._block_size)
         return out
 

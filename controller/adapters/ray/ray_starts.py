@@ -1,4 +1,4 @@
-"""How a member's starts went: a file beside its log, which the member's next process reads.
+"""How a member's starts went: a file next to its log, which the member's next process reads.
 
 Ray restarts an ended process at once and for ever, and does not know why it ended. So every process
 of a member notes here that it begins, and later that it serves or why it ended. If a process ended

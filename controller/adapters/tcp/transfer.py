@@ -588,7 +588,7 @@ PeerKey = tuple[str, int]
 
 class TcpKvTransfer:
     """Copies blocks between instances over TCP. `host`: the address at which other instances reach
-    this one. The door listens there."""
+    this one, and at which the door listens."""
 
     def __init__(
         self, me: Callable[[], InstanceRef], host: str, slice_bytes: int = SLICE_BYTES

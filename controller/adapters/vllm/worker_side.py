@@ -311,7 +311,7 @@ class StagingBuffer:
 
 class CudaBlocks:
     """The KvBlocks of caches on a GPU. Must be made on the engine's thread: the steps run on the
-    stream that is current there."""
+    stream that is current on that thread."""
 
     def __init__(
         self, caches: Sequence[torch.Tensor], num_blocks: int, device: torch.device

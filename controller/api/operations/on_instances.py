@@ -92,12 +92,12 @@ class DrainReport(AnswerModel):
     removes_instance: bool = False
     """Whether the instance is removed once it is drained (scale-in)."""
     evacuates_instance: bool = False
-    """Whether the instance is removed at the deadline, whatever is left there."""
+    """Whether the instance is removed at the deadline, whatever requests it still has."""
     restarts_instance: bool = False
     """Whether the instance's process is replaced once it is drained, which ends the drain."""
     incarnation: int | None = None
     pid: int | None = None
-    """`incarnation` and `pid` are those of the present process; a restart changes both."""
+    """`incarnation` and `pid` belong to the present process; a restart changes both."""
     changes: bool = False
     """Whether the call changed something or, in a dry run, would change something."""
 
@@ -125,7 +125,7 @@ class _Emptying(OnInstance[Wanted, DrainReport]):
         return emptying(report, status)
 
     def outcome(self, report: DrainReport) -> Outcome:
-        """Undrain can take the order back as long as the instance's process is there."""
+        """Undrain can take the order back as long as the instance's process runs."""
         text = drain_progress(report).removeprefix(f"{self.instance_id}: ")
         return Outcome(text, can_undo=report.changes, awaits=awaited(report))
 

@@ -387,8 +387,8 @@ def _start(found: InstanceStatus | None) -> Progress:
 
 
 def _without_drain(wanted: Awaited, found: InstanceStatus) -> Progress:
-    """The progress when the drain is over and the instance is there. After a restart the instance
-    may have a new process."""
+    """The progress when the drain is over and the instance still exists. After a restart the
+    instance may have a new process."""
     before = wanted.incarnation
     if wanted.end is End.RESTARTED and before is not None and found.incarnation > before:
         if found.state not in _STARTING:

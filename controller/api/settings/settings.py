@@ -36,7 +36,7 @@ class ClusterTable(Table):
     """`[cluster]`: what runs and where."""
 
     name: ClusterName = "default"
-    """The cluster's name, and that of its folder for state and logs."""
+    """The name of the cluster, and of its folder for state and logs."""
     model: str = EMBEDDED_MODEL
     """`embedded`, a local path, or a Hugging Face id."""
     engine: Literal["vllm", "emulated"] = "vllm"
@@ -45,13 +45,13 @@ class ClusterTable(Table):
     """How many instances there are at the start. None: one per GPU (divided by the tensor-parallel
     size), 2 on a CPU machine, 4 emulated."""
     frontends: Annotated[int, Field(ge=1, le=64)] | None = None
-    """How many processes serve the endpoint. None: two if there are 4 cores and 2.2 GB of memory
-    beside the instances, else one."""
+    """How many processes serve the endpoint. None: two if there are 4 cores, and 2.2 GB of memory
+    in addition to what the instances take; else one."""
     ray_address: str | None = None
     """`host:port` of a running Ray head. None: the cluster starts a Ray of its own."""
     host: str = "127.0.0.1"
-    """The address on which the cluster's processes listen to each other. Several machines need one
-    that the others reach: `auto` takes each machine's address as Ray knows it."""
+    """The address on which the cluster's processes listen to each other. Several machines need an
+    address that the others reach: `auto` takes each machine's address as Ray knows it."""
     start_timeout_s: Seconds = 600.0
     """How long `up` waits for the cluster. An instance that auto-scaling adds counts as failed if
     it does not serve after this time."""
@@ -66,12 +66,12 @@ class EndpointServer(Table):
     """The port of the endpoint."""
     api_key_file: str | None = None
     """A file of mode 0600 with one API key in each line. The names of the priority levels that the
-    key may ask for can follow it; without names it may ask for all. None: anybody may call, and may
-    ask for any level."""
+    key may ask for can follow it; a key without names may ask for all levels. None: anybody may
+    call, and may ask for any level."""
     allowed_hosts: HostNames = ()
-    """Host headers under which clients may call an endpoint without API keys, beside `host` and
-    names of loopback. Other names are answered 403, because pages in a browser can call here under
-    any name. With API keys every name is allowed."""
+    """Host headers under which clients may call an endpoint without API keys, in addition to `host`
+    and names of loopback. Other names are answered 403, because pages in a browser can call here
+    under any name. With API keys every name is allowed."""
     served_model_name: ModelNames = ()
     """The model's names for clients; answers have the first one. Empty: `cluster.model`."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 2 * 1024 * 1024
@@ -106,10 +106,11 @@ class PriorityTable(Table):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,23}$")]
     """The level's name, by which clients and operators ask for it."""
     rank: Annotated[int, Field(ge=-100, le=100)]
-    """Requests of a higher rank go first. One level must have rank 0: requests that ask for none
-    get it."""
+    """Requests of a higher rank go first. One level must have rank 0: requests that ask for no
+    level get this one."""
     target_load_tokens: Annotated[int, Field(ge=0)] | None = None
-    """How many tokens may run on an instance beside a request of this level. None: any number."""
+    """How many tokens an instance may hold while it runs a request of this level. None: any
+    number."""
 
 
 class EmulatedTable(Table):
@@ -123,7 +124,7 @@ class EmulatedTable(Table):
     """Whether prompts that begin alike share KV blocks."""
     speed: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     """How many times faster than the profile the engines run, and with them all times of the
-    scheduler that are no settings."""
+    scheduler that are not settings."""
     num_blocks: Annotated[int, Field(ge=1)] | None = None
     """How many KV blocks an instance has. None: as many as in the profile."""
 

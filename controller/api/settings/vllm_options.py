@@ -110,7 +110,7 @@ class TemplateOptions(Table):
     default_chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_from_json)] = Field(
         default_factory=dict
     )
-    """Arguments that templates get beside the messages, as JSON; a request's own arguments win."""
+    """Arguments that templates get in addition to the messages, as JSON; a request's own win."""
     response_role: Annotated[str, Field(min_length=1)] = "assistant"
     """The role in answers."""
 
@@ -119,11 +119,11 @@ class AnswerOptions(Table):
     """Answers"""
 
     generation_config: Annotated[str, Field(min_length=1)] = "auto"
-    """Sampling defaults: auto (the model's own), vllm (vLLM's), or a folder with others."""
+    """Sampling defaults: auto (the model's own), vllm (vLLM's), or a folder that has them."""
     override_generation_config: Annotated[SamplingDefaults, BeforeValidator(_from_json)] = (
         SamplingDefaults()
     )
-    """Sampling defaults over those, as JSON: '{"temperature": 0.7}'."""
+    """Sampling defaults that override these, as JSON: '{"temperature": 0.7}'."""
     enable_force_include_usage: bool = False
     """Tell the usage in every answer, in streams too."""
     enable_prompt_tokens_details: bool = False
@@ -133,7 +133,7 @@ class AnswerOptions(Table):
     return_tokens_as_token_ids: bool = False
     """Write tokens in logprobs as token_id:N."""
     sse_keep_alive_interval: Annotated[int, Field(ge=0)] = 0
-    """Send a comment on an idle stream every so many seconds; 0: never."""
+    """Send a comment on an idle stream every this many seconds; 0: never."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
     """What system_fingerprint tells: full (version and layout), hash, custom or none."""
     fingerprint_value: str | None = None
@@ -163,7 +163,8 @@ class TlsOptions(Table):
     ssl_certfile: str | None = None
     """The certificate, with its chain (PEM): the endpoint speaks https."""
     ssl_keyfile: str | None = None
-    """Its private key, in a file of mode 0600 without a passphrase; by default in ssl_certfile."""
+    """The certificate's private key, in a file of mode 0600 without a passphrase; by default in
+    ssl_certfile."""
     ssl_ca_certs: str | None = None
     """Authorities whose certificates clients may show (PEM)."""
     ssl_cert_reqs: Annotated[int, Field(ge=0, le=2)] = 0

@@ -26,8 +26,8 @@ CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
 """Allows the same names as `controller.api.settings.settings.ClusterName`."""
 
 VIEW_TOKEN_FILE = "view-token"
-"""The file beside run.json with a token that may read the control API but give no orders. It is for
-Prometheus."""
+"""The file next to run.json with a token that may read the control API but give no orders. It is
+for Prometheus."""
 
 MAX_BYTES = 1 << 20
 _FILE = "run.json"

@@ -175,8 +175,8 @@ def _of_state(item: "InstanceStatus | FrontendStatus") -> Iterator[str]:
 
 
 def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm | None:
-    """The alarm of the queue at the controller. It names the request that has waited longest
-    there."""
+    """The alarm of the queue at the controller. It names the request that has waited longest in
+    that queue."""
     held = status.held
     if held is None:
         return None

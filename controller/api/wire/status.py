@@ -74,7 +74,7 @@ class DrainStatus(WireModel):
     removes: bool = False
     restarts: bool = False
     evacuates: bool = False
-    """The instance is removed at the deadline, whatever is left there."""
+    """The instance is removed at the deadline, whatever requests it still has."""
 
 
 class KeptForStatus(WireModel):
@@ -105,8 +105,8 @@ class InstanceStatus(MemberStatus):
     """One instance. Figures of its load are null until its first report."""
 
     generation: int | None = None
-    """The generation of the process's engine arguments: 0 for those of the cluster's start; null
-    until it is known."""
+    """The generation of the process's engine arguments: 0 for the arguments of the cluster's start;
+    null until it is known."""
     freeness_steps: float | None = None
     virtual_usage_blocks: int | None = None
     headroom_blocks: int | None = None
@@ -256,7 +256,7 @@ class KeyStatus(WireModel):
     """The requests of one API key, at all frontends."""
 
     key: str
-    """The first 12 digits of its SHA-256."""
+    """The first 12 digits of the key's SHA-256."""
     num_live_reqs: int
     num_tokens_last_minute: int
     num_refused: int
@@ -444,7 +444,8 @@ class RollingReport(AnswerModel):
     why: str = ""
     failed_id: str = ""
     waits: str = ""
-    """Why the next instance must wait, if the reason is not only its turn."""
+    """Why the restart of the next instance must wait, if the reason is not just that another
+    instance is being restarted."""
     left: tuple[str, ...] = ()
     under_way: tuple[RestartTurn, ...] = ()
     done: tuple[RestartedInstance, ...] = ()
@@ -461,11 +462,12 @@ class RollingReport(AnswerModel):
     """How long the last instances took from their launch until they served; null if that is not
     known."""
     engine_args: dict[str, JsonValue] = Field(default_factory=dict)
-    """The arguments with which every instance starts instead of those of the cluster's start."""
+    """The arguments with which every instance starts, instead of the arguments of the cluster's
+    start."""
     changes_engine: bool = False
-    """In a plan: whether some instance has other engine arguments now."""
+    """In a plan: whether some instance has different engine arguments now."""
     dismissed: bool = False
-    """Whether an operator has removed it from the status after its end."""
+    """Whether an operator has removed the rolling restart from the status after its end."""
     dry_run: bool = False
     changes: bool = False
     revision: int = 0

@@ -4,9 +4,10 @@ A key is known only by its hash (`api.settings.key_file.key_id`). Each frontend 
 requests (`KeyUse`); each choice of `n` > 1 counts as a request with its prompt. The controller
 decides (`KeyTable`). It knows what each frontend said last and which requests have come since. Each
 request of a frontend brings the frontend's exact counts; the counts of the other frontends are as
-old as their last messages, plus the requests that came from there since. So a limit of live
-requests is never exceeded while the controller is there, and a place that became free elsewhere is
-noticed a little later. While the controller is away, each frontend applies its share of the limits.
+old as their last messages, plus the requests that came from those frontends since. So a limit of
+live requests is never exceeded while the controller is alive, and a place that became free at
+another frontend is noticed a little later. While the controller is away, each frontend applies its
+share of the limits.
 """
 
 import math
@@ -41,7 +42,8 @@ def refusal(
     num_live_elsewhere: int = 0,
     num_tokens_elsewhere: int = 0,
 ) -> Refusal | None:
-    """Why this request of a key is refused; None if it is not. `elsewhere`: at other frontends.
+    """Why this request of a key is refused; None if it is not refused. `elsewhere`: the key's use
+    at other frontends.
 
     A key may exceed its tokens by the requests that it has when it reaches the limit, since it is
     not known how long an output will be. It may come again when enough of its tokens are older than
@@ -130,15 +132,16 @@ class KeyTable:
             part.num_running, part.num_running_tokens = used.num_running, used.num_running_tokens
 
     def mean_output(self, key: str) -> float:
-        """The mean number of output tokens of the key's last requests: of those that ended, and of
-        those that run with their tokens so far. 0 before the first token."""
+        """The mean number of output tokens of the key's last requests: of the requests that ended,
+        and of the requests that run with their tokens so far. 0 before the first token."""
         ended, running = self._ended.get(key, _Ended()), self._parts.get(key, {}).values()
         num_requests = ended.num_requests + sum(part.num_running for part in running)
         num_tokens = ended.num_tokens + sum(part.num_running_tokens for part in running)
         return num_tokens / num_requests if num_requests else 0.0
 
     def asked(self, request: DispatchRequested) -> Refusal | None:
-        """Takes a new request into account; returns why it is refused, if it is."""
+        """Takes a new request into account; returns why the request is refused, if it is
+        refused."""
         key = request.api_key
         if not key:
             return None
@@ -163,7 +166,7 @@ class KeyTable:
         return None
 
     def frontend_died(self, frontend_id: str) -> None:
-        """The frontend's live requests are over. Its tokens are forgotten too."""
+        """Forgets a dead frontend's live requests, and its tokens too."""
         for parts in self._parts.values():
             parts.pop(frontend_id, None)
 
@@ -249,7 +252,7 @@ class KeyUse:
             live.num_output_tokens += num_tokens
 
     def ended(self, request_id: str, ran: bool) -> None:
-        """The request has ended. `ran`: whether it ever got an instance."""
+        """Notes that the request has ended. `ran`: whether it ever got an instance."""
         live = self._live.pop(request_id, None)
         if live is None:
             return
@@ -264,7 +267,7 @@ class KeyUse:
             used.window.take_back(live.num_prompt_tokens, live.began_s)
 
     def news(self, now_s: float) -> tuple[KeyUsed, ...]:
-        """The use of the keys for which it has changed since it was told last."""
+        """The use of those keys whose use has changed since it was told last."""
         changed: list[KeyUsed] = []
         for key, used in self._by_key.items():
             told = KeyUsed(
@@ -282,7 +285,7 @@ class KeyUse:
         return tuple(changed)
 
     def tell_all_again(self) -> None:
-        """There is another controller, which knows nothing yet."""
+        """Tells the use of all keys again, because a new controller knows nothing yet."""
         self._told.clear()
 
     def check(self) -> None:

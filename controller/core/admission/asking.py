@@ -11,8 +11,8 @@ controller; the next instance usually comes within seconds.
                request waited, so it is asked again from time to time.
     PAUSING    The answer named an instance that is not listed, because it died or starts. The
                controller is asked again after a while, when both sides know that.
-    ANSWERED   An answer has come. Whoever waits for it looks at it next; only then it is checked
-               whether its instance is still listed.
+    ANSWERED   An answer has come. The task that waits for the answer takes it next; only then it
+               is checked whether the answer's instance is still listed.
     OVER       The request is not asked for, or not any more.
 
     state             event          next       instructions
@@ -79,7 +79,7 @@ class AskState(StrEnum):
 
 @value
 class Asked:
-    """A request that is new, or was lost. It must not be asked for already."""
+    """A request that is new, or was lost, needs an instance. It must not be asked for already."""
 
     request: DispatchRequested
 
@@ -91,7 +91,7 @@ class Answered:
 
 @value
 class Resumed:
-    """Whoever waits for the answer looks at it now."""
+    """The task that waits for the answer takes it now."""
 
     request_id: str
 
@@ -180,7 +180,7 @@ class TellUnused:
 
 @value
 class TellKeysAgain:
-    """Tell another controller, which does not know it yet, what API keys use."""
+    """Tell a new controller, which does not know it yet, what API keys use."""
 
 
 @value
@@ -196,7 +196,7 @@ class BypassAt:
 
 @value
 class Resume:
-    """Let whoever waits for this request's answer go on, with Resumed."""
+    """Wake the task that waits for this request's answer; it comes back with Resumed."""
 
     request_id: str
 
@@ -236,8 +236,8 @@ class Known(Protocol):
     """The instances that the frontend knows."""
 
     def ref(self, instance_id: str, incarnation: int) -> InstanceRef | None:
-        """The instance's reference; None if the instance is not listed, or another incarnation of
-        it is."""
+        """The instance's reference; None if the instance is not listed, or is listed with a
+        different incarnation."""
 
     def snapshots(self) -> Iterable[InstanceSnapshot]:
         """The last snapshots of the instances."""
@@ -250,10 +250,10 @@ class OwnRequests(Protocol):
     """The frontend's own requests that have an instance."""
 
     def num_by_owner(self) -> Mapping[str, int]:
-        """How many of them each instance has, by id."""
+        """How many of the frontend's own requests each instance has, by instance id."""
 
     def blocks_by_owner(self, block_size: int) -> Mapping[str, int]:
-        """How many blocks they take on each instance, by instance id."""
+        """How many blocks the frontend's own requests take on each instance, by instance id."""
 
 
 RefusalAlone = Callable[[DispatchRequested, int], Refusal | None]
@@ -313,7 +313,7 @@ class Asking:
     # -- questions -----------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[str]:
-        """The ids of the requests that are asked for."""
+        """The ids of the requests about which the controller is asked."""
         return iter(self._asked)
 
     def __contains__(self, request_id: str) -> bool:
@@ -487,8 +487,8 @@ class Asking:
         return overdue_s if self._open_s <= overdue_s else float("-inf")
 
     def _bypass(self, now_s: float) -> list[Instruction]:
-        """Decides, with late binding, for the waiting requests while the controller is silent. This
-        goes on as long as any request is asked for."""
+        """Decides, with late binding, where the waiting requests go while the controller is silent.
+        This goes on as long as the controller is asked about any request."""
         self._is_bypassing = bool(self._asked)
         if not self._asked:
             return []
@@ -548,9 +548,9 @@ def _wake(asked: _Asked, time_s: float) -> WakeAt:
 
 
 def _without_key_use(request: DispatchRequested) -> DispatchRequested:
-    """The request as another controller, which has not heard of it yet, is asked about it. The
-    controller before may have accepted the request, and what its key used when it came is outdated.
-    So no limit of the key applies."""
+    """The request in the form in which a new controller, which has not heard of it yet, is asked
+    about it. The earlier controller may have accepted the request, and the use of its key at that
+    time is outdated. So no limit of the key applies."""
     return replace(request, num_live_of_key=0, num_tokens_of_key=0)
 
 
@@ -572,14 +572,14 @@ class PacedRelease:
     controller is
     gone: they go in order, and only as far as the last known free blocks allow.
 
-    If all went at once, they would fill the queues of instances on which they do not fit, which
-    late binding avoids. A frontend knows the instances' last statuses and its own requests: each of
+    If all went at once, they would fill the queues of instances on which they do not fit, and late
+    binding avoids that. A frontend knows the instances' last statuses and its own requests: each of
     its own requests that ends makes room again. Each frontend uses only its share of the room that
     was free.
 
-    `snapshots`: the last ones that are known. `own_blocks`: by instance, how many blocks this
-    frontend's requests took then. `room_to_grow_tokens`: the controller's last setting. Times are
-    by the caller's clock.
+    `snapshots`: the last known snapshots. `own_blocks`: by instance, how many blocks this
+    frontend's requests took at that time. `room_to_grow_tokens`: the controller's last setting.
+    Times are by the caller's clock.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The instances to which requests are dispatched: what each reports, what was sent there since, and
-which instance gets a request.
+"""The instances to which requests are dispatched: what each instance reports, what was sent to it
+since its last report, and which instance gets a request.
 
 The pool is a part of the global scheduler (`core.scheduler`). The scheduler decides when a request
 is sent, and the pool decides to which instance. It has a record of each instance, and a board with
@@ -136,7 +136,8 @@ class InstanceRecord:
 
     def report(self, snapshot: InstanceSnapshot, last_dispatch_seq: int, now_s: float) -> None:
         """Takes a status of this incarnation. From now on, requests that the status counts are not
-        unreported any more, nor are those that were dispatched `LOST_AFTER_S` ago."""
+        unreported any more. Neither are requests that were dispatched more than `LOST_AFTER_S`
+        ago."""
         before, self.snapshot = self.snapshot, self._as_ordered(snapshot)
         self.last_report_s = now_s
         if self.stalled or before is None or before.draining != self.snapshot.draining:
@@ -174,8 +175,8 @@ class InstanceRecord:
         self._sum_up()
 
     def stall(self, *, over: bool) -> None:
-        """Notes that the instance is stalled. `over`: it is not stalled any more, though it has not
-        reported."""
+        """Notes that the instance is stalled. `over`: the instance is not stalled any more, though
+        it has not reported."""
         self.stalled = not over
         self._sum_up()
 
@@ -189,7 +190,8 @@ class InstanceRecord:
         self._account()
 
     def die(self) -> None:
-        """This incarnation gets no requests any more; its last status can still be read."""
+        """Notes that this incarnation is dead: it gets no requests any more, but its last status
+        can still be read."""
         self.alive = False
         self._sum_up()
         self._unreported.clear()
@@ -274,13 +276,13 @@ class ScoreBoard:
         return len(self._ready)
 
     def forget(self) -> None:
-        """The list of schedulable instances is outdated: an instance came or went, or began or
+        """Drops the list of schedulable instances, because an instance came or went, or began or
         ceased to take requests."""
         self._is_known = False
 
     def changed(self, record: InstanceRecord) -> bool:
-        """The instance reported, or was sent a request. Returns whether a request may fit now that
-        did not fit before, or may lack less."""
+        """Updates the instance's score and room, because it reported or was sent a request. Returns
+        whether a request that did not fit before may fit now, or may lack less."""
         if not self._is_known:
             return True
         place = self._places.get(record.instance_id)
@@ -453,7 +455,7 @@ class InstancePool:
         self._board.forget()
 
     def report(self, event: StatusReported, now_s: float) -> bool:
-        """Takes a status in. Returns whether a request may fit now that did not fit before."""
+        """Takes a status in. Returns whether a request that did not fit before may fit now."""
         record = self._records.get(event.snapshot.instance_id)
         if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
             record.report(event.snapshot, event.last_dispatch_seq, now_s)
@@ -509,7 +511,7 @@ class InstancePool:
         return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, request)
 
     def choice(self, request: DispatchRequested) -> str:
-        """The instance that `dispatch` would choose. Changes nothing."""
+        """Returns the instance that `dispatch` would choose. Changes nothing."""
         return self._board.pick(request, self._level(request.rank), self._history).instance_id
 
     def dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
@@ -530,7 +532,7 @@ class InstancePool:
         self, instance_id: str, request: DispatchRequested, now_s: float, *, by_prefix: bool
     ) -> Dispatch:
         """Dispatches to a schedulable instance that late binding chose. `by_prefix`: whether to
-        remember that the request's prompt was sent there."""
+        remember that the request's prompt was sent to this instance."""
         chosen = self._records[instance_id]
         if by_prefix:
             assert chosen.snapshot is not None

@@ -7,8 +7,9 @@ goes wherever it fits first, and room is made for it where that takes the least 
     first       a request goes, in order, to the best instance on which it fits (`best_fitting`)
     overtaking  a request that fits goes ahead of requests that do not
     reserved    no other request is placed on an instance that is reserved for a request
-                (`reservations`) until that request goes, there or elsewhere. So it waits at most
-                until the running requests there have left, however many overtake it.
+                (`reservations`) until that request goes, to this instance or to another one. So the
+                request waits at most until the instance's running requests have left, however many
+                requests overtake it.
     ranks       a lower rank overtakes higher ones only when each of them has such an instance
 """
 
@@ -181,10 +182,10 @@ def best_fitting(
     cached: Cached | None,
     config: HoldingConfig,
 ) -> Room | None:
-    """The room to which such a request goes. Of the rooms in which it fits, it takes one of those
-    where its first token comes soonest, and of these the freest. If memory is short even on the
-    freest instance, it takes that one. `rooms`: ids ascending, by which `best_place` breaks ties.
-    `cached`: None if nothing is cached.
+    """The room to which a request of this size goes. Of the rooms in which it fits, it takes one of
+    those where its first token comes soonest, and of these the freest. If memory is short even on
+    the freest instance, it takes that one. `rooms`: ids ascending, by which `best_place` breaks
+    ties. `cached`: None if nothing is cached.
 
     Freeness is about memory alone. Where every instance has room, it hardly tells an instance with
     a long prompt to compute from one without, nor one that has the request's beginning in its
@@ -240,7 +241,7 @@ def reservations(
     config: HoldingConfig,
     now_s: float,
 ) -> dict[str, Key]:
-    """The reservations from now on, by instance id; `before`: those until now.
+    """The reservations from now on, by instance id. `before`: the reservations until now.
 
     first   the first request has an instance at once
     others  each other request has one when it has waited `reserve_after_s`, while no more are
@@ -360,7 +361,7 @@ def _yield_to(first: Waiting, reserved: dict[str, Key], queue: WaitingQueue, mos
 # -- when `reservations` has to be asked again, after it changed nothing -----------------
 
 ROUNDING_S = 1e-6
-"""A turn counts as come this much too early, because sums of times are rounded."""
+"""A reservation may come this much too early, because sums of times are rounded."""
 
 
 @value
@@ -393,7 +394,7 @@ class _Settled:
         config: HoldingConfig,
         now_s: float,
     ) -> "_Settled":
-        """`reservations` has just been given `reserved` and returned the same."""
+        """Called after `reservations` was given `reserved` and returned the same reservations."""
         waiting = ((instance_id, queue.get(key)) for instance_id, key in reserved.items())
         return cls(
             _next_turn_s(len(reserved), queue, len(rooms), config, now_s),
@@ -451,15 +452,15 @@ class WaitingReason(StrEnum):
     NEXT = "next"
     """The request fits, and goes with the next status."""
     BEHIND = "behind"
-    """The request fits, but may not go ahead of those before it."""
+    """The request fits, but may not go ahead of the requests before it."""
     RESERVED = "reserved"
-    """The request fits only on instances that are reserved for others."""
+    """The request fits only on instances that are reserved for other requests."""
     BATCH_FULL = "batch-full"
-    """The instances that have the blocks have no place in the batch, or enough requests wait
-    there."""
+    """The instances that have enough blocks have no place in the batch, or enough requests wait on
+    them."""
     FRAGMENTED = "fragmented"
-    """The request needs more blocks than are free on any instance, but not more than on all
-    together."""
+    """The request needs more blocks than are free on any single instance, but not more than are
+    free on all instances together."""
     MEMORY = "memory"
     """The request needs more blocks than are free on all instances together."""
 
@@ -479,8 +480,8 @@ class OvertakenBy(StrEnum):
 class WaitingPlace:
     """How a waiting request stands, for people. `place`: 1 is the first in order. `instance_id`:
     the instance that is reserved for the request. `lacking_blocks`: how many more blocks must be
-    free there, or, without a reservation, on the instance where the fewest are missing; None
-    without an instance. `num_overtaken`: how many requests went ahead of it while it was the
+    free on that instance or, without a reservation, on the instance where the fewest are missing;
+    None without an instance. `num_overtaken`: how many requests went ahead of it while it was the
     first."""
 
     waiting: Waiting
@@ -498,7 +499,7 @@ class WaitingView:
     instances, by id. `placement`: None without late binding.
 
     While late binding knows all requests, the view costs the same however many wait. To copy
-    100,000 of them and make an index, in order to find one, took 40 ms."""
+    100,000 requests and make an index of them, in order to find one, took 40 ms."""
 
     def __init__(
         self,
@@ -638,7 +639,7 @@ class QueueReason(StrEnum):
     FRAGMENTED = "fragmented"
     """The head needs more blocks than are free here, but not more than are free in the cluster."""
     NEXT_STEP = "next-step"
-    """There is room; the head waits for its turn within the steps' token budget."""
+    """There is room; the head waits until a step has enough of its token budget left."""
 
 
 def queue_reason(

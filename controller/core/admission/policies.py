@@ -4,11 +4,11 @@ A policy is a score of one instance and a way to pick among the scores. Neither 
 what they need to know of earlier choices (`History`) is an argument. Paper section 4.4: `llumnix`
 takes the instance with the highest dispatch freeness, which depends on the priority of the new
 request. `llumnix+` takes the freest instance on which the request fits, and lets it wait while
-there is none (`placement` chooses for it). The other policies are there to compare with: the
-paper's INFaaS++, vLLM's own balancer, Dynamo's router, and taking turns. Every score treats a
-request that was dispatched, but is in no status yet, as if it were queued on its instance.
-Otherwise all requests of a burst between two statuses would go to the same instance. The simulator
-compares more policies (`sim.baselines`).
+there is none (`placement` chooses for it). The other policies are for comparison: the paper's
+INFaaS++, vLLM's own balancer, Dynamo's router, and taking turns. Every score treats a request that
+was dispatched, but is in no status yet, as if it were queued on its instance. Otherwise all
+requests of a burst between two statuses would go to the same instance. The simulator compares more
+policies (`sim.baselines`).
 """
 
 import difflib
@@ -35,11 +35,11 @@ that all of them take 30 MB."""
 
 
 class SeenPrefixes:
-    """For each instance, the prefix hashes of the prompts that were sent there, as far as they were
-    used lately.
+    """For each instance, the prefix hashes of the prompts that were sent to it, as far as these
+    were used lately.
 
-    Only its engine knows which prefixes an instance has cached. The dispatcher guesses it from what
-    it sent there and from how much the instance can hold.
+    Only its engine knows which prefixes an instance has cached. The dispatcher guesses this from
+    the prompts that it sent to the instance, and from how much the instance can hold.
     """
 
     def __init__(self, max_hashes: int = MAX_HASHES) -> None:
@@ -121,7 +121,7 @@ PickFunction = Callable[[Sequence[str], Sequence[float], DispatchRequested, Hist
 def best_place(scores: Sequence[float], *, low: bool = False) -> int:
     """The place of the best score. Of equal scores it is the first, which belongs to the lowest id,
     as all lists of instances ascend; i-10 comes before i-2. All ties of a dispatch are broken here,
-    also those of late binding."""
+    including the ties of late binding."""
     return scores.index(min(scores) if low else max(scores))
 
 
@@ -149,8 +149,8 @@ def pick_next(
 def pick_least_work(
     ids: Sequence[str], scores: Sequence[float], request: DispatchRequested, history: History
 ) -> int:
-    """The cost of Dynamo's router: the tokens that the instance has, and those of the prompt that
-    it would have to compute. The prompt's length is the same everywhere and is left out."""
+    """The cost of Dynamo's router: the tokens that the instance has, and the tokens of the prompt
+    that it would have to compute. The prompt's length is the same everywhere and is left out."""
     matched = history.prefixes.num_matched_tokens
     costs = [
         score - matched(instance_id, request)
@@ -180,8 +180,8 @@ class Policy:
 def _blind_freeness(
     snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
 ) -> float:
-    """Decode steps left to all requests there, blind to priorities: the paper's INFaaS++ and
-    Llumnix-base (section 6.1). The memory of queued requests counts, no headroom does."""
+    """Decode steps left to all requests on the instance, blind to priorities: the paper's INFaaS++
+    and Llumnix-base (section 6.1). The memory of queued requests counts, no headroom does."""
     return dispatch_freeness(snapshot, NORMAL, (), unreported)
 
 
@@ -193,8 +193,8 @@ def _vllm_dp(
 
 
 def outstanding_blocks(snapshot: InstanceSnapshot, unreported: Unreported) -> int:
-    """The blocks that all running and waiting requests hold, and those that they still take for
-    their tokens so far."""
+    """The blocks that all running and waiting requests hold, and the blocks that they still take
+    for their tokens so far."""
     return (
         snapshot.num_used_blocks
         + snapshot.fill_blocks

@@ -83,7 +83,7 @@ class _Reserved:
 
 
 class AdmissionRecords:
-    """Reads `scheduler` and changes nothing there."""
+    """Decides what is put on record. Reads `scheduler` and does not change it."""
 
     def __init__(self, scheduler: GlobalScheduler) -> None:
         self._scheduler = scheduler

@@ -1,5 +1,5 @@
-"""The requests that wait at the controller: their orders, and which one is refused when they are
-too many.
+"""The requests that wait at the controller: their orders, and which of them is refused when they
+are too many.
 
     WaitingRequests  all of them, with late binding or without; which one is refused for others
     WaitingQueue     with late binding: those that may be placed, in order, and the first that fits
@@ -148,20 +148,20 @@ class FairTurns:
     free: the key that was served least goes first.
 
     Each request gets a turn when it begins to wait. A turn is a number of tokens: the turn of the
-    key's last request plus the cost of that request, but no less than the least turn that waits. So
-    a key that was away has neither credit nor debt, and the first request of a rank stays the
-    first, as no later request gets an earlier turn (start-time fair queueing: Goyal, Vin and Cheng,
-    SIGCOMM '96). Decision 0034 says why turns do not change while a request waits.
+    key's last request plus the cost of that request, but no less than the least turn of all waiting
+    requests. So a key that was away has neither credit nor debt, and the first request of a rank
+    stays the first, as no later request gets an earlier turn (start-time fair queueing: Goyal, Vin
+    and Cheng, SIGCOMM '96). Decision 0034 says why turns do not change while a request waits.
 
-    `rank` and `key` are those of a request, `cost` is the number of tokens that it is expected to
-    take.
+    `rank` and `key`: the rank and the API key of a request. `cost`: the number of tokens that it is
+    expected to take.
     """
 
     def __init__(self) -> None:
         self._ranks: dict[int, _Rank] = {}
 
     def take(self, rank: int, key: str, cost: float) -> float:
-        """The turn of a request that waits from now on."""
+        """Gives a turn to a request that begins to wait now."""
         turns = self._ranks.setdefault(rank, _Rank())
         least = turns.waiting[0] if turns.waiting else 0.0
         turn = max(least, turns.next_turns.get(key, 0.0))
@@ -170,8 +170,8 @@ class FairTurns:
         return turn
 
     def gone(self, rank: int, key: str, turn: float, cost: float, *, served: bool) -> None:
-        """The request does not wait any more. If it was not served and is the last of its key, the
-        next request of the key gets its turn."""
+        """Notes that the request does not wait any more. If it was not served and is the last of
+        its key, the next request of the key gets its turn."""
         turns = self._ranks[rank]
         del turns.waiting[bisect_left(turns.waiting, turn)]
         if not turns.waiting:
@@ -279,8 +279,8 @@ class WaitingRequests:
         return reversed(self._by_key.items())
 
     def hold(self, request: DispatchRequested, since_s: float, cost: float = 0.0) -> None:
-        """The request must not wait here yet. With a `cost` of 0 it gets no turn, and is ordered by
-        its arrival."""
+        """Adds a request, which must not wait here yet. With a `cost` of 0 it gets no turn, and is
+        ordered by its arrival."""
         turn = self._turns.take(request.rank, request.api_key, cost) if cost else 0.0
         waiting = WaitingRequest(request, since_s, turn, cost)
         self._by_key[request.frontend_id, request.request_id] = waiting
@@ -324,9 +324,9 @@ they are told more, they follow a rule of their own."""
 
 class DrainRate:
     """How fast waiting requests left in the last DRAIN_WINDOW_S, and so when a refused client may
-    come again: once all waiting requests would be gone at that rate, since the refused one would be
-    the last of them. A client that comes then is not sure of a place, as others come too. `now_s`
-    must never decrease.
+    come again: once all waiting requests would be gone at that rate, since the refused request
+    would be the last of them. A client that comes then is not sure of a place, because other
+    clients come too. `now_s` must never decrease.
     """
 
     def __init__(self) -> None:

@@ -95,8 +95,9 @@ class QueuedMove:
 
 
 class MoveQueue:
-    """First come, first served at each instance. While a move waits, no later move may begin at
-    either of its instances, so that moves between two busy instances get their turn too."""
+    """The moves that wait, first come, first served at each instance. While a move waits, no later
+    move may begin at either of its instances, so that moves between two busy instances get their
+    turn too."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, QueuedMove] = {}
@@ -120,7 +121,7 @@ class MoveQueue:
         return True
 
     def leave(self, migration_id: str) -> None:
-        """The move is over, or nobody waits for it any more."""
+        """Takes out a move that is over, or for which nobody waits any more."""
         self._waiting.pop(migration_id, None)
         self._begun.pop(migration_id, None)
 
@@ -169,8 +170,8 @@ class Attempt:
 
     @property
     def another_may_take_it(self) -> bool:
-        """Whether another destination may take the request: it still runs at its source, and the
-        failure was the destination's, perhaps before the source was asked."""
+        """Whether another destination may take the request: the request still runs at its source,
+        and the destination was at fault, perhaps even before the source was asked."""
         if self.outcome == "refused":
             return self.code in (CLOSED, DESTINATION_DIED)
         return self.outcome in ("kept", "resumed") and reason_of(self.code).elsewhere
@@ -233,7 +234,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Instances may have room for further moves now."""
+    """Time for a look: instances may have room for further moves now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +270,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class AskSource:
-    """Have the source move the request. SourceAnswered, SourceSilent or SourceDied follows within
-    `patience_s`."""
+    """Have the source move the request. The answer is SourceAnswered, SourceSilent or SourceDied,
+    and comes within `patience_s`."""
 
     order_id: str
     move: QueuedMove
@@ -287,8 +288,8 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The order is over. It has all attempts, the last one last; none if there was no
-    destination."""
+    """The order is over. The instruction has all attempts, the last one last; it has none if there
+    was no destination."""
 
     order_id: str
     attempts: Sequence[Attempt]
@@ -301,7 +302,7 @@ Instruction = AskSource | WakeAt | Done
 
 
 class Instances(Protocol):
-    """What the machine looks at in the cluster, as it is now."""
+    """What the machine reads of the cluster, as it is now."""
 
     def destinations(self, now_s: float, source_id: str) -> Sequence[InstanceSnapshot]:
         """The last statuses of the instances to which moves from the source may go."""

@@ -34,7 +34,7 @@ class Claim:
         return self.deadline_s is not None and now_s >= self.deadline_s
 
     def like(self, other: "Claim") -> bool:
-        """Whether this claim says the same as `other`, apart from who made it and when."""
+        """Whether this claim is the same as `other`, apart from who made it and when."""
         return self == replace(other, cause_id=self.cause_id, made_s=self.made_s, actor=self.actor)
 
 
@@ -52,7 +52,7 @@ class Drain(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Restart(Claim):
-    """The instance gets another process once it is empty. `nonce`: the nonce of the process that is
+    """The instance gets a new process once it is empty. `nonce`: the nonce of the process that is
     to end; the next process has another one. `at_once`: the process ends at once, whatever requests
     it has."""
 
@@ -111,12 +111,12 @@ class Claims:
 
     @property
     def goes(self) -> bool:
-        """The instance is removed at the end."""
+        """Whether the instance is removed at the end of the drain."""
         return self.scale is not None or self.notice is not None
 
     @property
     def restarts(self) -> bool:
-        """The instance gets another process at the end."""
+        """Whether the instance gets a new process at the end of the drain."""
         return self.restart is not None and not self.goes
 
     def made_by(self, kind: type[Claim]) -> Claim | None:
@@ -197,8 +197,8 @@ def _purpose(claim: Claim) -> str:
 
 
 def _over(claim: Claim) -> str:
-    """Words that say that the claim was taken back, for the claims that do something at the drain's
-    end."""
+    """Words that say that the claim was taken back, for claims that would have restarted or removed
+    the instance at the drain's end."""
     if isinstance(claim, Remove):
         return "not to be removed any more"
     return "its restart is over" if isinstance(claim, Restart) else ""

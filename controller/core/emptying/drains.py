@@ -1,9 +1,10 @@
 """The machine of drains: it empties every instance that somebody claims, until the claims are met
 or taken back.
 
-    draining     requests are left there, or may be on their way to it
-    drained      it reported that it takes no requests and has none, and each frontend answered that
-                 none of its requests is there; if a request comes all the same, it drains again
+    draining     the instance has requests left, or requests may be on their way to it
+    drained      the instance reported that it takes no requests and has none, and each frontend
+                 answered that it has no request on the instance; if a request comes anyway, the
+                 instance drains again
     restarting   its process was told to end, or another process took its place
 
 What is done with a drained instance, and at a deadline, is up to the strongest claim (`claims`):
@@ -14,13 +15,13 @@ What is done with a drained instance, and at a deadline, is up to the strongest 
     Restart      the process is replaced,     as Drain; a process that was told to end has no
                  then the claim is over       deadline any more
     Remove       ended, then forgotten        as Drain
-    Evacuate     ended, then forgotten        ended, then forgotten, with what is left there
+    Evacuate     ended, then forgotten        ended, then forgotten, whatever requests it has
 
 Claims are on disk before this machine hears of them, so a controller that starts again goes on with
 them (`Resumed`); it only forgets how many requests have moved. A process is ended before its
-instance is forgotten: a controller that dies in between starts an empty instance and removes it. In
-the other order, a process would run on that nobody knows. If a step fails for one instance, it is
-tried again after a while, and other instances are not affected.
+instance is forgotten: if a controller dies in between, the next one starts an empty instance and
+removes it. In the other order, a process that nobody knows would go on running. If a step fails for
+one instance, it is tried again after a while, and other instances are not affected.
 
 This machine neither stops dispatch nor begins moves. The spec closes a claimed instance
 (`ClusterSpec.closed`). An instance that drains counts as the least free of all, so it is a source.
@@ -45,7 +46,7 @@ CHECK_EVERY_S = 0.3
 RETRY_S = 1.0
 """The pause after a failure, for example when a disk is full or a process cannot be ended."""
 REPLACE_AGAIN_S = 10.0
-"""If a process that was to be replaced is still there after this time, it is ended again."""
+"""If a process that was to be replaced still runs after this time, it is told to end once more."""
 HEARD_WITHIN_S = 10.0
 """Members say Hello every second; a member that was not heard for this long counts as not
 existing."""
@@ -66,8 +67,8 @@ class DrainState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """What an instance still has by its last status. `num_awaited`: requests that were dispatched
-    before the drain and that no status has counted yet."""
+    """The requests that an instance still has by its last status. `num_awaited`: requests that were
+    dispatched before the drain and that no status has counted yet."""
 
     num_running: int = 0
     num_queued: int = 0
@@ -101,8 +102,8 @@ class InstanceProcess:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What the controller sees of an instance. `process`: None if the cluster has no such instance.
-    `left`: what is left by the last status of a process that serves; None if it has not reported.
-    `says_draining`: by the same status."""
+    `left`: the requests that are left, by the last status of a process that serves; None if the
+    process has not reported. `says_draining`: whether this status says that the instance drains."""
 
     process: InstanceProcess | None = None
     left: Remainder | None = None
@@ -124,7 +125,7 @@ NOT_THERE = Seen()
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The controller begins with these claims, before any member is heard."""
+    """The controller begins with these claims, before it has heard from any member."""
 
     drains: Mapping[str, Claims]
 
@@ -143,7 +144,8 @@ class ClaimsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """A look at one instance. `frontends_heard`: whether each frontend of the cluster was heard."""
+    """Time has passed: a look at one instance. `frontends_heard`: whether the controller has heard
+    from every frontend of the cluster."""
 
     instance_id: str
     seen: Seen
@@ -225,7 +227,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a tick ordered for this instance could not be done."""
+    """An instruction of a tick for this instance could not be carried out."""
 
     instance_id: str
 
@@ -511,7 +513,7 @@ class Drains:
         epoch_s: float,
         now_s: float,
     ) -> list[Instruction]:
-        """A drain begins, or goes on with other claims than `before`."""
+        """Tells of a drain that begins, or that goes on with claims different from `before`."""
         out = list[Instruction]()
         if before is None or claims.notice != before.notice:
             out.append(self._tell(instance_id, epoch_s))
@@ -642,7 +644,7 @@ class Drains:
     # -- inside --------------------------------------------------------------------------
 
     def _left(self, seen: Seen, now_s: float) -> Remainder | None:
-        """What is left on the instance; None if that is not known yet."""
+        """The requests that are left on the instance; None if they are not known yet."""
         process = seen.process
         if process is None:
             return Remainder()

@@ -68,7 +68,7 @@ class DrainForecast:
         self._levels, self._config = levels, config
         self._max_moves = max(1, max_moves)
         self._there = {each.instance_id: each for each in others if not each.draining}
-        """The destinations by id, with the requests that were sent there so far."""
+        """The destinations by id, each as it is with the requests that were sent to it so far."""
         self._closed = frozenset(closed)
         self._loads = {each.instance_id: self._load(each) for each in self._there.values()}
         """The loads of the same instances, by id."""

@@ -45,8 +45,8 @@ class Avoided(Generic[Who]):
         """The end of each avoidance, and the reason. Some may be over; `at` forgets those."""
 
     def avoid(self, key: Who, until_s: float, why: str = "") -> None:
-        """Avoids the key until then, for this reason. This replaces what was said of the key
-        before."""
+        """Avoids the key until then, for this reason. This replaces an earlier entry for the
+        key."""
         self._until_s[key] = until_s, why
 
     def remaining_s(self, key: Who, now_s: float) -> float:
@@ -70,7 +70,7 @@ class Avoided(Generic[Who]):
 
 
 class Cooling:
-    """Destinations that failed lately: for a while no move is sent there."""
+    """Destinations that failed lately: for a while no request is moved to them."""
 
     def __init__(self, cooling_s: float = COOLING_S) -> None:
         self._cooling_s = cooling_s
@@ -100,7 +100,7 @@ class Cooling:
         return self._for_all.at(now_s)
 
     def pairs(self, now_s: float) -> Collection[tuple[str, str]]:
-        """The (source id, destination id) that failed together and still cool."""
+        """The pairs (source id, destination id) that failed together and still cool."""
         return self._pairs.at(now_s)
 
 

@@ -118,7 +118,7 @@ class Candidate:
         )
 
     def demand_blocks(self, block_size: int) -> int:
-        """Blocks for all of the request's tokens, as if nothing were cached."""
+        """The blocks for all of the request's tokens, as if nothing were cached."""
         return blocks_for(self.num_tokens, block_size)
 
     def blocks_there(self, block_size: int) -> int:
@@ -225,7 +225,7 @@ def without(
 
 
 def with_arrivals(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> InstanceSnapshot:
-    """The instance once all of these requests run there, also those that were queued."""
+    """The instance once all of these requests run on it, including requests that were queued."""
     arriving = tuple(arriving)
     if not arriving:
         return snapshot
@@ -345,8 +345,9 @@ class Worth:
 def head_wait(
     source: InstanceSnapshot, staying: Iterable[Candidate], step_time_s: float
 ) -> HeadWait:
-    """A guess, which is only compared with the time of a copy. It assumes that the running requests
-    end at their limits and that none grows. Requests without a limit are left out."""
+    """Estimates what the head lacks, and for how long. The estimate is only compared with the time
+    of a copy. It assumes that the running requests end at their limits and that none grows.
+    Requests without a limit are left out."""
     head = source.queue_head
     if head is None:
         return HeadWait()
@@ -402,7 +403,7 @@ def weigh(
 
 MARGIN_S = 0.5
 """This much of the time that is left is for everything but the copy: the last stage, the commit,
-and the answers. Beside its copy, a move between two CPU instances took 0.05 to 0.2 s."""
+and the answers. In addition to its copy, a move between two CPU instances took 0.05 to 0.2 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,7 +498,7 @@ class NotMoved:
 class Decision:
     """Which request leaves next, if any. `reason`: why requests are to leave; empty if the instance
     is no source any more. `numbers`: the figures of the chosen request. `refused`: the requests
-    that were tried before it, or all of them if none was chosen."""
+    that were tried before the chosen one, or all of them if none was chosen."""
 
     chosen: Candidate | None = None
     reason: str = ""
@@ -523,7 +524,7 @@ class ReliefRules:
         self._step_time_s = view.step_time_s or 0.0
         self._destination_after_steps: dict[tuple[int, int], float] = {}
         """The destination's freeness after the move, by the rank and the blocks of the request:
-        many requests of a batch have the same."""
+        many requests of a batch have the same rank and number of blocks."""
 
     # More than half of all decisions need only the values above, as the instance is no source any
     # more.
@@ -531,7 +532,7 @@ class ReliefRules:
     @cached_property
     def _destination(self) -> InstanceSnapshot:
         # A request from a draining instance's queue takes no room at the destination: it waits
-        # there again.
+        # again at the destination.
         taking_room = [c for c in self._view.sent if not (c.queued and self._draining)]
         return with_arrivals(self._view.destination, taking_room)
 
@@ -592,11 +593,11 @@ class ReliefRules:
         return self._config.source_below_steps
 
     def _least_steps_there(self, _candidate: Candidate) -> float:
-        """The least freeness that the destination must have once the request runs there."""
+        """The least freeness that the destination must have once the request runs on it."""
         return self._config.source_below_steps
 
     def _steps_below(self, candidate: Candidate) -> float:
-        """How far the destination is below its threshold once the request runs there; negative if
+        """How far the destination is below its threshold once the request runs on it; negative if
         it is above."""
         return self._config.destination_above_steps - self._destination_after(candidate)
 
@@ -688,7 +689,7 @@ class ReliefRules:
 
     def _moved_lately(self, candidate: Candidate) -> NotMoved | None:
         """Refuses a request that left this destination lately. All instances that it left count,
-        not only the last one: three instances that pass one request round do no better than two."""
+        not only the last one: three instances that pass a request around are no better than two."""
         to, not_back_s = self._destination.instance_id, self._config.not_back_s
         left_ago_s = min((ago_s for left, ago_s in candidate.moves if left == to), default=None)
         if left_ago_s is None or left_ago_s >= not_back_s:

@@ -182,7 +182,7 @@ class DrainEnded:
 
 @value
 class Fenced:
-    """Another incarnation begins: orders and moves of this one do not count any more."""
+    """A new incarnation begins: orders and moves of this one do not count any more."""
 
 
 Event = (
@@ -285,8 +285,8 @@ class _Plan:
 
 @dataclass(slots=True, eq=False)
 class _Wish:
-    """A move that is to begin. `plan`: the plan by which it makes room together with other
-    moves."""
+    """A move that is to begin. `plan`: the plan to which the move belongs, if it makes room
+    together with other moves."""
 
     candidate: Candidate
     destination: InstanceRef
@@ -722,7 +722,7 @@ class RelievingSource:
 
     def _counted_s(self, migration_id: str, sent: _Sent) -> float | None:
         """When the destination's snapshots began to count the request. A running request counts
-        once its blocks are reserved there, a queued one once it has moved."""
+        once its blocks are reserved at the destination, a queued request once it has moved."""
         if sent.candidate.queued:
             return sent.ended_s
         if sent.ended_s is not None:

@@ -3,15 +3,17 @@
 In each round the controller decides for which requests room is made, and where:
 
     queue head    A queue head lost its blocks, or came before the memory was gone. It moves to
-                  another instance if it fits there at once, and nothing is copied. Otherwise other
-                  requests make room for it, and those behind it move where they fit.
+                  another instance if it fits on that instance at once, and nothing is copied.
+                  Otherwise other requests make room for it, and the requests behind it move to
+                  instances where they fit.
     running       On an instance that is about to evict, some requests of the lowest rank leave
                   before that.
     waiting       If an instance is reserved for a request that waits at the controller, other
                   requests of that instance make room for it.
 
-Requests may leave for any instance that has room. An admission leaves more room there than such a
-move, as running requests go before new ones. No room is offered twice in one round.
+Requests may leave for any instance that has room. An admission leaves more room free on its
+instance than such a move does, because running requests go before new ones. No room is offered
+twice in one round.
 
 The source then decides, between two steps, which requests leave; simulated instances ask here too:
 
@@ -57,7 +59,8 @@ class MakeRoom:
     """Moves of requests of at most `rank` are to free `lacking_blocks` on `source_id`.
     `spare_blocks` says how much each destination can take. `request_id`: the request that gets the
     room; empty if the room is for the growth of all running requests. If the request is the queue
-    head there, those behind it leave too, where they fit at once (`plan_leaving`)."""
+    head of that instance, the requests behind it leave too, for instances where they fit at once
+    (`plan_leaving`)."""
 
     source_id: str
     request_id: str
@@ -86,9 +89,9 @@ def help_blocked(
     turn: int = 0,
 ) -> list[MoveHead | MakeRoom]:
     """What a round orders for blocked requests. `sources`: the instances where moves may begin.
-    `destinations`: those to which moves may go. `rooms`: the rooms of the schedulable instances, by
-    id. `may_move`: whether a move from one instance to another may begin now. `turn`: the number of
-    the round; in the next round another order chooses first."""
+    `destinations`: the instances to which moves may go. `rooms`: the rooms of the schedulable
+    instances, by id. `may_move`: whether a move from one instance to another may begin now. `turn`:
+    the number of the round; in the next round another order chooses first."""
     config = placement.config
     heads, wanted = list[MoveHead](), list[_Wanted]()
     left = {
@@ -128,8 +131,8 @@ def _for_waiting(
     left: Mapping[str, int],
 ) -> Iterator[_Wanted]:
     """Wants room for each waiting request, on that one of its reserved instances that lacks the
-    least. Requests may leave for its other reserved instances too. `sources`: the ids of the
-    instances where moves may begin."""
+    least. Requests may leave for the other instances that are reserved for it, too. `sources`: the
+    ids of the instances where moves may begin."""
     reserved: dict[Key, list[str]] = {}
     for instance_id, key in placement.reserved.items():
         if instance_id in rooms:
@@ -226,8 +229,8 @@ class RoomMove:
 class RoomPlan:
     """The moves by which a source makes room. `let_go`: moves of requests that wait behind the
     blocked head. `plan`: moves that free `lacking_blocks`, which are the blocks that no move under
-    way frees. If the plan is empty, `refusal` says why; None then means that nothing is lacking or
-    that too many moves are under way. `num_movable`: how many running requests may leave."""
+    way frees. If the plan is empty, `refusal` says why; None then means that no blocks are lacking,
+    or that too many moves are under way. `num_movable`: how many running requests may leave."""
 
     let_go: tuple[RoomMove, ...] = ()
     plan: tuple[RoomMove, ...] = ()
@@ -279,7 +282,7 @@ def head_to_leave(
 
 def ends_plan(code: str) -> bool:
     """Whether the plan of a move that failed for this reason is given up, as half a plan makes no
-    room. A request that has ended meanwhile has made room all the same."""
+    room. A request that has ended meanwhile has made room anyway."""
     return code not in _HARMLESS
 
 
@@ -307,11 +310,11 @@ def plan_room(
     """Moves that free at least `lacking_blocks` and copy the fewest blocks, as far as a greedy
     search finds them; [] if no set of moves is enough.
 
-    `spare_blocks`: by destination. Each leaving request takes one block more there than it holds
-    here, as it decodes on. Only requests of at most `highest_rank` leave.
+    `spare_blocks`: by destination. Each leaving request takes one block more at its destination
+    than it holds here, because it decodes on. Only requests of at most `highest_rank` leave.
     """
     if sum(spare_blocks.values()) <= lacking_blocks:
-        return []  # A request takes more there than it frees here.
+        return []  # A request takes more blocks at its destination than it frees here.
     movable = [
         c
         for c in candidates
@@ -342,8 +345,8 @@ def plan_leaving(
     block_size: int,
 ) -> list[RoomMove]:
     """Moves of the requests behind the blocked head `head_id`, in order, to queues where they fit
-    at once; nothing is copied. Without this some requests behind an evicted one waited as long as
-    the largest requests. [] if the request `head_id` does not wait here."""
+    at once; nothing is copied. Without this, some requests behind an evicted request waited as long
+    as the largest requests. [] if the request `head_id` does not wait here."""
     left, plan = dict(spare_blocks), list[RoomMove]()
     queued = [c for c in candidates if c.queued]
     if all(c.request_id != head_id for c in queued):

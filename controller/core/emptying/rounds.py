@@ -10,8 +10,8 @@ A round looks at one status of each instance and never at requests; the sources 
               had an order and is not paired any more is told so
 
 Once in each round, `openness` says which instances take no moves. A pair is left out for a while
-when it failed, or when its source said that no request can go there. While rescheduling is not
-enabled, only draining instances are relieved, as an operator ordered that.
+when it failed, or when its source said that no request can go to the destination. While
+rescheduling is not enabled, only draining instances are relieved, as an operator ordered that.
 
 Between rounds only the sources with an order are remembered, and fruitless pairs for a second. So a
 controller that starts again simply begins with its first round; the orders of its predecessor end
@@ -171,8 +171,8 @@ def _first_for(source: InstanceLoad, free: Sequence[InstanceLoad], left_out: Lef
 
 # -- what a change of thresholds would do ----------------------------------------------------------
 #
-# An operator sees before the change which instances a round would relieve, and which ones would
-# take requests from them.
+# An operator sees before the change which instances a round would relieve, and which instances
+# would take their requests.
 
 
 class Role(StrEnum):
@@ -245,7 +245,7 @@ class HeadOrder:
 
 @value
 class Opening:
-    """An instance to which requests may leave, and how many blocks they may take there."""
+    """An instance to which requests may leave, and how many blocks they may take on it."""
 
     destination: InstanceRef
     spare_blocks: int
@@ -312,7 +312,7 @@ class RoundRules:
     evacuated: Collection[str] = ()
 
     def load(self, status: InstanceSnapshot) -> InstanceLoad:
-        """The instance as a round sees it if nothing closes it."""
+        """The instance as a round sees it if no reason closes it."""
         return InstanceLoad.of(
             status,
             self.levels,
@@ -333,7 +333,7 @@ class RoundDue:
 @value
 class PairFruitless:
     """A source said that none of its requests can go to that destination, and that none is on its
-    way there. Both are (instance id, incarnation)."""
+    way to it. Both instances are given as (instance id, incarnation)."""
 
     source: tuple[str, int]
     destination: tuple[str, int]
@@ -348,7 +348,7 @@ class InstanceGone:
 
 @value
 class RulesChanged:
-    """The rules hold from the next round on."""
+    """From the next round on, these rules hold."""
 
     rules: RoundRules
 

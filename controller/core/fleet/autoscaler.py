@@ -12,7 +12,7 @@ own scale holds auto-scaling, it is only reported. The states of a check:
 
     RESTING   Ticked        -> LOOKING if a check is due
     LOOKING   LoadSeen      -> CLEARING, ACTING; RESTING if nothing is to be done, or it cannot be
-    CLEARING  ScaleDone     -> ACTING; RESTING while those that failed are still there
+    CLEARING  ScaleDone     -> ACTING; RESTING while the failed ones still exist
     ACTING    NoRoom        -> ACTING with one fewer; RESTING if not even one has room
     ACTING    ScaleDone     -> RESTING
     either    ScaleRefused  -> RESTING
@@ -378,8 +378,8 @@ class SettingsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """How the instances are now. A live cluster sends this several times a second, so that the time
-    of starts is measured well."""
+    """Time has passed; the event says how the instances are now. A live cluster sends it several
+    times a second, so that the time of starts is measured well."""
 
     planned: Collection[str]
     """The instances that are to stay, whether they serve or not."""
@@ -450,7 +450,7 @@ class ScaleRefused:
 
 @dataclass(frozen=True, slots=True)
 class HoldBegan:
-    """An operator's own scale, which is in the spec, wins from now on."""
+    """From now on an operator's own scale, which is in the spec, wins."""
 
     cause_id: str
     hold: ScaleHold
@@ -478,7 +478,7 @@ class LookAtLoad:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Launch this number of instances. The answer to this and the next two instructions is
-    ScaleDone or ScaleRefused; to this one it may also be NoRoom."""
+    ScaleDone or ScaleRefused. The answer to this one may also be NoRoom."""
 
     check: "Check"
     number: int

@@ -73,7 +73,8 @@ class Turn:
     before: EngineChange = AS_STARTED
     """The arguments of the process that is replaced."""
     fingerprint: str = ""
-    """What that process's engine has in common with those to which its requests move."""
+    """The fingerprint of that process's engine. The engines to which its requests move have the
+    same one."""
     max_model_len: int = 0
     """The longest request that its engine takes, in tokens; 0: not known."""
 
@@ -405,7 +406,7 @@ def move_reason(spec: ClusterSpec, source_id: str, reason: str) -> str:
 
 class OrderRefusal(StrEnum):
     LAST_INSTANCE = "last_instance"
-    """No instance would take requests then."""
+    """No instance would take requests any more."""
     NOT_STARTED = "not_started"
     """The instance has no process yet that could be replaced."""
     LEAVING = "leaving"
@@ -517,7 +518,7 @@ def plan_scale(
     gone: Collection[str] = (),
 ) -> ScalePlan | OrderRefusal:
     """Plans which instances are added or removed to reach `target`. `num_running`: by instance that
-    serves, how many requests run there. Instances that do not serve, or that the spec closes to
+    serves, how many requests run on it. Instances that do not serve, or that the spec closes to
     requests, are removed first, then those with the fewest requests, ties by id; those with the
     most come back first. An instance that is being restarted is removed last: it serves soon, and
     somebody waits for that. `agreed`: exactly these are removed, however busy they are by now.

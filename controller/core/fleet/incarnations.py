@@ -54,7 +54,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The process is gone, or the connection to it."""
+    """The process is gone, or the connection to it is closed."""
 
 
 @dataclass(frozen=True, slots=True)

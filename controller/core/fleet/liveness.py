@@ -1,5 +1,5 @@
-"""Which instances are alive: which ones are asked for their status, count as stalled, or are
-fenced. And which live instances step slowly (`Slowness`), or compute without a request
+"""Which instances are alive: which of them are asked for their status, count as stalled, or are
+fenced. Also which live instances step slowly (`Slowness`), or compute without a request
 (`Busyness`).
 
 An open port proves nothing: an instance counts as alive by the progress that it reports. The states
@@ -61,8 +61,9 @@ class Serving:
     last_report_s: float | None
     """None: this controller has no report of the incarnation."""
     need_blocks: int
-    """The blocks that its requests would take elsewhere, by its last status: those that they hold,
-    and those that its queue needs. Without a report, as many as they can take at most."""
+    """The blocks that its requests would take elsewhere, by its last status: the blocks that they
+    hold, and the blocks that its queue needs. Without a report, as many as they can take at
+    most."""
     stall_timeout_s: float
     node: str = ""
     """The machine on which it runs."""
@@ -98,8 +99,8 @@ class Rest:
 
     num_schedulable: int
     free_blocks: int
-    """The free blocks of all of them, less what the waiting requests there and at the controller
-    need."""
+    """The free blocks of all these instances, less the blocks that requests need that wait on them
+    or at the controller."""
     num_away: int
     """The number of instances that were fenced and whose engines have not reported since."""
 
@@ -128,7 +129,7 @@ class Pull:
 @dataclass(frozen=True, slots=True)
 class TellStall:
     """Tells the scheduler, which sends it no requests then, and the journal that the instance
-    stalls. `over`: it does not stall any more, after a silence of `silence_s`."""
+    stalls. `over`: the instance does not stall any more, after a silence of `silence_s`."""
 
     instance_id: str
     silence_s: float
@@ -256,10 +257,10 @@ class Silences:
         self._last_turn_s: float | None = None
 
     def turn(self, now_s: float, last_report_s: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-        """How long each of the given incarnations has been silent by now; others are forgotten.
-        They are given with the time of their last report. The silence of an incarnation that never
-        reported (-inf) counts from when it was given first. Mutates. To be called several times a
-        second."""
+        """How long each of the given incarnations has been silent by now; all other incarnations
+        are forgotten. Each is given with the time of its last report. The silence of an incarnation
+        that never reported (-inf) counts from when it was given first. Mutates. To be called
+        several times a second."""
         before_s = now_s if self._last_turn_s is None else self._last_turn_s
         self._last_turn_s = now_s
         heard_s = min(now_s - before_s, MAX_TURN_S)
@@ -282,8 +283,8 @@ class Silent:
 
 
 def to_fence(silent: Sequence[Silent], rest: Rest, after_s: float) -> list[list[Silent]]:
-    """The incarnations to fence now: those that are silent for `after_s` or more (0: none ever),
-    grouped by fault. A fault is one incarnation, or all of a node.
+    """The incarnations to fence now: all that have been silent for `after_s` or more (0: none
+    ever), grouped by fault. A fault is one incarnation, or all of a node.
 
     The faults that have been silent for longest come first. The first one is dealt with even if its
     requests have to wait for memory, unless another incarnation is still away. Every other fault is
@@ -352,7 +353,7 @@ class StepsSeen:
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Drain the instance, as an operator would, if another instance serves beside it."""
+    """Drain the instance, as an operator would, if at least one other instance serves."""
 
     instance_id: str
     incarnation: int
@@ -451,8 +452,8 @@ class IdleSeen:
 
 @dataclass(frozen=True, slots=True)
 class TellBusy:
-    """Tells the journal that the instance computes without a request. `over`: it does not any more,
-    after `lasted_s`."""
+    """Tells the journal that the instance computes without a request. `over`: the instance does not
+    do so any more, after `lasted_s`."""
 
     instance_id: str
     incarnation: int

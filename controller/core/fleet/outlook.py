@@ -50,7 +50,7 @@ class RecentLatencies:
     """The longest wait so far among the requests that wait now."""
     settled: bool = True
     """Whether the same number of instances as now served throughout that minute. If not, the
-    percentiles describe another cluster."""
+    percentiles describe a different cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class ClusterLoad:
     towards the maximum."""
     action_pending: bool = False
     """Whether an earlier decision, or an operator's scale, is not carried out yet: an instance that
-    it launched neither serves nor has failed, or one that it drained is still there."""
+    it launched neither serves nor has failed, or an instance that it drained still exists."""
     leaving_id: str | None = None
     """The instance that an earlier decision drains, if nothing else is pending. It is not
     schedulable, and may still be kept."""
@@ -235,8 +235,8 @@ RETRY_S = 1.0
 
 
 class Launches:
-    """Which instances are launched now: those that are wanted and have no process. A launch that
-    failed is repeated a while later, as Ray may still clean up after one that died with its
+    """Which instances are launched now: the instances that are wanted and have no process. A launch
+    that failed is repeated a while later, as Ray may still clean up after one that died with its
     controller. Times are in seconds, of any monotonic clock."""
 
     def __init__(self) -> None:
@@ -245,8 +245,8 @@ class Launches:
         launch is repeated."""
 
     def look(self, wanted: Collection[str], there: Container[str], now_s: float) -> list[str]:
-        """The instances to launch. `there`: those that have a process, or have been launched.
-        Mutates."""
+        """The instances to launch. `there`: the instances that have a process, or have been
+        launched. Mutates."""
         retry_at_s = self._retry_at_s
         self._retry_at_s = {
             key: at_s for key, at_s in retry_at_s.items() if key in wanted and key not in there

@@ -403,7 +403,8 @@ class RollingRestart:
 
     def __init__(self) -> None:
         self.waits = ""
-        """Why the next instance must wait, if it does not just wait for its turn."""
+        """Why the restart of the next instance must wait, if the reason is not just that another
+        instance is being restarted."""
         self._away_since_s: dict[str, float] = {}
         """For each instance whose restart was under way at the last look: when its process was seen
         to have ended for that."""

@@ -111,7 +111,8 @@ def freest_first(steps: float, instance_id: str) -> tuple[float, str]:
 
 
 def with_another_rank(snapshot: InstanceSnapshot, before: int, after: int) -> InstanceSnapshot:
-    """The same instance once a request that runs there has the rank `after` instead of `before`."""
+    """The same instance once one of its running requests has the rank `after` instead of
+    `before`."""
     running = dict(snapshot.num_running_by_rank)
     running[before] = running.get(before, 0) - 1
     running[after] = running.get(after, 0) + 1
@@ -130,9 +131,10 @@ def dispatch_headroom_blocks(
     """C(p): the blocks of headroom that count as taken for a new request of `level`; at most M, the
     instance's blocks.
 
-    They are the headroom of every other level that runs here, which the new request may not use,
-    and the headroom of its own level if no request of that level runs here yet: then the new
-    request would bring that headroom with it. So the requests of one level gather on few instances.
+    They are the headroom of every other level with running requests on the instance, which the new
+    request may not use, and the headroom of its own level if no request of that level runs here
+    yet: then the new request would bring that headroom with it. So the requests of one level gather
+    on few instances.
     """
     running = snapshot.num_running_by_rank
     total = 0
@@ -191,8 +193,8 @@ output token saturate a simulated H100: the mean TTFT is 1.6 s. It is 13 ms if t
 8,192."""
 GROWTH_DIVISOR = 16
 """An admission leaves at most a sixteenth of the memory free for growth. Without this limit it
-leaves 320 tokens, which are a third of a memory of 64 blocks: there a prompt of 57 blocks waited
-until a request of 2 blocks ended."""
+leaves 320 tokens, which are a third of a memory of 64 blocks: with such a memory a prompt of 57
+blocks waited until a request of 2 blocks ended."""
 
 
 @dataclass(slots=True)

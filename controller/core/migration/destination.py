@@ -193,7 +193,7 @@ class DestinationMove:
         self.hop = 0
         """The hop in which the request runs here, once COMMIT came."""
         self.code = ""
-        """Why nothing came of the move."""
+        """Why the move failed."""
         self._timing = timing
         self._since_s = now_s
         self._heard_s = now_s
@@ -515,7 +515,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
 
 
 _ANSWERS = (Reserved, NotReserved, StageCopied, StageLost, CommitApplied, CommitNotApplied)
-"""Answers to what was asked before the move was called off."""
+"""Answers to questions that were asked before the move was called off."""
 
 
 TABLE = _table()

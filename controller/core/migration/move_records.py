@@ -46,7 +46,7 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True)
 class MoveRecord:
-    """One move that is over. `outcome`: the source's last state. `code`: why that is not
+    """One move that is over. `outcome`: the source's last state. `code`: why the outcome is not
     `migrated`. `num_cached_blocks`: how many blocks the destination already had."""
 
     migration_id: str
@@ -84,8 +84,8 @@ class MoveRecord:
         return labels | ({"code": self.code, "why": why(self.code)} if self.code else {})
 
     def numbers(self) -> Mapping[str, Number]:
-        """The figures of this move's event: those of the decision, totals, then those of each
-        stage."""
+        """The figures of this move's event: the figures of the decision, totals, then the figures
+        of each stage."""
         figures: dict[str, Number] = {
             **self.decision,
             "num_stages": len(self.stages),
@@ -192,7 +192,7 @@ class MoveLog:
             self._timed.popitem(last=False)
 
     def last_minute(self, now_s: float) -> tuple[int, int]:
-        """How many moves (migrated, failed)."""
+        """How many moves ended in the last minute: (migrated, failed)."""
         return self._migrated.total(now_s), self._failed.total(now_s)
 
     def typical_excess_s(self) -> float | None:
@@ -239,8 +239,8 @@ class CopyRates:
             copied.append((record.num_bytes, record.copy_time_s))
 
     def bytes_per_s(self, destination_id: str) -> float | None:
-        """The rate to that instance, or over all links if nothing was copied there yet; None if
-        nothing was copied at all."""
+        """The rate to that instance, or the rate over all links if nothing was copied to that
+        instance yet; None if nothing was copied at all."""
         return _rate(self._by_destination.get(destination_id) or self._all)
 
 

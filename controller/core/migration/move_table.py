@@ -141,7 +141,7 @@ class MoveTable(Generic[Away, Here]):
     def _is_moving(self, request_id: str) -> bool:
         """Whether the request is leaving or arriving. This is also true after its arrival until its
         source has let go of it: if the frontend fences this hop, the source goes on in the next
-        one, so no other move may use that."""
+        one, so no other move may use that hop."""
         if self.under_way(request_id) is not None:
             return True
         for move in self.incoming.values():
@@ -172,15 +172,16 @@ class MoveTable(Generic[Away, Here]):
         return max(gone, key=lambda move: move.epoch, default=None)
 
     def is_arriving(self, request_id: str) -> bool:
-        """Whether a move to here may still hold something in the engine, even if it was called
-        off."""
+        """Whether a move to this instance may still hold something in the engine, even if it was
+        called off."""
         moves = self.incoming.values()
         return any(move.request_id == request_id and not move.machine.over for move in moves)
 
     def is_outdated(self, request_id: str, attempt: int, here: Epoch | None) -> bool:
         """Whether a later attempt of the request runs here, leaves or arrives. `here`: the epoch in
         which it runs on this instance, if it does. An order to run an attempt may be under way for
-        seconds; meanwhile the request may have been replayed elsewhere and moved to here."""
+        seconds; meanwhile the request may have been replayed on another instance and moved here
+        from it."""
         epochs = [FIRST_EPOCH if here is None else here]
         if (away := self.under_way(request_id)) is not None:
             epochs.append(away.epoch)
@@ -223,7 +224,7 @@ class MoveTable(Generic[Away, Here]):
             del self._leaving[move.request_id]
 
     def forget_arrival(self, move: Here) -> None:
-        """Forgets a move to here at once in any state."""
+        """Forgets a move to this instance at once, in any state."""
         self.incoming.pop(move.migration_id, None)
         self._arriving.pop(move.migration_id, None)
 

@@ -196,8 +196,8 @@ class Ownership(Generic[T]):
 
     @property
     def to_ask(self) -> tuple[InstanceRef, Epoch] | None:
-        """(destination, epoch): the owner died, and this destination has not said yet whether the
-        request is there in this epoch. Else None."""
+        """(destination, epoch): the owner died, and this destination has not said yet whether it
+        has the request in this epoch. None if nobody has to be asked."""
         if not self._asking or self._announced is None:
             return None
         return self._announced.destination, self._announced.epoch

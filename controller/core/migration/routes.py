@@ -120,7 +120,7 @@ class NotMoved:
 @dataclass(frozen=True, slots=True)
 class LostThere:
     """A source gave the request to `owner`, which died; or `owner`, which the frontend takes for
-    dead, had it, and it ended there."""
+    dead, had the request, and it ended on that instance."""
 
     request_id: str
     epoch: Epoch
@@ -240,8 +240,8 @@ class AbortAt:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmOwner:
-    """Tell `owner` that the request is read from there, and that its source gets no fence any
-    more."""
+    """Tell `owner` that the frontend reads the request from it, and that the request's source gets
+    no fence any more."""
 
     owner: InstanceRef
     request_id: str
@@ -323,7 +323,8 @@ Instructions = Sequence[Instruction]
 
 
 class KnownIncarnations(Protocol):
-    """The instances of the controller's last directory, without those that have died since."""
+    """The instances of the controller's last directory, without the instances that have died
+    since."""
 
     def incarnation(self, instance_id: str) -> int | None: ...
 
@@ -487,8 +488,8 @@ class Routes:
         return told
 
     def _fence_asked(self, asked: FenceAsked, now_s: float) -> Instructions:
-        """If the request is over here, or lost, it has no owner: its source may have it back, and
-        is told to stop it."""
+        """Answers a source that asks for its request back. If the request is over here, or lost, it
+        has no owner: the source may have it back, and is told to stop it."""
         request_id, epoch, owner = asked.request_id, asked.epoch, asked.owner
         told: list[Instruction] = []
         route = self.live.get(request_id)
@@ -562,7 +563,7 @@ class Routes:
         return ()
 
     def _found(self, request_id: str, route: Route, now_s: float) -> Instructions:
-        """Another instance owns the request in the same attempt, as is known now."""
+        """Notes that another instance owns the request in the same attempt."""
         told: Instructions = ()
         if self.replays.is_lost(request_id):
             told = self._replay(replays.Found(request_id), now_s)
@@ -705,7 +706,7 @@ class Routes:
 
 
 def _first_of(request_id: str, route: Route, epoch: Epoch, now_s: float) -> Instructions:
-    """A new owner's first token tells the downtime of the move or the replay."""
+    """Takes a new owner's first token, which tells the downtime of the move or the replay."""
     told: list[Instruction] = []
     route.epoch, downtime_s = epoch, route.silent_s(now_s)
     if (timed := route.timed) is not None:

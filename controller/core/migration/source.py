@@ -264,7 +264,7 @@ class SourceClock:
     A stage that is copied while the request decodes on costs the request nothing, so the source
     waits for as long as the bytes need under the bandwidth limit, and longer. The last copy stops
     the request, so nothing extends its time. The destination is at fault only if it said nothing,
-    or took none of the bytes that were there for it.
+    or took none of the bytes that were ready for it.
     """
 
     def __init__(self, now_s: float, timing: MoveTiming) -> None:
@@ -377,7 +377,7 @@ class SourceMove:
 
     def tick(self, now_s: float, stalled_s: float = 0.0) -> Instructions:
         """Repeats messages and gives up waiting, when it is time. `stalled_s`: how long the
-        destination has taken none of the bytes that were there for it. Mutates."""
+        destination has taken none of the bytes that were ready for it. Mutates."""
         if self.state in OVER and not self._unanswered:
             return []  # the move is remembered for what comes late, and nothing is due
         clock = self._clock
@@ -637,6 +637,6 @@ _LATE = (
     MoveCancelled,
     Verb.PRE_ALLOCATED,
 )
-"""What may still come when a move is over: answers to what was asked before."""
+"""Messages that may still come when a move is over: answers to questions that were asked before."""
 
 TABLE = _table()

@@ -9,7 +9,7 @@ events with one cause can be read together:
     lost-events-MEMBER-N   events of incarnation N of a member did not arrive
     start-MEMBER-N         incarnation N of a member began to serve
     start-controller       the controller came, or came back
-    ray                    Ray's head, or its raylet beside the controller, was lost or is back
+    ray                    Ray's head, or the controller's raylet, was lost or is back
     stall-MEMBER-N         incarnation N of a member fell silent, or reports again
     busy-MEMBER-N          incarnation N of an instance computes without a request, or no more
     held-K                 requests wait at a controller for the Kth time: until none does
@@ -42,9 +42,9 @@ class EventKind(StrEnum):
     were to choose from."""
     REJECTED = "rejected"
     """No instance would take the request (overloaded) or could take it (unavailable), or its API
-    key may use no more (live_limit, token_limit). At most one such event is logged in 10 s for each
-    reason and level. It names the last request that was refused, its rank and its Retry-After, and
-    says how many were refused since the previous event."""
+    key may use no more (live_limit, token_limit). At most one such event is logged every 10 s for
+    each reason and level. It names the last request that was refused, its rank and its Retry-After,
+    and says how many were refused since the previous event."""
     ADMITTED = "admitted"
     """The request entered the batch, for the first time or again: its tokens, and how many of them
     the prefix cache had."""
@@ -70,26 +70,27 @@ class EventKind(StrEnum):
     wait."""
     HELD_ENDED = "held_ended"
     """The controller's queue has been empty for 10 s. The event says how long requests had waited
-    there without such a break, and the largest number that waited at once."""
+    before without such a break, and the largest number of requests that waited at once."""
     INSTANCE_RESERVED = "instance_kept"
-    """An instance has been kept free for a held request for 5 s; at most one such event in 10 s.
-    The figures: how long, the blocks that the request needs, and how many of them are not free
-    yet."""
+    """An instance has been kept free for a held request for 5 s; at most one such event every 10 s.
+    The figures: how long the instance has been kept, the blocks that the request needs, and how
+    many of them are not free yet."""
     OVERTAKEN = "overtaken"
     """10, 100, 1,000 ... requests went ahead of a held request while it was the first in the queue;
-    at most one such event in 10 s. The figures: how many went ahead, how long the first request has
-    waited, and the blocks that it needs."""
+    at most one such event every 10 s. The figures: how many went ahead, how long the first request
+    has waited, and the blocks that it needs."""
     NOT_MOVED = "not_moved"
     """The request's instance was to be relieved; this request was considered and not moved. The
     round is the cause. The figures: the freeness of source and destination,
-    `freeness_of_<instance>` of the freest instances of the round, and those that spoke against the
-    move."""
+    `freeness_of_<instance>` of the freest instances of the round, and the figures that spoke
+    against the move."""
     ROOM_NOT_MADE = "room_not_made"
-    """Requests were to leave an instance so that this request fits there, but no move made room.
+    """Requests were to leave an instance so that this request fits on it, but no move made room.
     The round is the cause. Logged once for each request and reason: the blocks that the request
-    lacks, how many requests there may leave, and the spare blocks elsewhere."""
+    lacks, how many requests of the instance may leave, and the spare blocks on other instances."""
     PRIORITY_CHANGED = "priority_changed"
-    """An operator gave the request another priority level: which one, who and why, and the rank."""
+    """An operator gave the request a new priority level: the level and its rank, who did it, and
+    why."""
     FINISHED = "finished"
     """The request's last token, or a stop string, was delivered: tokens in and out, TTFT, latency,
     and evictions."""
@@ -103,10 +104,10 @@ class EventKind(StrEnum):
     INSTANCE_DIED = "instance_died"
     """The instance's process is gone."""
     NODE_LOST = "node_lost"
-    """All instances of one machine, at least two, are gone, and there are other machines: how many
-    instances."""
+    """All instances of one machine, at least two, are gone, and the cluster has other machines: how
+    many instances."""
     RAY_LOST = "ray_lost"
-    """Ray's head, or its raylet beside the controller, is gone: no process can be started or
+    """Ray's head, or the raylet on the controller's machine, is gone: no process can be started or
     ended."""
     RAY_FOUND = "ray_found"
     """Processes can be started and ended again."""
@@ -122,12 +123,12 @@ class EventKind(StrEnum):
     INSTANCE_FAILED = "instance_failed"
     """The instance could not start, and is not tried again."""
     DRAIN_STARTED = "drain_started"
-    """An instance is to be emptied, or its drain has another deadline: who wants that and why,
+    """An instance is to be emptied, or its drain has a new deadline: who wants that and why,
     whether the instance is then removed, restarted or evacuated, the requests that it had, and the
     seconds until the deadline."""
     DRAIN_OVERDUE = "drain_overdue"
-    """The drain's deadline passed, and the drain goes on: the requests that are left, and those
-    that cannot move."""
+    """The drain's deadline passed, and the drain goes on: the requests that are left, and the
+    requests that cannot move."""
     DRAINED = "drained"
     """The instance has no request left and gets none: how many were moved, and the seconds that the
     drain took."""
@@ -174,8 +175,8 @@ class EventKind(StrEnum):
     OPERATOR = "operator"
     """Somebody asked for something: `audit.log` has all of it."""
     EVENTS_LOST = "events_lost"
-    """Some events that a member reported did not arrive, because the controller lagged or was not
-    there: how many."""
+    """Some events that a member reported did not arrive, because the controller lagged or was away:
+    how many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from controller.core.record.event_log import LoggedEvent
 
 class RequestState(StrEnum):
     DISPATCHING = "dispatching"
-    """No instance has it yet."""
+    """No instance has the request yet."""
     WAITING = "waiting"
     RUNNING = "running"
     EVICTED = "evicted"

@@ -3,7 +3,7 @@ later attempt.
 
 A request with outputs enters as an evicted one: it waits in the engine's queue, and its prompt and
 outputs are computed together once it is admitted. Before that, its grammar is compiled and a seeded
-request's generator is drawn forward, beside the engine.
+request's generator is drawn forward, while the engine runs its steps.
 
     PREPARING   The grammar and the generator are made.
     ARRIVING    They are made. An earlier attempt may be moving to here; its blocks are free once
@@ -64,7 +64,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class NotPrepared:
-    """The entry could not be prepared. `retryable`: another instance may have the time for it."""
+    """The entry could not be prepared. `retryable`: another instance may be able to prepare it."""
 
     entry: int
     why: str
@@ -103,14 +103,14 @@ Event = Came | Prepared | NotPrepared | Woken | Entered | Aborted
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Abort what the engine and moves have of the request."""
+    """Abort the request in the engine and in moves."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Make what the entry needs: Prepared or NotPrepared answers."""
+    """Make the grammar and the generator for the entry. The answer is Prepared or NotPrepared."""
 
     entry: int
 
@@ -123,7 +123,8 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class EndEarlier:
-    """End whatever of the request has moved here meanwhile, in attempts up to that of `epoch`."""
+    """End the request if it has moved here meanwhile, in any attempt up to the attempt of
+    `epoch`."""
 
     request_id: str
     epoch: Epoch
@@ -131,7 +132,7 @@ class EndEarlier:
 
 @dataclass(frozen=True, slots=True)
 class PutIn:
-    """Have the engine take the request before its next step: Entered answers."""
+    """Have the engine take the request before its next step. The answer is Entered."""
 
     entry: int
 
@@ -152,7 +153,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class CallOff:
-    """Nobody needs any more what is made for the entry."""
+    """Stop making the grammar and the generator: nobody needs them any more."""
 
     entry: int
 

@@ -3,10 +3,10 @@ tokens that their clients have.
 
 A frontend has one such machine for all of its requests. The machine keeps a copy of each live
 request as it was sent, and of its outputs, within a limit on all tokens. After a loss it asks for
-another instance and sends both there: the outputs beside the prompt and not as part of it, so that
-the request is exactly the same. `why_not` says which requests cannot be replayed. A request that an
-instance refused only because that instance had restarted is also sent again, and that does not
-count as a replay. Nor does a replay to an instance that died before it said that it has the
+another instance and sends both there: the outputs in addition to the prompt and not as part of it,
+so that the request is exactly the same. `why_not` says which requests cannot be replayed. A request
+that an instance refused only because that instance had restarted is also sent again, and that does
+not count as a replay. Nor does a replay to an instance that died before it said that it has the
 request: when a host dies, its instances are noticed one after the other, and a request may be sent
 to several of them that are dead already.
 
@@ -105,8 +105,8 @@ def why_not(
     num_output_tokens: int,
     mark: ReplayRefusal | None,
 ) -> ReplayRefusal | None:
-    """Why a request whose instance died is not replayed now; None if it is. `num_replays`: how
-    often it was replayed before. `mark`: a reason that was known beforehand."""
+    """Why a request whose instance died is not replayed now; None if it is replayed. `num_replays`:
+    how often it was replayed before. `mark`: a reason that was known beforehand."""
     if config.max_replays == 0:
         return ReplayRefusal.OFF
     if num_replays >= config.max_replays:
@@ -171,7 +171,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The instance that was sent this attempt has it."""
+    """The instance to which this attempt was sent has taken the request."""
 
     request_id: str
     attempt: int
@@ -190,7 +190,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An instance has the request after all, as it had moved before its owner died."""
+    """An instance has the request after all, because the request had moved before its owner
+    died."""
 
     request_id: str
 
@@ -264,8 +265,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Find an instance; Dispatched or NotDispatched is the answer. `request` keeps its order and
-    counts all of its tokens as prompt; its rank is the one with which it came."""
+    """Find an instance; Dispatched or NotDispatched is the answer. `request` keeps its place in the
+    order and counts all of its tokens as prompt; its rank is the rank with which it came."""
 
     request: DispatchRequested
 
@@ -285,7 +286,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Give this dispatch back, as no request will come."""
+    """Give this dispatch back, because no request will come."""
 
     dispatch: Dispatch
 
@@ -413,7 +414,8 @@ class ReplayMachine:
         return CopyState.OVER if copy is None else copy.state
 
     def is_lost(self, request_id: str) -> bool:
-        """Whether the request waits: no instance has it, and none has its next attempt yet."""
+        """Whether the request waits: no instance has it, and its next attempt was not sent to any
+        instance yet."""
         return self.state(request_id) in LOST
 
     def handle(self, event: Event, now_s: float) -> Instructions:

@@ -18,7 +18,7 @@ from controller.api.state import user_files
 MAX_INDEX_BYTES = 64 << 20
 INDEX = "model.safetensors.index.json"
 FORMATS = (".safetensors", ".bin", ".pt")
-"""The formats in the order in which vLLM looks for them: it loads the first one that is there."""
+"""The formats in the order in which vLLM looks for them: it loads the first one that exists."""
 NO_WEIGHTS = frozenset(
     {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
 )
@@ -63,7 +63,7 @@ def weights_of(args: Mapping[str, Any], *, hub_timeout_s: float | None) -> Memor
 
 def cached_config(args: Mapping[str, Any]) -> Path | None:
     """The config.json that the hub's cache has for a model, in the folder with the model's other
-    files; None if it is not there."""
+    files; None if the cache does not have it."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

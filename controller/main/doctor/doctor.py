@@ -157,7 +157,7 @@ def cuda_builds_check() -> Check:
         return row(
             name,
             FAIL,
-            f"{', '.join(wrong)} built for CUDA beside a CPU torch: imports will fail",
+            f"{', '.join(wrong)} built for CUDA, but torch for the CPU: imports will fail",
             f"pip uninstall -y {' '.join(wrong)}",
         )
     return row(name, OK, "none built for CUDA")
@@ -302,7 +302,7 @@ def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) ->
     name = "memory"
     available = available_bytes()
     if already_running:
-        return row(name, OK, f"{gib(available)} left beside the running cluster")
+        return row(name, OK, f"{gib(available)} left while the cluster runs")
     try:
         planned = preflight.planned(settings, num_gpus)
     except LlumctlError as error:

@@ -15,8 +15,8 @@ from controller.api.errors import one_line
 from controller.main.doctor import probe
 
 NODE_TIMEOUT_S = 30.0
-"""How long a node's answer may take. Ray first starts a process there, which takes 4 s, or 12 s on
-a busy machine."""
+"""How long a node's answer may take. Ray first starts a process on the node, which takes 4 s, or 12
+s on a busy machine."""
 CLOCK_TIMEOUT_S = 5.0
 NUM_CLOCK_READINGS = 5
 MAX_REASON_CHARS = 300

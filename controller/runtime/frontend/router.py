@@ -480,7 +480,7 @@ class Router:
         prompt_token_ids: Sequence[int] = (),
         not_replayable: ReplayRefusal | None = None,
     ) -> None:
-        """Finds an instance and sends the request there, unless it is aborted meanwhile.
+        """Finds an instance and sends the request to it, unless the request is aborted meanwhile.
         `parent_id` is set if one request with `n` > 1 became several. `not_replayable`: why the
         request cannot go on elsewhere once it has outputs. Raises NotDispatchedError."""
         request_id = request.request_id

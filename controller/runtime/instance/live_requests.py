@@ -74,8 +74,8 @@ class LiveRequest:
     evicted_at_s: float | None = None
     """When the request lost its blocks last; seconds since the epoch."""
     rank_change: int = 0
-    """The number of the last change of its rank that counts here, as its frontend counts them; 0:
-    none."""
+    """The number of the last change of the request's rank that this instance has applied, as the
+    frontend counts the changes; 0: none."""
     arrived_by: MoveRecord | None = None
     """The move that brought the request, until its first token here."""
     past_instances: PastInstances = field(default_factory=PastInstances)

@@ -34,7 +34,8 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
 
 LAUNCHING = "launching"
 IMPORTING = "importing vLLM"
-"""Both are the `detail` of a member that starts, before vLLM has seen its arguments."""
+"""`LAUNCHING` and this are the `detail` of a member that starts, before vLLM has seen its
+arguments."""
 
 
 class Hello(Message, frozen=True):
@@ -71,7 +72,8 @@ class Hello(Message, frozen=True):
     """How long until this process is ended, whatever requests it has then; None: that is not
     planned."""
     generation: int | None = None
-    """The generation of its engine's arguments; None: it has not been told them yet."""
+    """The generation of the arguments of the member's engine; None: the member has not been told
+    them yet."""
     fingerprint: str = ""
     """The engine's fingerprint. It is the same for all engines between which requests can move."""
 
@@ -133,9 +135,10 @@ class StatusPushed(Message, frozen=True):
     """Moves of which the instance is the source."""
     num_moves_in: int = 0
     cpu_cores: float | None = None
-    """How many cores its process used over the last second or so; None in the first second."""
+    """How many cores the instance's process used over the last second or so; None in the first
+    second."""
     busy_s: float = 0.0
-    """The time of all its steps, with the time between steps that followed each other."""
+    """The time of all steps of the engine, with the time between steps that followed each other."""
 
 
 class StatusPull(Message, frozen=True):

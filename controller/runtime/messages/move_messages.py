@@ -88,8 +88,8 @@ class CommittedRequest(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes | None
     record: MoveRecord
     rank_change: int = 0
-    """The number of the last change of its rank that the source knows, as the frontend counts
-    them."""
+    """The number of the last change of the request's rank that the source knows, as the frontend
+    counts the changes."""
     rank: int = 0
     evicted_at_s: float | None = None
 

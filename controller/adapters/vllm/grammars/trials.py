@@ -3,7 +3,7 @@
 Every grammar is tried once in a separate process (trial_program.py), and the verdict is remembered.
 Most trials take milliseconds. The trial of a hostile grammar takes all the time that it may, and
 must not keep the others waiting. So a grammar that is not compiled within the short trial goes to
-the end of a second, shorter queue, and starts again there with the full time.
+the end of a second, shorter queue, where its trial starts again with the full time.
 
 CPU time with a vocabulary of 128,000 (xgrammar 0.2.8): a tool's schema 0.02 s; 50 of them in one
 object 0.09 s; 2,000 choices 0.2 s; `"minLength": 100` 2.7 s; `"maxLength": 4000` 8.8 s.
