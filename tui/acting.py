@@ -439,7 +439,7 @@ class CommandLine:
 
 
 def requests_in(state: DashboardState) -> list[str]:
-    """The ids of requests that the screens show; those of the newest events come first."""
+    """The ids of requests that the screens show; the requests of the newest events come first."""
     found: dict[str, None] = {}
     if state.requests is not None and state.requests.found is not None:
         found.update(dict.fromkeys(item.id for item in state.requests.found.requests))

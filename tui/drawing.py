@@ -210,7 +210,7 @@ Item = TypeVar("Item")
 class Column(Generic[Item]):
     """A column of a table. `cell(item, width)` returns the text in the column, in one tone or
     several. If the width is too small, the columns with the highest `drop` are left out first, and
-    those with 0 never. A column may grow up to `max_width`."""
+    columns with a `drop` of 0 never. A column may grow up to `max_width`."""
 
     name: str
     title: str

@@ -141,8 +141,8 @@ class Outbox:
         return call
 
     def due(self, now_s: float, locked: str) -> list[Call]:
-        """Returns the calls that must be sent now, and cancels those that may no longer be sent.
-        `locked`: why nothing may be changed now; empty if changes are allowed."""
+        """Returns the calls that must be sent now, and cancels the calls that may no longer be
+        sent. `locked`: why nothing may be changed now; empty if changes are allowed."""
         found: list[Call] = []
         for call in [each for each in self if each.phase is Phase.QUEUED]:
             if locked:

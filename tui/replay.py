@@ -224,8 +224,7 @@ class ReplaySource:
         self._reader.close()
 
     def _beyond(self, direction: int) -> range:
-        """The places of the frames after the present moment, or of those before it, the nearest
-        first."""
+        """The places of the frames after the present moment, or before it, the nearest first."""
         position_s, num = self.position_s(), len(self._marks)
         if direction > 0:
             return range(bisect_right(self._positions_s, position_s), num)

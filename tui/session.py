@@ -2,7 +2,7 @@
 options.
 
 Every screen draws from the session. The session knows no screen and no widget; the application,
-which owns the session, opens those.
+which owns the session, opens them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,9 +1,9 @@
 """The commands that are typed after `:`. Parses a text into a command, or raises an error that says
 what would be valid; completes a command while it is typed; and remembers earlier commands.
 
-The forms of commands are those of the actions: `drain ID...`, `migrate REQUEST [ID]`. A word in
-brackets may be left out, a word with dots may be given several times, and TEXT takes the rest of
-the line.
+Commands have the forms that the table of actions gives: `drain ID...`, `migrate REQUEST [ID]`. A
+word in brackets may be left out, a word with dots may be given several times, and TEXT takes the
+rest of the line.
 """
 
 import difflib

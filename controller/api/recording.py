@@ -388,8 +388,8 @@ def after(known: Recorded, frame: RequestsFrame) -> Recorded:
 def of_instance(
     known: Recorded, instance_id: str, status: ClusterStatus | None = None
 ) -> RequestList:
-    """The requests of an instance, in the controller's order; those of all instances if the id is
-    empty. `status`: the cluster's status at that moment."""
+    """The requests of an instance, in the controller's order; the requests of all instances if the
+    id is empty. `status`: the cluster's status at that moment."""
     found = [
         each
         for each in with_places(known.values(), status)

@@ -186,7 +186,7 @@ class GlobalScheduler:
 
         Waiting requests are dispatched as soon as an instance can take requests: when its status
         says so, or when the last reason to keep requests away from it (such as a drain or a cordon)
-        is gone. With late binding only those that fit are dispatched.
+        is gone. With late binding only requests that fit are dispatched.
         """
         match event:
             case StatusReported():
@@ -250,7 +250,7 @@ class GlobalScheduler:
 
     def _release(self, now_s: float, *, same_or_less: bool = False) -> list[Instruction]:
         """Dispatches all waiting requests if any instance may take them; with late binding, only
-        those that fit. `same_or_less`: no instance can take more than at the last call."""
+        the requests that fit. `same_or_less`: no instance can take more than at the last call."""
         if not self._waiting or not self._pool.any_schedulable():
             return []
         if self._placement is not None:

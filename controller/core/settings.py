@@ -92,7 +92,7 @@ class HoldingSettings(Table):
     because these grow."""
     fair_keys: bool = True
     """Whether the API keys of one level take turns: the key that was served the fewest tokens goes
-    first. Off: the order is that of the arrivals."""
+    first. Off: requests go in the order of their arrivals."""
     making_room: bool = True
     """Whether running requests move away so that a waiting request fits."""
     reserved_share: Annotated[float, Ge(0), Le(1)] = 0.3
@@ -250,9 +250,9 @@ class AutoscaleSettings(Table):
 @dataclass(frozen=True, slots=True)
 class AutoscaleConfig(AutoscaleSettings):
     """All settings of auto-scaling, including the fixed ones. The range, the interval and the first
-    check are those of the Llumnix authors' experiments, which state the range in blocks of 16
-    tokens per request. If the range were upside down, the cluster would grow and shrink again and
-    again under a constant load."""
+    check come from the Llumnix authors' experiments, which state the range in blocks of 16 tokens
+    per request. If the range were upside down, the cluster would grow and shrink again and again
+    under a constant load."""
 
     max_added: Annotated[int, Ge(1)] = 4
     """The most instances that one decision may add because of the load. A decision removes at most
@@ -305,8 +305,8 @@ Limit = Ge | Gt | Le
 
 
 def with_fixed(config: type[T], settings: Table, **fixed: Any) -> T:
-    """A `config` (a subclass of the class of `settings`) with these settings. The values that
-    operators do not set are those of `fixed`, or else the defaults."""
+    """A `config` (a subclass of the class of `settings`) with these settings. Values that operators
+    do not set come from `fixed`, or else are the defaults."""
     return config(**{each.name: getattr(settings, each.name) for each in fields(settings)}, **fixed)
 
 

@@ -170,9 +170,9 @@ def _ask_controller(
 
 def _end_actors(state: RunState, progress: Callable[[str], None]) -> None:
     """Ends our actors on somebody else's Ray, wherever they run. If that Ray has no head any more,
-    it ends those on this machine; on other machines their own Ray ends them. Raises LlumctlError if
-    there is a head but the actors could not be ended. The run state stays then, so that `down` can
-    be tried again."""
+    it ends the actors on this machine; on other machines their own Ray ends them. Raises
+    LlumctlError if there is a head but the actors could not be ended. The run state stays then, so
+    that `down` can be tried again."""
     if HeadWatch(state.ray_address).look() is None:
         try:
             _kill_actors(state)

@@ -248,7 +248,7 @@ def _check_engine(
 
 def instance_memory(plan: ClusterPlan, changed: EngineArgs) -> tuple[int, str]:
     """How many bytes a further instance takes (0 if only the GPU's memory counts), and why its
-    weights are not included. `changed`: engine arguments that replace those of the plan."""
+    weights are not included. `changed`: engine arguments that replace the plan's."""
     if plan.profile is not None:
         from controller.main import emulation
 

@@ -189,7 +189,7 @@ class WaitingQueue:
     evicted request gets its old place again. Without it, requests of the same rank are served in
     the order in which they came, and an evicted request goes to the front. A request that is set
     aside for a move keeps its place, but cannot be admitted. `demand_blocks`: the sum of the blocks
-    that all these requests need in order to start, including those that are set aside."""
+    that all these requests need in order to start, including requests that are set aside."""
 
     def __init__(self, block_size: int, *, by_arrival: bool) -> None:
         self.num_queued = 0
@@ -275,7 +275,7 @@ class WaitingQueue:
         return request.request_id in self._aside
 
     def in_order(self) -> list[RequestState]:
-        """All waiting requests, including those that are set aside. Takes n log n."""
+        """All waiting requests, including requests that are set aside. Takes n log n."""
         everybody = sorted([*self._heap, *self._aside.values()])
         return [entry[-1] for entry in everybody if entry[-1].queued]
 
@@ -319,7 +319,7 @@ class Pin:
     num_left: int = 0
 
     def add(self, first_block: int, end_block: int) -> None:
-        """Pins these blocks without a hash as well. They must follow or overlap those that are
+        """Pins these blocks without a hash as well. They must follow or overlap the blocks that are
         pinned."""
         if end_block <= max(first_block, self.end_block):
             return
@@ -340,8 +340,8 @@ class Pin:
 
 class EngineState:
     """All requests of one engine, and their blocks. `running` is in the order in which a step
-    serves the requests: first those that a move put in front, then the others in the order of their
-    admissions. `requests` has all requests except the arriving ones."""
+    serves the requests: first the requests that a move put in front, then the others in the order
+    of their admissions. `requests` has all requests except the arriving ones."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config

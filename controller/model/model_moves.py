@@ -1,6 +1,6 @@
 """What an engine model does between two steps when a request moves to or from it.
 
-The rules are those of `controller.ports.engine`, but only numbers of blocks and tokens are
+The rules are the same as in `controller.ports.engine`, but only numbers of blocks and tokens are
 modelled; the adapter handles the contents. A move affects other requests only by the blocks and the
 places in the batch that it holds. A real engine's steps get a little slower while it copies (the
 paper: 1.5 to 3.1%), which is not modelled."""

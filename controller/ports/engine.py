@@ -187,8 +187,8 @@ class ReservedBlocks:
 
 class EngineMoves(Protocol):
     """All methods are called between two steps on the thread that built the engine, except
-    `compiling`, `drawn_generator` and those of `KvBlocks`, which any thread may call for blocks
-    that are pinned or reserved for it.
+    `compiling`, `drawn_generator` and the methods of `KvBlocks`, which any thread may call for
+    blocks that are pinned or reserved for it.
 
     On the source a move pins blocks stage by stage while the request decodes on, suspends it at a
     step boundary, and then either releases it (the destination has it) or resumes it. On the
@@ -224,9 +224,9 @@ class EngineMoves(Protocol):
         """The request's output tokens so far."""
 
     def pin(self, request_id: str, first_block: int) -> PinnedBlocks | None:
-        """Pins the request's full blocks from `first_block` on, in addition to those pinned before.
-        Returns None if the request does not run any more; blocks that were pinned before stay
-        pinned."""
+        """Pins the request's full blocks from `first_block` on, in addition to the blocks that were
+        pinned before. Returns None if the request does not run any more; blocks that were pinned
+        before stay pinned."""
 
     def unpin(self, request_id: str) -> None:
         """Unpins all blocks that were pinned for the request, if any."""

@@ -135,7 +135,7 @@ _BASELINES = (
 DISPATCH: Mapping[str, Policy] = MappingProxyType(
     {**POLICIES, **{each.name: each for each in _BASELINES}}
 )
-"""All policies of a simulated cluster; those of a live cluster come first."""
+"""All policies of a simulated cluster; the policies of a live cluster come first."""
 
 
 # -- which request of a source is tried first; the pairing `balanced` ------------------------------

@@ -241,7 +241,8 @@ class PooledEngine:
         return num_blocks
 
     def num_blocks(self, request: PooledRequest) -> int:
-        """How many blocks the request holds, including those that the step under way has taken."""
+        """How many blocks the request holds, including the blocks that the step under way has
+        taken."""
         num_tokens = (
             request.offset + self._num_decodes + self._decodes
             if request in self.decoding

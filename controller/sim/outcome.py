@@ -408,9 +408,9 @@ def mean_of(values: Sequence[float]) -> Interval:
 
 
 def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> Interval | None:
-    """How many times as large the mean of `above` is as that of `below`; both have one value for
-    each seed, in the same order. None if one of the means is not positive, or would not be without
-    one of the seeds."""
+    """The mean of `above` divided by the mean of `below`; both have one value for each seed, in the
+    same order. None if one of the means is not positive, or would not be without one of the
+    seeds."""
     return geometric_mean_ratio([(above, below)])
 
 

@@ -113,7 +113,7 @@ class Gaps:
         self._gaps_s: list[float] = []
 
     def add(self, end_s: float, gap_s: float) -> None:
-        """`end_s` must not be before that of earlier gaps."""
+        """`end_s` must not be before the `end_s` of earlier gaps."""
         ends_s, gaps_s = self._ends_s, self._gaps_s
         while gaps_s and gaps_s[-1] <= gap_s:
             gaps_s.pop()

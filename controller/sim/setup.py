@@ -170,9 +170,10 @@ _SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
 
 def with_settings(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy:
-    """The policy with these settings changed: those of `migration` that decide, `scheduler.policy`,
-    `scheduler.status_interval_s` and `priority.LEVEL.target_load_tokens`; of a policy with late
-    binding also those of `holding`, of one with auto-scaling those of `autoscale`.
+    """The policy with these settings changed. Settings that may be changed: the settings of
+    `migration` that decide, `scheduler.policy`, `scheduler.status_interval_s` and
+    `priority.LEVEL.target_load_tokens`; for a policy with late binding, the settings of `holding`;
+    for a policy with auto-scaling, the settings of `autoscale`.
 
     Raises:
         ValueError: an unknown setting (the message has the nearest one), or a value that the

@@ -89,7 +89,7 @@ def requests(
     """Show requests, or explain why one of them is where it is.
 
     For one request, each decision about it is shown with the instances that were considered. The
-    list begins with running requests. Waiting requests follow, oldest first; those that the
+    list begins with running requests. Waiting requests follow, oldest first; requests that the
     controller holds are in the order in which they will be dispatched. The requests that ended last
     are at the end.
     """

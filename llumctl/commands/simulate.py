@@ -245,8 +245,8 @@ def simulate(
 ) -> None:
     """Compare policies on a cluster in virtual time, or find the smallest sufficient cluster.
 
-    The scheduler is that of a live cluster; the engines are a model with the times of a profile.
-    The same options give the same figures.
+    The scheduler is the same as in a live cluster; the engines are a model with the times of a
+    profile. The same options give the same figures.
     """
     if context.invoked_subcommand is not None:
         _nothing_before(context)
@@ -536,7 +536,7 @@ def paper(
 ) -> None:
     """Simulate a figure of the Llumnix paper, and show each point next to the paper's.
 
-    Traces, rates and thresholds are those of its authors.
+    Traces, rates and thresholds come from its authors.
     """
     for value, flag in ((requests, "--requests"), (jobs, "--jobs")):
         within(1, value, flag)

@@ -208,7 +208,7 @@ def _virtual(item: InstanceStatus) -> str:
 
 
 def _head(item: InstanceStatus) -> str:
-    """The first request in the queue: its level, the blocks that it needs and those that it may
+    """The first request in the queue: its level, the blocks that it needs, the blocks that it may
     take, how long it has waited, and why."""
     head = item.queue_head
     if head is None:
@@ -398,7 +398,7 @@ def _head_rows(status: ClusterStatus) -> _Rows:
 
 
 def _move_rows(status: ClusterStatus) -> _Rows:
-    """The moves under way, then those that an operator ordered and that wait for their turn."""
+    """The moves under way, then moves that an operator ordered and that wait for their turn."""
     return [
         *(_move(move, move.state) for move in status.moves),
         *(_move(move, "queued") for move in status.queued_moves),

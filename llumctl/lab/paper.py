@@ -33,8 +33,8 @@ from llumctl.lab.simulation_workers import ProgressBar, Workers
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the command line asks for. `workloads`: only these of the figure; empty means all.
-    `mode`: None means that of the experiment. `knees`: known rates of INFaaS++'s knee; the others
-    are searched."""
+    `mode`: None means the experiment's own mode. `knees`: known rates of INFaaS++'s knee; the
+    others are searched."""
 
     figure: FigureName
     seeds: Sequence[int]

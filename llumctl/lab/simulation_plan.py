@@ -186,8 +186,8 @@ Settings = tuple[tuple[str, str], ...]
 def _changed(
     policies: Sequence[SimPolicy], settings: Mapping[str, str]
 ) -> list[tuple[SimPolicy, Settings]]:
-    """Each policy with those of the settings that exist under it. A policy without priorities has
-    no levels, and a theoretical bound has no settings at all."""
+    """Each policy with the settings that exist under it. A policy without priorities has no levels,
+    and a theoretical bound has no settings at all."""
     names = {each.name: () if each.name in ORACLES else setting_names(each) for each in policies}
     known = dict.fromkeys(key for own in names.values() for key in own)
     for key in settings:

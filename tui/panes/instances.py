@@ -239,7 +239,7 @@ def _trend(row: InstanceRow, width: int) -> Span:
 
 
 def kv(item: InstanceStatus) -> Line:
-    """`########=  88 +12%`, or `88%`: the blocks that are held, and those that are wanted in
+    """`########=  88 +12%`, or `88%`: the blocks that are held, and the blocks that are wanted in
     addition for the queue head, prefills under way and headroom."""
     used, wanted = item.kv_cache_usage, virtual_ratio(item)
     if used is None:

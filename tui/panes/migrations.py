@@ -231,8 +231,8 @@ def num_matrix_lines(state: DashboardState) -> int:
 def matrix_lines(state: DashboardState, width: int, height: int, glyphs: Glyphs) -> list[Line]:
     """How many requests moved from each instance to each other instance in the last minute.
 
-    Each source has a row, each destination a column. If not all of them fit, the matrix shows those
-    with the most moves.
+    Each source has a row, each destination a column. If not all of them fit, the matrix shows the
+    instances with the most moves.
     """
     counts = Counter((way.source, way.destination) for way in state.ways)
     sources = _most({pair: pair[0] for pair in counts}, counts, height - _MATRIX_HEAD_LINES)

@@ -208,8 +208,8 @@ class Table:
 class TableScreen(PaintedScreen):
     """What the screens behind the main one share: a header, facts if `FACTS` is set, and tables.
 
-    Textual calls the handlers (`on_...`) of every class of a screen, those of its own class first.
-    So no handler calls the one that it extends.
+    Textual calls the handlers (`on_...`) of every class of a screen, the handlers of its own class
+    first. So no handler calls the one that it extends.
     """
 
     BINDINGS = bindings(Place.DETAIL)

@@ -18,10 +18,10 @@ from controller.ports.engine import Frames
 
 # -- vLLM's messages -------------------------------------------------------------------------------
 # Importing vLLM costs a process 9 s and 0.8 GB; a laptop does not have enough of either for sixteen
-# processes. So the structs below repeat those of vLLM as far as llumctl uses them. Most are arrays,
-# whose fields are found by their position; SamplingParams and the statistics are maps, whose fields
-# are found by name. A field that is never read has the type `Any`. Positions after the last field
-# here are ignored.
+# processes. So the structs below repeat vLLM's structs as far as llumctl uses them. Most are
+# arrays, whose fields are found by their position; SamplingParams and the statistics are maps,
+# whose fields are found by name. A field that is never read has the type `Any`. Positions after the
+# last field here are ignored.
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 """Why an answer ended. In vLLM's messages a reason is its index in this tuple."""

@@ -64,8 +64,8 @@ from controller.runtime.messages.members import StatusPushed
 RESTART = "llumctl down, then llumctl up"
 """The remedy if no process can be started or ended."""
 MAX_KEYS = 100
-"""A status lists at most this many keys, those with the most use: every metric by key has one
-series for each of them."""
+"""A status lists at most this many keys, the keys with the most use: every metric by key has one
+series for each listed key."""
 MAX_REPLAYS = 64
 """A status lists at most this many replays under way, the oldest ones: an instance that dies may
 have had hundreds of requests."""
@@ -509,8 +509,8 @@ def _turn(controller: ControllerProcess, instance_id: str, began_s: float) -> Re
 
 
 def engine_changes(controller: ControllerProcess) -> tuple[EngineChangeStatus, ...]:
-    """The engine arguments that differ from those of the cluster's start; empty while no instance
-    has different arguments. The cluster's own arguments, which new instances get, come first."""
+    """The sets of engine arguments that differ from the arguments of the cluster's start; empty if
+    there are none. The cluster's own arguments, which new instances get, come first."""
     spec = controller.keeper.spec
     known = {spec.engine.generation: spec.engine}
     known |= {each.generation: each for each in spec.engines.values()}

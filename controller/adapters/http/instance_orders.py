@@ -326,7 +326,8 @@ HANDLERS: tuple[type[Handler[Any, Any]], ...] = (
 
 
 # -- drains as they are reported -------------------------------------------------------------------
-# Drains and scalings as the control API reports them: those under way, planned, or just begun.
+# Drains and scalings as the control API reports them: drains and scalings that are under way,
+# planned, or just begun.
 
 
 class SteerReports:

@@ -48,8 +48,9 @@ Deed = tuple[str, str]
 """An action of the audit log, and its target."""
 Args = Mapping[str, Any]
 EngineCheck = Callable[[Args, Args, Args], None]
-"""Checks engine arguments. It gets those that an operator gives, all that differ from the cluster's
-start now, and all that will differ then. Raises UsageError. It may take a while, on any thread."""
+"""Checks engine arguments. It gets the arguments that an operator gives, all arguments that differ
+from the cluster's start now, and all that will differ after the restart. Raises UsageError. It may
+take a while, on any thread."""
 Values = Mapping[str, SettingValue]
 
 

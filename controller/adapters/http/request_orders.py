@@ -302,8 +302,8 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         return "; ".join(told) or "there is no other instance"
 
     def _closed_by(self, instance_id: str, source_id: str) -> Sequence[Closed]:
-        """All reasons against moves to or from that instance, including those that apply only to
-        moves from `source_id`."""
+        """All reasons against moves to or from that instance, including the reasons that apply only
+        to moves from `source_id`."""
         controller = self.controller
         return controller.openness.closed_by(instance_id, controller.now_s(), source_id)
 

@@ -138,8 +138,8 @@ class SourceMoves(_Moves):
         return tuple(self._scheduler.requests[request_id].output_token_ids)
 
     def suspended(self, *, queued: bool) -> list[Any]:
-        """Suspended and leaving requests: either those that were in the queue, or those that were
-        in the batch."""
+        """Suspended and leaving requests: either the requests that were in the queue, or the
+        requests that were in the batch."""
         return [s.request for s in self._suspended.values() if s.queued == queued]
 
     def num_pinned(self, request_id: str) -> int:

@@ -79,8 +79,8 @@ class ScaleRequest(SpecOrderBody):
 
 
 class ScaleReport(AnswerModel):
-    """`previous` and `target` count planned instances: those that start are included, those to be
-    removed are not. `undrained`: instances that were to be removed, and stay."""
+    """`previous` and `target` count planned instances: instances that start are included, instances
+    that are to be removed are not. `undrained`: instances that were to be removed, and stay."""
 
     previous: int
     target: int

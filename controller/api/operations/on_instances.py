@@ -209,8 +209,8 @@ class MarkReport(AnswerModel):
     instance_id: str
     closed_by: tuple[str, ...] = ()
     num_requests: int = 0
-    """How many requests the instance has: those that its last status reported, plus those that were
-    dispatched to it since."""
+    """How many requests the instance has: the requests that its last status reported, plus the
+    requests that were dispatched to it since."""
     dry_run: bool = False
     revision: int = 0
     reason: str = ""

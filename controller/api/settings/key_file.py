@@ -1,5 +1,5 @@
 """The endpoint's file of API keys. Each line has one key, then the levels that the key may ask for,
-and limits of its own, which replace those in `[limits]`.
+and limits of its own, which replace the limits in `[limits]`.
 
     sk-of-a-team
     sk-of-a-batch-job    low             tokens_per_minute=200000

@@ -88,7 +88,7 @@ def time_of_day(time_s: float | None, zone: tzinfo | None = None, *, millis: boo
 
 
 def moment(time_s: float, now_s: float, zone: tzinfo | None = None) -> str:
-    """HH:MM:SS, with the date before it if the day differs from that of `now_s`."""
+    """HH:MM:SS, with the date before it if the day is not the day of `now_s`."""
     clock = time_of_day(time_s, zone)
     try:
         day = datetime.fromtimestamp(time_s, zone).date()

@@ -423,8 +423,8 @@ class RestartedInstance(WireModel):
 
 
 class EngineChangeStatus(WireModel):
-    """One set of engine arguments. `args`: the arguments, by name, that replace those of the
-    cluster's start. `instances`: the instances whose next process starts with them."""
+    """One set of engine arguments. `args`: the arguments, by name, that replace the arguments of
+    the cluster's start. `instances`: the instances whose next process starts with them."""
 
     generation: int
     """0: the arguments of the cluster's start."""

@@ -215,10 +215,10 @@ class _Used:
 class KeyUse:
     """What a frontend counts of its own requests by their API keys: live requests and tokens.
 
-    A prompt counts as soon as its request comes, so that of many requests at the same time each
-    knows of the earlier ones. If the request never gets an instance, its prompt is subtracted
-    again. Requests without a key cost nothing here. Times are by the frontend's clock, and must
-    never decrease.
+    A prompt counts as soon as its request comes, so that if many requests come at the same time,
+    each of them knows of the earlier ones. If the request never gets an instance, its prompt is
+    subtracted again. Requests without a key cost nothing here. Times are by the frontend's clock,
+    and must never decrease.
     """
 
     def __init__(self) -> None:

@@ -131,7 +131,7 @@ class Placement:
         return None if room is None else (waiting, room)
 
     def _overtaking(self, largest: int) -> Waiting | None:
-        """The first request that fits, if it may go ahead of those that do not."""
+        """The first request that fits, if it may go ahead of the requests that do not fit."""
         waiting = self.queue.first_fitting(largest) if self.config.overtaking else None
         return waiting if waiting is not None and self._may_overtake(waiting) else None
 
@@ -182,10 +182,10 @@ def best_fitting(
     cached: Cached | None,
     config: HoldingConfig,
 ) -> Room | None:
-    """The room to which a request of this size goes. Of the rooms in which it fits, it takes one of
-    those where its first token comes soonest, and of these the freest. If memory is short even on
-    the freest instance, it takes that one. `rooms`: ids ascending, by which `best_place` breaks
-    ties. `cached`: None if nothing is cached.
+    """The room to which a request of this size goes. The rooms in which the request fits and its
+    first token comes soonest are considered, and the freest of them is taken. If memory is short
+    even on the freest instance, it takes that one. `rooms`: ids ascending, by which `best_place`
+    breaks ties. `cached`: None if nothing is cached.
 
     Freeness is about memory alone. Where every instance has room, it hardly tells an instance with
     a long prompt to compute from one without, nor one that has the request's beginning in its
@@ -291,7 +291,7 @@ def _most_reserved(config: HoldingConfig, num_instances: int, waited_s: float) -
 def _least_lacking(
     rooms: Iterable[Room], reserved: Collection[str], demand_blocks: int
 ) -> Room | None:
-    """The room that lacks the least, of those that are open and large enough."""
+    """The room that lacks the least, among the rooms that are open and large enough."""
     return min(
         (
             room

@@ -310,8 +310,8 @@ class Instances(Protocol):
     def closed_by(
         self, instance_id: str, now_s: float, source_id: str | None = None
     ) -> Sequence[Closed]:
-        """All reasons against the instance, with those against moves from `source_id` (None: from
-        any source)."""
+        """All reasons against the instance, including reasons against moves from `source_id` (None:
+        from any source)."""
 
     def num_moves(self, instance_id: str) -> int:
         """The moves under way at the instance by its last status."""
@@ -324,7 +324,7 @@ class _Order:
     """The present attempt; its id is the key in `_by_move`."""
     state: OrderState = OrderState.QUEUED
     attempts: list[Attempt] = field(default_factory=list)
-    """The attempts that have ended, without those that were merely too early (`_is_too_early`).
+    """The attempts that have ended, without attempts that were merely too early (`_is_too_early`).
     There are fewer than MAX_TRIES while the order goes on."""
     queued_s: float = 0.0
     """How long the present attempt waited for its turn; set when the source is asked."""

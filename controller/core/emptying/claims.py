@@ -73,8 +73,8 @@ class Evacuate(Claim):
 @dataclass(frozen=True, slots=True)
 class Claims:
     """The claims to one instance, at least one. The drain lasts from the first claim until no claim
-    is left. Its id and its beginning are those of the first claim. The fields are in the order of
-    rising strength.
+    is left. The drain has the id and the beginning of the first claim. The fields are in the order
+    of rising strength.
     """
 
     drain_id: str
@@ -166,8 +166,8 @@ def claimed(before: Claims | None, claim: Claim) -> Claims:
 
 def why_claimed(now: Claims, before: Claims | None) -> str:
     """The purpose of the drain in words, with the reason of whoever changed it. If a claim was
-    made, the reason is that of the new claim; if a claim was taken back, that of the claim that is
-    in force now."""
+    made, this is the reason of the new claim; if a claim was taken back, it is the reason of the
+    claim that is in force now."""
     strongest = now.strongest
     made = newest(now, before)
     if before is not None and made is None:

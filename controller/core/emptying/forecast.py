@@ -47,8 +47,8 @@ class Departure:
 
 class DrainForecast:
     """The forecast of one drain. `source`: the instance that is to be emptied; `requests`: all of
-    its requests. `others`: the other instances that may serve; `closed`: those of them to which no
-    move may go now. `max_moves`: how many moves the source may have at a time.
+    its requests. `others`: the other instances that may serve. `closed`: the ids of the others to
+    which no move may go now. `max_moves`: how many moves the source may have at a time.
 
     10,000 requests among 64 instances take 2,500 rounds. Each call of `round` does one of them, so
     that the caller can do other work in between.

@@ -42,7 +42,7 @@ class Avoided(Generic[Who]):
 
     def __init__(self) -> None:
         self._until_s: dict[Who, tuple[float, str]] = {}
-        """The end of each avoidance, and the reason. Some may be over; `at` forgets those."""
+        """The end of each avoidance, and the reason. `at` forgets the avoidances that are over."""
 
     def avoid(self, key: Who, until_s: float, why: str = "") -> None:
         """Avoids the key until then, for this reason. This replaces an earlier entry for the
@@ -140,8 +140,8 @@ class Openness:
     def closed_by(
         self, instance_id: str, now_s: float, source_id: str | None = None
     ) -> tuple[Closed, ...]:
-        """All reasons against the instance in the order of `Closed`, with those against moves from
-        `source_id` (None: from any source)."""
+        """All reasons against the instance in the order of `Closed`, including reasons against
+        moves from `source_id` (None: from any source)."""
         record = self._scheduler.instances.get(instance_id)
         if record is None:
             return (Closed.NOT_SERVING,)

@@ -11,9 +11,9 @@ enough.
     queue head    the first request in the queue does not fit: others make room, or it leaves itself
     balance       the batch has too little room to grow
 
-Requests of the lowest rank are tried first, and among them those with the fewest tokens. Candidates
-are the running requests and the head of the queue; the requests behind the head have no weight in
-the virtual usage until the head has left. If a request is refused, the next one is tried.
+Requests of the lowest rank are tried first, and among them the requests with the fewest tokens.
+Candidates are the running requests and the head of the queue; the requests behind the head have no
+weight in the virtual usage until the head has left. If a request is refused, the next one is tried.
 """
 
 from collections import Counter
@@ -409,7 +409,7 @@ and the answers. In addition to its copy, a move between two CPU instances took 
 @dataclass(frozen=True, slots=True)
 class Evacuation:
     """Which requests leave an instance before it is ended. `in_turn`: the requests that leave, in
-    order; `too_late`: the ids of those that would not arrive in time."""
+    order; `too_late`: the ids of the requests that would not arrive in time."""
 
     in_turn: tuple[Candidate, ...]
     too_late: frozenset[str] = frozenset()
@@ -421,9 +421,9 @@ def evacuation(
     left_s: float,
     step_time_s: float | None = None,
 ) -> Evacuation:
-    """Decides which requests leave in time. `candidates`: all requests of the instance; those with
-    a move under way take their share of the link. `left_s`: seconds until the instance is ended.
-    Takes n log n."""
+    """Decides which requests leave in time. `candidates`: all requests of the instance; requests
+    with a move under way take their share of the link. `left_s`: seconds until the instance is
+    ended. Takes n log n."""
     everybody = list(candidates)
     room_s = left_s - MARGIN_S
     staying = [each for each in everybody if not each.outgoing]

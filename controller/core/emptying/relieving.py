@@ -129,7 +129,7 @@ class ReliefGiven:
 
 @value
 class ReliefWithdrawn:
-    """No more moves of the relief are to begin; those under way go on."""
+    """No more moves of the relief are to begin; moves under way go on."""
 
 
 @value

@@ -1,7 +1,7 @@
 """The machine of the controller's rounds: which instance must relieve itself towards which other
 one, and where room is made for a blocked request.
 
-A round looks at one status of each instance and never at requests; the sources choose those
+A round looks at one status of each instance and never at requests; the sources choose the requests
 (`relieving`).
 
     help      with late binding: queue heads go elsewhere, and room is made

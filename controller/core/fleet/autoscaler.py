@@ -19,8 +19,8 @@ own scale holds auto-scaling, it is only reported. The states of a check:
     any       Ticked        -> as from RESTING: whoever was to answer did not come to it
 
 An answer that comes after that changes nothing. The spec has all that a new controller needs in
-order to go on: the settings, the hold, the instances that were launched, and the drains of those
-that are removed.
+order to go on: the settings, the hold, the instances that were launched, and the drains of
+instances that are removed.
 """
 
 from collections import Counter
@@ -557,7 +557,7 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class AutoscaleView:
     num_planned: int
-    """How many instances exist or start; those that cannot start do not count."""
+    """How many instances exist or start; instances that cannot start do not count."""
     next_check_in_s: float | None
     """In how many seconds the next check is due; None with mode `off`."""
     cold_start_s: float | None
@@ -581,8 +581,8 @@ class Phase(StrEnum):
 
 class Autoscaler:
     """`handle` takes an event and returns what to do; the other methods change nothing. Times are
-    in seconds, of any monotonic clock, except for those named `wall_s`. `epoch` keeps the ids of
-    checks apart from those of an earlier controller."""
+    in seconds, of any monotonic clock, except for times named `wall_s`. `epoch` keeps the ids of
+    checks apart from the ids that an earlier controller gave."""
 
     def __init__(self, epoch: str, settings: SettingsChanged) -> None:
         self.phase = Phase.RESTING

@@ -42,7 +42,7 @@ DEFAULT_START_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class EngineChange:
-    """Engine arguments, by name, that replace those with which the cluster was started.
+    """Engine arguments, by name, that replace the arguments with which the cluster was started.
 
     `generation`: 0 for the arguments of the start. Every other set of arguments has its own number,
     which is used only once."""
@@ -265,9 +265,9 @@ class ClusterSpec:
         taken_back: Collection[str] = (),
         engines: Mapping[str, EngineChange] = MappingProxyType({}),
     ) -> "ClusterSpec":
-        """One step of a rolling restart: the claims of `restarts` begin, and those to the instances
-        `taken_back` are taken back first. `engines`: by instance, arguments that change with this
-        step. Once all instances are restarted, the order's arguments are the cluster's."""
+        """One step of a rolling restart: the claims of `restarts` begin, after the claims to the
+        instances in `taken_back` are taken back. `engines`: by instance, arguments that change with
+        this step. Once all instances are restarted, the order's arguments are the cluster's."""
         engine = rolling.engine if rolling.state == "done" else self.engine
         each = {key: self.engine_of(key) for key in self.instance_ids} | dict(engines)
         own = {key: found for key, found in each.items() if found != engine}
@@ -423,7 +423,7 @@ class OrderRefusal(StrEnum):
 def none_would_serve(
     spec: ClusterSpec, going: Collection[str], schedulable: Collection[str]
 ) -> bool:
-    """Whether no instance takes requests except for `going` and those that drain."""
+    """Whether no instance takes requests except for `going` and the instances that drain."""
     return not (set(schedulable) - set(going) - spec.drains.keys())
 
 
@@ -489,7 +489,8 @@ def _last(
 
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
-    """`previous` and `target` count the planned instances, including those that are starting."""
+    """`previous` and `target` count the planned instances, including instances that are
+    starting."""
 
     previous: int
     target: int
@@ -519,10 +520,10 @@ def plan_scale(
 ) -> ScalePlan | OrderRefusal:
     """Plans which instances are added or removed to reach `target`. `num_running`: by instance that
     serves, how many requests run on it. Instances that do not serve, or that the spec closes to
-    requests, are removed first, then those with the fewest requests, ties by id; those with the
-    most come back first. An instance that is being restarted is removed last: it serves soon, and
-    somebody waits for that. `agreed`: exactly these are removed, however busy they are by now.
-    `gone`: their processes have ended, so they cannot come back.
+    requests, are removed first, then the instances with the fewest requests, ties by id. The
+    instances with the most requests come back first. An instance that is being restarted is removed
+    last: it serves soon, and somebody waits for that. `agreed`: exactly these are removed, however
+    busy they are by now. `gone`: their processes have ended, so they cannot come back.
     """
     if target < 1:
         return OrderRefusal.MIN_INSTANCES

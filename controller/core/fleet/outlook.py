@@ -297,7 +297,7 @@ class InstanceStarts:
 
     @property
     def starting(self) -> Collection[str]:
-        """The instances that were launched, and those that died and are started again."""
+        """The instances that were launched, and the instances that died and are started again."""
         return self._in(StartState.STARTING)
 
     @property

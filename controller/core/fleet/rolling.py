@@ -3,8 +3,8 @@
 Each instance is restarted as by a single restart (`emptying.drains`): it is emptied by moves, its
 process is replaced, and it serves again. The next instance begins when the previous one serves. If
 several may be away at once, it begins as soon as the instances that stay can hold the requests of
-those that leave. If an instance cannot be restarted, the rolling restart ends: restarts that can
-still be taken back are taken back, and no other begins.
+the instances that leave. If an instance cannot be restarted, the rolling restart ends: restarts
+that can still be taken back are taken back, and no other begins.
 
 A rolling restart may change engine arguments: each instance starts with the new ones from its turn
 on. The first instance is always restarted alone, because it is not known yet whether it will serve
@@ -109,9 +109,9 @@ class RollingStep:
 
 
 def in_turn(instances: Sequence[InstanceNow]) -> tuple[str, ...]:
-    """The order in which instances are restarted: first those that do not serve, whose restart
-    costs nothing, then the others in the cluster's order. Instances that are to be removed are left
-    out."""
+    """The order in which instances are restarted: first the instances that do not serve, whose
+    restart costs nothing, then the others in the cluster's order. Instances that are to be removed
+    are left out."""
     staying = [each for each in instances if not each.removes]
     return tuple(each.instance_id for each in sorted(staying, key=lambda each: each.serving))
 
@@ -399,7 +399,7 @@ def refusal(
 
 
 class RollingRestart:
-    """Times are seconds of any one monotonic clock, but for those that are named `wall_s`."""
+    """Times are seconds of any one monotonic clock, except for times that are named `wall_s`."""
 
     def __init__(self) -> None:
         self.waits = ""

@@ -268,7 +268,7 @@ class Room:
 
     @property
     def prefill_tokens(self) -> int:
-        """How many tokens, in whole blocks, are computed before those of a new request."""
+        """How many tokens, in whole blocks, are computed before the tokens of a new request."""
         return self.block_size * self.prefill_blocks
 
     def lacking_blocks(self, demand_blocks: int) -> int:

@@ -157,7 +157,7 @@ class MoveLog:
         self.num_by_reason: Counter[tuple[str, str]] = Counter()
         """How many moves ended, by (outcome, reason)."""
         self.num_bytes = 0
-        """The bytes copied by all moves, including those that failed."""
+        """The bytes copied by all moves, including failed moves."""
         self.num_downtimes = [0] * (len(DOWNTIME_BOUNDS_S) + 1)
         """For each bound, how many moves had a downtime up to that bound but above the previous
         one. The last number counts the downtimes above all bounds."""

@@ -53,8 +53,8 @@ FROM_SOURCE = frozenset(
 
 @value
 class MoveMessage:
-    """`stage` counts from 0; `num_blocks` counts those of earlier stages and of the prefix cache
-    too; `rank` is set only if it changed during the move."""
+    """`stage` counts from 0; `num_blocks` also counts the blocks of earlier stages and of the
+    prefix cache; `rank` is set only if it changed during the move."""
 
     verb: Verb
     stage: int = 0
@@ -71,7 +71,7 @@ class MoveMessage:
 
 # -- Time limits -------------------------------------------------------------------------
 
-# All time limits that end something of a move, including those of links and frontends; `check`
+# All time limits that end something of a move, including the limits of links and frontends; `check`
 # asserts their order.
 OPEN_TIMEOUT_S = 5.0
 """How long a link between two instances waits for a connection, for an answer and for a proof."""

@@ -89,8 +89,8 @@ def refusal_of(
     """Why a request cannot leave its instance now; None if it can.
 
     `facts`: None if the instance does not run the request. `moving`: a move of it, away or to here,
-    is not final. `has_place`: the instance may begin one more move; False does not count for those
-    who wait for their turn.
+    is not final. `has_place`: the instance may begin one more move. A caller whose move may wait
+    for its turn passes True.
     """
     if facts is None:
         return MoveRefusal.UNKNOWN

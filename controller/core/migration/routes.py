@@ -217,7 +217,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class ConfirmTokens:
-    """Tell the sender of these tokens that those before `next_index` have come."""
+    """Tell the sender of these tokens that all tokens before `next_index` have come."""
 
     request_id: str
     next_index: int
@@ -370,7 +370,7 @@ class Routes:
         """All requests that are not OVER, by request id; others may only read it. ReplayMachine has
         a copy of each."""
         self._unclear: dict[str, None] = {}
-        """Exactly those of `live` that are UNCLEAR, in the order in which they became so."""
+        """Exactly the requests of `live` that are UNCLEAR, in the order in which they became so."""
         self._unread: dict[str, set[tuple[str, int, int]]] = {}
         """(request id, attempt, hop) of tokens that are not read, by their sender's address, since
         the last look; no set is empty."""

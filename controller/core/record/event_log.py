@@ -55,7 +55,7 @@ class EventKind(StrEnum):
     the token, and the tokens, blocks, bytes and time of the copy, in all and by stage."""
     MIGRATION_FAILED = "migration_failed"
     """A move came to nothing: the request stayed where it was, or ended. The figures of the copy
-    are those of `migrated`."""
+    are the same as in `migrated`."""
     REQUEST_LOST = "request_lost"
     """The request was lost with its instance, or an instance that has restarted did not take it. It
     is to go on elsewhere: the tokens to compute again, and the time since its last token."""
@@ -276,7 +276,7 @@ class EventLog:
 
     def _restore(self, position: str, event: LoggedEvent) -> None:
         epoch, seq = parse_position(position)
-        if seq != self._last_seq + 1:  # events are missing in between: forget those before the gap
+        if seq != self._last_seq + 1:  # events are missing: forget the events before the gap
             self._events.clear()
             self._ends.clear()
         self._events.append(event)

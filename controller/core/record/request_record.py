@@ -85,8 +85,8 @@ ListingOrder = tuple[int, int, float, str]
 
 def listing_order(record: RequestRecord) -> ListingOrder:
     """The sort key of lists of requests. First come the running, then the evicted, then the waiting
-    requests, each in the order of their arrival; then those that wait at the controller, the
-    highest rank first; last those that ended, the latest first."""
+    requests, each in the order of their arrival; then the requests that wait at the controller, the
+    highest rank first; last the requests that ended, the latest first."""
     if record.state in ENDED:
         assert record.end_time_s is not None
         return (len(_LISTED_FIRST), 0, -record.end_time_s, record.request_id)

@@ -114,8 +114,8 @@ def _are_here(folder: Path) -> bool:
 
 
 def _names(sizes: Mapping[str, int], files: set[str]) -> list[str]:
-    """The files that vLLM loads: those of the index or, without an index, all files of one format.
-    The folder may have the weights a second time, in the form of the model's maker
+    """The files that vLLM loads: the files that the index names or, without an index, all files of
+    one format. The folder may have the weights a second time, in the form of the model's maker
     (`consolidated`); these files are left out."""
     for suffix in FORMATS:
         names = [name for name in sizes if name.endswith(suffix) and name not in NO_WEIGHTS]

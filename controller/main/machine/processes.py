@@ -67,7 +67,7 @@ def same_process(pid: int | None, started_s: float | None) -> psutil.Process | N
 
 
 def end(processes: list[psutil.Process], patience_s: float) -> None:
-    """Ends processes by SIGTERM, and those that still run after `patience_s` by SIGKILL."""
+    """Ends processes by SIGTERM, and processes that still run after `patience_s` by SIGKILL."""
     for process in processes:
         _quietly(process.terminate)
     _, alive = psutil.wait_procs(processes, timeout=patience_s)

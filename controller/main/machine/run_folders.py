@@ -6,8 +6,8 @@ same name do not share a folder, and nobody can have put a symbolic link in its 
 the folder contains the run's nonce. Only a folder with the right marker is ever emptied, so a run
 state that names another folder, by accident or by malice, does no harm.
 
-A new run puts the logs of the last run aside, and deletes those of the run before. If a start
-failed, Ray's own logs are copied before their temporary folder is removed."""
+A new run puts the logs of the last run aside, and deletes the logs of the run before that. If a
+start failed, Ray's own logs are copied before their temporary folder is removed."""
 
 import contextlib
 import os

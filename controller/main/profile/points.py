@@ -2,8 +2,8 @@
 a profile's constants to the measurements, by least squares of the relative errors, with no constant
 below zero.
 
-The time of a prompt, and that of a decode step, are sums of three constants times known figures of
-the work, so each fit is a linear problem with three unknowns. The best solution without negative
+The time of a prompt, and the time of a decode step, are sums of three constants times known figures
+of the work, so each fit is a linear problem with three unknowns. The best solution without negative
 constants is the best solution for some subset of the constants, with the others at zero. There are
 seven subsets, and all are tried."""
 

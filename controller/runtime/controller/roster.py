@@ -231,7 +231,8 @@ class MemberMail:
 def config_messages(
     member: Member, config: LiveConfig, before: LiveConfig | None = None
 ) -> list[Message]:
-    """The messages whose contents differ from those of `before`; all messages if that is None."""
+    """The messages whose contents differ from the messages in `before`; all messages if `before` is
+    None."""
     known = {} if before is None else {type(m): m for m in _all(member, before)}
     return [m for m in _all(member, config) if known.get(type(m)) != m]
 

@@ -45,7 +45,7 @@ from controller.runtime.repeating import repeat
 
 
 class KnownInstances:
-    """The instances of the controller's last directory, without those that died."""
+    """The instances of the controller's last directory, without the instances that died since."""
 
     def __init__(self) -> None:
         self._entries: dict[str, InstanceEntry] = {}

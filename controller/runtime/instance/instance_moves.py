@@ -1,7 +1,7 @@
 """All moves of one instance: how they begin on the controller's orders, and what happens to them.
 
 `InstanceMoves` begins and receives moves, and passes on events. `OrderedMoves` begins moves that
-the controller names; `ChosenMoves` begins those that this instance chooses, as its machine
+the controller names; `ChosenMoves` begins moves that this instance chooses, as its machine
 (`core/emptying/relieving.py`) instructs.
 """
 

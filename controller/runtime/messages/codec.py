@@ -50,8 +50,8 @@ PayloadHandlers = dict[type[Message], Callable[[Any, Sequence[memoryview]], obje
 class Inbox:
     """Gives each message to the process's handler for its type.
 
-    A type has its handler in one of two tables; those of `with_payload` get the payload frames
-    too.
+    A type has its handler in one of two tables; the handlers in `with_payload` get the payload
+    frames too.
     """
 
     def __init__(self, handlers: Handlers, with_payload: PayloadHandlers | None = None) -> None:

@@ -214,7 +214,7 @@ def _azure_time(line: Line, cell: str) -> datetime:
 
 # -- BurstGPT --------------------------------------------------------------------------------------
 # Its later files have a session column, too. Its publishers mark a failed request by a response of
-# 0 tokens; those are left out.
+# 0 tokens; failed requests are left out.
 
 BURSTGPT_COLUMNS = (
     "Timestamp",
@@ -416,7 +416,8 @@ def end_line(
     end_s: float, *, num_requests: int, num_lost: int, num_live: int, num_breaks: int
 ) -> str:
     """The last line of a recording. `num_lost`: requests that ended and are not in the file;
-    `num_live`: those that had not ended. After each of `num_breaks` breaks more may be missing."""
+    `num_live`: requests that had not ended. After each of `num_breaks` breaks more may be
+    missing."""
     return _json_line(
         {
             END_FIELD: end_s,

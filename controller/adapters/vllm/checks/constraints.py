@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-# The fields of a request that can contain a schema: those of OpenAI's chat, completions and
-# responses, those of Anthropic's messages, and vLLM's own.
+# The fields of a request that can contain a schema: the fields of OpenAI's chat, completions and
+# responses, the fields of Anthropic's messages, and vLLM's own.
 FIELDS = ("structured_outputs", "response_format", "tools", "text", "output_config")
 
 MAX_SCHEMA_VALUES = 10_000
@@ -159,7 +159,7 @@ def _check_counts(schema: dict[str, Any]) -> None:
         # Backends refuse a count that is not an integer, such as 500.0 or "500".
         if isinstance(count, int | float) and count > MAX_LEAST_COUNT:
             raise ValueError(f"{keyword} is more than {MAX_LEAST_COUNT}")
-    count = schema.get("min")  # in a structural tag; its cost is that of minLength
+    count = schema.get("min")  # in a structural tag; it costs as much as minLength
     if (
         schema.get("type") == "repeat"
         and isinstance(count, int | float)

@@ -453,8 +453,8 @@ class RollingRestarts:
         self._say(Began(order, self._seen(), engine_arguments(args) if args else ""))
 
     def stop(self, why: str, actor: str) -> None:
-        """Takes back the restarts that can still be taken back; those whose process has ended go on
-        by themselves. Does nothing if no rolling restart is under way."""
+        """Takes back the restarts that can still be taken back; restarts whose process has ended go
+        on by themselves. Does nothing if no rolling restart is under way."""
         if self.order is not None:
             self._say(Stopped(self.order, self._seen(), self.wall_clock(), why, actor))
 

@@ -101,7 +101,7 @@ class SpecKeeper:
 
     def change(self, spec: ClusterSpec) -> None:
         """Saves the spec, then makes it the present one. Its revision must be one after the present
-        one, so that of two changes of the same spec only one is made.
+        one, so that if two operators change the same spec, only one change is made.
 
         Raises RevisionConflictError, and what the store raises; then nothing has changed.
         """
