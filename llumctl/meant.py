@@ -24,7 +24,8 @@ _meant = _Meant()
 
 
 def forget() -> None:
-    """Must be called before each command, because tests run many commands in one process."""
+    """Forgets the cluster and the config file. Must be called before each command, because tests
+    run many commands in one process."""
     _meant.cluster = _meant.config = None
 
 

@@ -97,7 +97,8 @@ def refused(stream: TextIO, error: OSError) -> LlumctlError:
 
 
 def flush() -> None:
-    """Must be called last, so that the interpreter finds nothing left to write."""
+    """Flushes the streams. Must be called last, so that the interpreter finds nothing left to
+    write."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(LlumctlError):
             _write(stream, "")

@@ -313,7 +313,7 @@ def _body(order: type[Order[Any, Any]]) -> str:
 def _metrics() -> Iterator[str]:
     yield (
         "The control API serves the first three tables at `/metrics` (with the view token). Each"
-        " frontend serves the last one on the endpoint's port, beside vLLM's own. The last part of"
+        " frontend serves the last one on the endpoint's port, next to vLLM's own. The last part of"
         " a name is the unit. A figure that is not known has no sample."
         " [Metrics](../metrics.md) defines the quantities; the name in the last column is the field"
         " of `llumctl status -o json` that has the same figure."

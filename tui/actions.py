@@ -547,8 +547,8 @@ def _is_key(name: str) -> bool:
 
 
 def _check_clashes(entries: list[Action], keymap: Mapping[str, str]) -> None:
-    """If two actions have the same key, the error is about the one that was rebound, or about the
-    later one if both were rebound."""
+    """Raises KeymapError if two actions have the same key. The error is about the action that was
+    rebound, or about the later one if both were rebound."""
     meanings: dict[str, Action] = {}
     places = {action_id: place for place, action_id in enumerate(keymap, start=1)}
     for key in sorted(entries, key=lambda key: places.get(key.action_id, 0)):

@@ -102,7 +102,7 @@ class Several:
 class TakeBack:
     """Takes back an operation of the audit log, whoever did it. `entry_id`: the id of the
     operation; empty for the last operation. The plan is made for a revision of the cluster. If the
-    cluster has another revision by then, nothing is undone."""
+    cluster has a different revision by then, nothing is undone."""
 
     entry_id: str = ""
     zone: tzinfo | None = None

@@ -56,8 +56,8 @@ def collector_paused() -> Iterator[None]:
 
 
 def settle_collector() -> None:
-    """From here on the collector ignores all objects that exist already, and seldom looks at new
-    ones, so that it does not stop the dashboard between a status and its picture.
+    """Makes the collector ignore all objects that exist already, and look at new ones only seldom,
+    so that it does not stop the dashboard between a status and its picture.
 
     The objects of the modules and of Textual live as long as the process. Going through them took
     0.1 s each time, and a status had to wait for that. The later generations are small, so they are

@@ -235,8 +235,8 @@ class ControlClient:
         Raises:
             NotFoundError: there is no such instance, or no request with that whole id.
             RefusedError: the order cannot be carried out now, or would change nothing.
-            ConflictError: the cluster's spec has another revision.
-            TimedOutError: a move did not end in its time, and goes on.
+            ConflictError: the cluster's spec has a different revision. TimedOutError: a move did
+            not end in its time, and goes on.
         """
         once = key
         if order.keyed and not key and not order.wanted.dry_run:
@@ -501,7 +501,8 @@ class Follower:
         threading.Thread(target=self._follow, name="watch", daemon=True).start()
 
     def stop(self) -> None:
-        """From now on `hear` gets no further frame. This method does not wait for the thread."""
+        """Stops the follower: from now on `hear` gets no further frame. This method does not wait
+        for the thread."""
         self._stopped.set()
 
     def _follow(self) -> None:

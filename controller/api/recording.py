@@ -121,7 +121,7 @@ class RecordingWriter:
         return self._descriptor < 0
 
     def append(self, frame: Frame) -> None:
-        """May be called on several threads."""
+        """Appends a frame. May be called on several threads."""
         self._write(frame)
         with self._lock:
             self.num_frames += 1

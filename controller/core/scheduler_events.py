@@ -55,9 +55,9 @@ class InstanceStalled:
 
 @value
 class ClosedBy:
-    """From now on the spec has these reasons against the instance, whatever its incarnation. The
-    instance need not be known yet. After a drain the instance gets requests again only once its own
-    status no longer says that it drains."""
+    """The spec's reasons against the instance changed: from now on it has these, whatever the
+    incarnation of the instance. The instance need not be known yet. After a drain the instance gets
+    requests again only once its own status no longer says that it drains."""
 
     instance_id: str
     reasons: Reasons = OPEN

@@ -307,8 +307,8 @@ class KvTransfer(Protocol):
     """The limit of each link; None means no limit. May be changed at any time."""
 
     def start(self, blocks: KvBlocks, tell: Callable[[Peer, Frames], None]) -> None:
-        """Must be called first. `tell` sends a small message to the transfer of a peer, which gets
-        it by `told`."""
+        """Starts the transfer; must be called first. `tell` sends a small message to the transfer
+        of a peer, which gets it by `told`."""
 
     def told(self, peer: Peer, frames: Frames) -> None: ...
 

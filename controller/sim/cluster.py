@@ -605,7 +605,7 @@ class SimCluster:
     # -- instances -------------------------------------------------------------------------
 
     def new_id(self) -> str:
-        """The id of one more instance."""
+        """Returns the id for one more instance."""
         self._num_launched += 1
         return f"i-{self._num_launched - 1}"
 

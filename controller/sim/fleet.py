@@ -39,7 +39,7 @@ class Scalable(Protocol):
     """What the fleet needs of a cluster."""
 
     def new_id(self) -> str:
-        """The id of one more instance."""
+        """Returns the id for one more instance."""
 
     def launch(self, instance_id: str) -> None:
         """Adds the instance, which serves from now on."""

@@ -177,7 +177,7 @@ class SimInstance:
         self._times.join(run, self._events.now_s)
 
     def die(self) -> list[RequestRun]:
-        """The instance dies. Returns the requests that were on the instance, or on their way to
+        """Lets the instance die. Returns the requests that were on the instance, or on their way to
         it."""
         self.alive = False
         self._turn += 1

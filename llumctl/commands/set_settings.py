@@ -210,7 +210,8 @@ def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: 
 
 def parse(texts: Iterable[str]) -> "dict[str, SettingValue]":
     """Reads texts of the form `KEY=VALUE`. The controller decides later whether there are such keys
-    and values. Raises UsageError for another form, and for a key that is given twice."""
+    and values. Raises UsageError for a text of any other form, and for a key that is given
+    twice."""
     found = config_file.parse_assignments(texts, "KEY=VALUE", HINT)
     from controller.api.settings.setting_values import value_of
 

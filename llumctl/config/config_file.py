@@ -277,7 +277,8 @@ def read_secret(path: Path, where: str) -> str:
 
 def parse_assignments(texts: Iterable[str], where: str, example: str) -> dict[str, str]:
     """Reads texts of the form `KEY=VALUE`, without the white space around key and value. Raises
-    UsageError, which begins with `where`, for another form and for a key that is given twice."""
+    UsageError, which begins with `where`, for a text of any other form and for a key that is given
+    twice."""
     found: dict[str, str] = {}
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))

@@ -317,8 +317,8 @@ class ResponseReader:
                 raise BadAnswerError("no end of its head")
 
     def end(self, now_s: float) -> None:
-        """Must be called when the server has closed the connection, which ends an answer whose head
-        does not say where it ends."""
+        """Notes the end of the connection. Must be called when the server has closed it, which ends
+        an answer whose head does not say where it ends."""
         self._now_s = now_s
         if self.answer.status and not self._is_framed:
             self._finish()

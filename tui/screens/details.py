@@ -207,8 +207,8 @@ class InstanceScreen(RequestsScreen):
         return self.size.height >= self.TALL
 
     def _place(self) -> None:
-        """If the screen is short, history and log share one place, and the table with the focus
-        gets more of the lines."""
+        """Places history and log. If the screen is short, they share one place, and the table with
+        the focus gets more of the lines."""
         above = self._is_tall or self.focused_table == "requests"
         self.table("requests").styles.height = "2fr" if above else "1fr"
         for name in ("history", "log"):

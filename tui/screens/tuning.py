@@ -111,7 +111,7 @@ _COLUMNS: tuple[Column[SettingRow], ...] = (
 
 
 class TuningScreen(DetailScreen):
-    """The screen of the settings. It asks for them again whenever the cluster has another revision,
+    """The screen of the settings. It asks for them again whenever the cluster has a new revision,
     because no setting changes without a new revision."""
 
     BINDINGS = bindings(Place.TUNING)
@@ -120,7 +120,7 @@ class TuningScreen(DetailScreen):
     FACTS = True
 
     class Edited(Message):
-        """The operator wants another value for a setting."""
+        """The operator wants a new value for a setting."""
 
         def __init__(self, setting: Setting) -> None:
             super().__init__()

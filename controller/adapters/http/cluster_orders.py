@@ -130,7 +130,8 @@ class StopRollingHandler(_OnRolling[RollingStopRequest]):
 
 
 class DismissRollingHandler(_OnRolling[RollingDismissRequest]):
-    """If there is nothing to dismiss, the order changes nothing and does not fail."""
+    """Carries out a dismissal. If there is nothing to dismiss, the order changes nothing and does
+    not fail."""
 
     row = DismissRolling
 

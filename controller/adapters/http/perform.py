@@ -78,7 +78,7 @@ class Operated:
             raise ApiError(503, "ray_lost", what, f"when clients can wait: {RESTART}")
 
     def check_revision(self, if_revision: int | None) -> None:
-        """Raises RevisionConflictError if the spec has another revision."""
+        """Raises RevisionConflictError if the spec has a different revision."""
         self.check_running()
         self.controller.keeper.check_revision(if_revision)
 

@@ -262,7 +262,7 @@ class StopRolling(OnCluster[RollingStopRequest, RollingReport]):
 
 
 class DismissRolling(OnCluster[RollingDismissRequest, RollingReport]):
-    """Only the command line gives this order."""
+    """Dismisses a rolling restart. Only the command line gives this order."""
 
     kind, word = "dismiss_rolling", "Dismiss"
     does = "Show the last rolling restart no more"

@@ -203,8 +203,8 @@ class SetPriority(OnRequest[PriorityRequest, PriorityReport]):
         return f"priority {self.request_id} {self.wanted.level}"
 
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
-        """Only undo asks for this plan: otherwise the operator chooses a level, which is set at
-        once."""
+        """The plan of the order. Only undo asks for it: otherwise the operator chooses a level,
+        which is set at once."""
         report = client.send(self.dry())
         lines = [f"{self.request_id}: {report.previous} -> {report.level}"]
         if report.effect is not None:

@@ -33,7 +33,7 @@ class SpecOrderBody(OrderBody):
     """The body of an order that changes the cluster's spec."""
 
     if_revision: Revision = None
-    """The call is refused if the cluster has another revision."""
+    """The call is refused if the cluster has a different revision."""
 
 
 Wanted = TypeVar("Wanted", bound=OrderBody)

@@ -98,7 +98,7 @@ def words(undo: Undo) -> str:
 
 def inverse(entry: OperationEntry, revision: int, reason: str = "") -> Order[Any, Any]:
     """The order that takes the operation back. The controller refuses it if the cluster's spec has
-    another revision by then: so nothing is undone that changed after it was found to be
+    a different revision by then: so nothing is undone that changed after it was found to be
     undoable."""
     assert entry.undo is not None
     return because(taking_back(entry.undo).at(revision), entry, reason)

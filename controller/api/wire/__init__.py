@@ -18,7 +18,7 @@ from controller.api.settings import MAX_REASON_CHARS
 SCHEMA_VERSION = 1
 
 Revision = Annotated[int | None, Field(ge=0)]
-"""The call fails if the spec has another revision by now. None: any revision will do."""
+"""The call fails if the spec has a different revision by now. None: any revision will do."""
 SettingValue = int | float | str | bool | None
 """None: the setting has no value, such as a time limit that is not set."""
 Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS)]

@@ -348,8 +348,8 @@ class _LeastInOpen:
 
 
 def _yield_to(first: Waiting, reserved: dict[str, Key], queue: WaitingQueue, most: int) -> None:
-    """If no more instances may be reserved and the first request has none, the last request of a
-    lower rank loses its instance."""
+    """Takes a reserved instance from the last request of a lower rank, if no more instances may be
+    reserved and the first request has none."""
     if len(reserved) < most or first.key in reserved.values():
         return
     holders = ((queue.get(key), instance_id) for instance_id, key in reserved.items())

@@ -60,7 +60,8 @@ from controller.core.record.event_log import Number
 from controller.core.value import value
 
 ORDER_INTERVALS = 2
-"""An order ends after this many intervals without another order, as the controller is then gone."""
+"""An order ends after this many intervals without a new order, because the controller is gone
+then."""
 FAILED_AGAIN_S = 1.0
 """For this long, a request whose move failed is not tried again, unless the reason was the request
 itself. Destinations that fail are avoided by the controller."""
@@ -110,8 +111,8 @@ class SourceView(Protocol):
         """The destinations of all moves under way from here, including moves by hand."""
 
     def reserved_s(self, migration_id: str) -> float | None:
-        """Since when the destination has reserved blocks for this move; None if it has not yet.
-        Asked while the move is under way, and once more at its end."""
+        """Since when the destination has reserved blocks for this move; None if it has not yet. The
+        machine asks this while the move is under way, and once more at its end."""
 
 
 # -- events ------------------------------------------------------------------------------

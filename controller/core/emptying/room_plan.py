@@ -91,7 +91,7 @@ def help_blocked(
     """What a round orders for blocked requests. `sources`: the instances where moves may begin.
     `destinations`: the instances to which moves may go. `rooms`: the rooms of the schedulable
     instances, by id. `may_move`: whether a move from one instance to another may begin now. `turn`:
-    the number of the round; in the next round another order chooses first."""
+    the number of the round; in the next round a different order chooses first."""
     config = placement.config
     heads, wanted = list[MoveHead](), list[_Wanted]()
     left = {

@@ -348,7 +348,7 @@ class InstanceGone:
 
 @value
 class RulesChanged:
-    """From the next round on, these rules hold."""
+    """The rules changed: the next round uses these."""
 
     rules: RoundRules
 

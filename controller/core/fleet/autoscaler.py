@@ -113,7 +113,7 @@ class ScaleState:
 
 @dataclass(frozen=True, slots=True)
 class ScaleDecision:
-    """At most one of `num_added`, `removed_id` and `kept_id` is set."""
+    """What a check decided. At most one of `num_added`, `removed_id` and `kept_id` is set."""
 
     reason: ScaleReason
     num_requests: int
@@ -450,7 +450,8 @@ class ScaleRefused:
 
 @dataclass(frozen=True, slots=True)
 class HoldBegan:
-    """From now on an operator's own scale, which is in the spec, wins."""
+    """An operator scaled the cluster: from now on this scale, which is in the spec, wins over
+    auto-scaling."""
 
     cause_id: str
     hold: ScaleHold

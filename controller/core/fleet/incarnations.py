@@ -79,8 +79,8 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Tell the process which incarnation it is. `drops`: the process has to drop what it ran as
-    another incarnation, unless it has been told so already."""
+    """Tell the process which incarnation it is. `drops`: the process has to drop the requests that
+    it ran as an earlier incarnation, unless it has been told so already."""
 
     incarnation: int
     drops: bool

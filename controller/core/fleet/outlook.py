@@ -1,5 +1,5 @@
-"""What a check of auto-scaling looks at: the load, the load with another number of instances, and
-how the starts of the planned instances go.
+"""What a check of auto-scaling looks at: the load, the load with a different number of instances,
+and how the starts of the planned instances go.
 
 F_scale is the freeness of the cluster as one pool, over the schedulable instances:
 
@@ -181,8 +181,8 @@ class Outlook:
         )
 
     def missed_with_one_less(self) -> Target | None:
-        """The target that would not hold with its margin. While the last minute was with another
-        number of instances, this is any target."""
+        """The target that would not hold with its margin. If the number of instances changed within
+        the last minute, this is any target."""
         targets = [target for target in Target if self._of(target) is not None]
         if targets and self.load.recent is not None and not self.load.recent.settled:
             return targets[0]

@@ -92,8 +92,8 @@ class TokenOrder(Generic[T]):
         return (self.next_index, self._held_keys[0][0]) if self._held_keys else None
 
     def raise_epoch(self, epoch: Epoch, began_index: int | None = None) -> None:
-        """From `began_index` on (None: from the next index) accepts tokens only in `epoch` or
-        higher. No effect if it is not higher. Mutates."""
+        """From `began_index` on (None: from the next index), accepts tokens only in `epoch` or a
+        higher one. Does nothing if `epoch` is not higher than the present one. Mutates."""
         if epoch > self.epoch:
             self.epoch = epoch
             begins = self.next_index if began_index is None else began_index

@@ -65,8 +65,8 @@ class KnownInstances:
         return None if entry is None else entry.incarnation
 
     def find(self, instance_id: str, incarnation: int) -> InstanceEntry | None:
-        """The instance's entry; None if the instance is not listed, or another incarnation of it
-        is."""
+        """The instance's entry; None if the instance is not listed, or is listed with a different
+        incarnation."""
         entry = self._entries.get(instance_id)
         return entry if entry is not None and entry.incarnation == incarnation else None
 
@@ -201,7 +201,8 @@ class Dispatcher:
     # -- events --------------------------------------------------------------------------
 
     def heard_controller(self, directory: Directory) -> None:
-        """Must be called once the controller's directory is known."""
+        """Tells the machine that the controller was heard. Must be called after the controller's
+        directory is known."""
         self.take(
             ControllerHeard(
                 directory.controller,

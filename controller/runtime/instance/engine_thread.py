@@ -93,8 +93,8 @@ class StepListener(Protocol):
     """Called on the event loop's thread."""
 
     def happened(self, events: Sequence[EngineEvent], num_steps: int) -> None:
-        """`num_steps`: the number of the step. Called before the step's outputs, as a request is
-        admitted before its first token."""
+        """Called with the events of a step, before its outputs, because a request is admitted
+        before its first token. `num_steps`: the number of the step."""
 
     def stepped(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None: ...
 
@@ -150,14 +150,14 @@ class EngineThread:
     # -- for any thread ------------------------------------------------------------------
 
     def start(self) -> None:
-        """To be called on the event loop's thread."""
+        """Starts the thread. Must be called on the event loop's thread."""
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
     def between_steps(
         self, work: Callable[[Engine], T], then: Callable[[T], None] | None = None
     ) -> None:
-        """`then` gets what `work` returned, on the event loop's thread."""
+        """Runs `work` between two steps; `then` gets its result on the event loop's thread."""
 
         def command(engine: Engine) -> None:
             result = work(engine)
@@ -169,7 +169,7 @@ class EngineThread:
     def add(
         self, add: AddRequest, prepared: Any, refuse: Callable[[AddRequest, str], None]
     ) -> None:
-        """`refuse` is called on the event loop's thread."""
+        """Adds a request before the next step. `refuse` is called on the event loop's thread."""
         self.command(functools.partial(self._add, add, prepared, refuse))
 
     def account(self, dispatch_seq: int) -> None:
