@@ -1,8 +1,8 @@
 """Whether Ray can still start and end processes: its head answers, and this machine's raylet lives.
 
 Ray's own calls cannot tell: without a head each of them blocks for a minute or more, and would
-block the controller too. So a thread tries to connect to the head each second, and once more before
-each call. A head that is stopped (SIGSTOP) still accepts connections, so its stop is not
+block the controller too. So a thread tries to connect to the head every second, and once more
+before each call. A head that is stopped (SIGSTOP) still accepts connections, so its stop is not
 noticed."""
 
 import os

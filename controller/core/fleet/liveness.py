@@ -38,7 +38,7 @@ Key = tuple[str, int]
 """(instance id, incarnation)"""
 
 PULL_AFTER_S = 2.5
-"""Even an instance without work pushes a status each second. An instance that was silent for this
+"""Even an instance without work pushes a status every second. An instance that was silent for this
 long is asked for a status before it counts as stalled."""
 MAX_TURN_S = 1.0
 """If the controller looks less often than this, it was itself asleep, and only this much of the

@@ -77,7 +77,7 @@ def diurnal(period_s: float = 600.0, low: float = 0.25) -> Shape:
 
 
 def burst(every_s: float = 300.0, length_s: float = 30.0, factor: float = 4.0) -> Shape:
-    """Each `every_s` seconds end with `length_s` at `factor` times the mean rate; the remaining
+    """Every `every_s` seconds end with `length_s` at `factor` times the mean rate; the remaining
     arrivals are spread evenly over the remaining time."""
     if not 0 < length_s < every_s or not 0 < factor * length_s < every_s:
         raise ValueError(
