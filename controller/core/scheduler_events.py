@@ -140,7 +140,7 @@ class KeysTold:
 
 @value
 class Ticked:
-    """Time has passed. The scheduler needs this about every second while requests wait."""
+    """Time has passed. The scheduler needs this event about every second while requests wait."""
 
 
 Event = (

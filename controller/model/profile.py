@@ -229,11 +229,11 @@ class ModelConfig:
             raise ValueError("max_num_batched_tokens must not be below max_num_running")
 
     def end_tokens(self, num_prompt_tokens: int, max_output_tokens: int) -> int:
-        """The number of tokens that such a request has at its end."""
+        """The number of tokens that a request with these lengths has at its end."""
         return min(num_prompt_tokens + max_output_tokens, self.max_model_len)
 
     def refusal(self, num_prompt_tokens: int, max_output_tokens: int) -> str:
-        """Why such a request could never run here; empty if it could."""
+        """Why a request with these lengths could never run on this engine; empty if it could."""
         if num_prompt_tokens < 1 or max_output_tokens < 1:
             return "has no prompt or wants no output"
         if num_prompt_tokens >= self.max_model_len:

@@ -395,7 +395,7 @@ class Loads:
         self._destinations.pop(instance, None)
 
     def in_pairs(self, now_s: float) -> list[InstanceSnapshot]:
-        """The statuses of all instances that can be in a pair now, if nothing else is against
+        """The statuses of all instances that can be in a pair now, if no other reason is against
         them."""
         config = self._config
         self._look_for_destinations()

@@ -43,7 +43,7 @@ class Rows:
         return len(self.columns["arrival_s"])
 
     def add(self, run: RequestRun) -> None:
-        """Adds a request that has finished."""
+        """Adds a row for a request that has finished."""
         request = run.request
         assert run.first_token_s is not None
         assert run.finished_s is not None
@@ -134,7 +134,8 @@ NUM_MOMENTS = 60
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles are interpolated between the two nearest values."""
+    """The mean, percentiles and maximum of some values. Percentiles are interpolated between the
+    two nearest values."""
 
     mean: float
     p50: float
@@ -145,7 +146,8 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The figures of the requests that have finished. A spread is None if no request has this
-    value: for example, only a request with two output tokens has `tpot_s` and `longest_pause_s`.
+    value: for example, only requests with at least two output tokens have `tpot_s` and
+    `longest_pause_s`.
 
     `preemption_loss_s` is the mean over all finished requests, most of which lose nothing. A held
     request is overtaken when a later request of at most its rank is dispatched before it.

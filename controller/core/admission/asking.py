@@ -210,7 +210,7 @@ class Use:
 
 @value
 class Refuse:
-    """The cluster does not take the request."""
+    """End the request with an error: the cluster does not take it."""
 
     code: RejectCode
     retry_after_s: int = 1
@@ -478,9 +478,9 @@ class Asking:
         )
 
     def _overdue_since_s(self, now_s: float) -> float:
-        """Requests that have waited since this time or longer are refused, as the controller would
-        refuse them. It is -inf (refuse none) if an instance could take requests within
-        `hold_timeout_s`."""
+        """The latest beginning of a wait that is too long: requests that have waited since this
+        time or longer are refused, as the controller would refuse them. It is -inf (refuse none) if
+        an instance could take requests within `hold_timeout_s`."""
         if self._known.open_snapshots():
             self._open_s = now_s
         overdue_s = now_s - self._heard.hold_timeout_s

@@ -104,7 +104,7 @@ class History:
         self.prefixes = SeenPrefixes()
 
     def note(self, chosen: InstanceSnapshot, request: DispatchRequested) -> None:
-        """The request goes to this instance."""
+        """Notes that the request goes to this instance."""
         capacity = chosen.capacity_blocks * chosen.block_size
         self.prefixes.note(chosen.instance_id, request, capacity)
 

@@ -224,7 +224,7 @@ class MoveEnded:
 @dataclass(frozen=True, slots=True)
 class Timed:
     """The request's frontend reports that its client has got a token since the move, with the
-    downtime if it is known. `step_time_s`: the destination's."""
+    downtime if it is known. `step_time_s`: the time of the destination's step."""
 
     migration_id: str
     downtime_s: float | None

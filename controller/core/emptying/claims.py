@@ -18,9 +18,9 @@ from typing import Any, Literal, Self
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Times are seconds since the epoch. `cause_id`: the id of the order that made the claim.
-    `deadline_s`: None means that there is no deadline. If `on_deadline` is abort, the claim is
-    taken back at the deadline, and the requests that are left stay."""
+    """The base of all claims. Times are seconds since the epoch. `cause_id`: the id of the order
+    that made the claim. `deadline_s`: None means that there is no deadline. If `on_deadline` is
+    abort, the claim is taken back at the deadline, and the requests that are left stay."""
 
     cause_id: str
     made_s: float
@@ -53,8 +53,8 @@ class Drain(Claim):
 @dataclass(frozen=True, slots=True)
 class Restart(Claim):
     """The instance gets a new process once it is empty. `nonce`: the nonce of the process that is
-    to end; the next process has another one. `at_once`: the process ends at once, whatever requests
-    it has."""
+    to end; the next process has a different one. `at_once`: the process ends at once, whatever
+    requests it has."""
 
     nonce: str = ""
     at_once: bool = False

@@ -656,8 +656,8 @@ class Drains:
         return (self._left(seen, now_s) or Remainder()).num_requests
 
     def _waited(self, now_s: float) -> bool:
-        """Whether the controller has waited long enough: a member that was not heard so far does
-        not exist."""
+        """Whether the controller has waited long enough for members to say Hello: a member from
+        which it has not heard by now does not exist."""
         return now_s >= self._began_s + HEARD_WITHIN_S
 
     def _going_on(self, instance_id: str, drain_id: str) -> _Drain | None:

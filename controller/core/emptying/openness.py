@@ -60,7 +60,7 @@ class Avoided(Generic[Who]):
         return "" if known is None or known[0] <= now_s else known[1]
 
     def at(self, now_s: float) -> Collection[Who]:
-        """The keys that are avoided now. Forgets the others."""
+        """Returns the keys that are avoided now, and forgets all others."""
         if self._until_s:
             self._until_s = {key: each for key, each in self._until_s.items() if each[0] > now_s}
         return self._until_s.keys()

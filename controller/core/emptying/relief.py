@@ -54,7 +54,7 @@ class MoveReason(StrEnum):
 
 
 class HelpReason(StrEnum):
-    """Why requests leave so that a blocked one can go on."""
+    """Why requests leave an instance so that a blocked request can go on."""
 
     BLOCKED_HEAD = "blocked head"
     BEHIND_HEAD = "behind a blocked head"
@@ -589,7 +589,7 @@ class ReliefRules:
 
     @cached_property
     def _enough_steps(self) -> float:
-        """An instance with at least this freeness is no source any more."""
+        """The freeness from which on an instance is no source any more."""
         return self._config.source_below_steps
 
     def _least_steps_there(self, _candidate: Candidate) -> float:

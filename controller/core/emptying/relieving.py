@@ -111,8 +111,8 @@ class SourceView(Protocol):
         """The destinations of all moves under way from here, including moves by hand."""
 
     def reserved_s(self, migration_id: str) -> float | None:
-        """Since when the destination has reserved blocks for this move; None if it has not yet. The
-        machine asks this while the move is under way, and once more at its end."""
+        """Since when the destination has reserved blocks for this move; None if it has reserved
+        none yet. The machine asks this while the move is under way, and once more at its end."""
 
 
 # -- events ------------------------------------------------------------------------------

@@ -98,7 +98,8 @@ class InstanceLoad:
 
 @value
 class Pair:
-    """Freeness is in decode steps, at the moment of pairing; a draining source has -inf."""
+    """A source and its destination. Freeness is in decode steps, at the moment of pairing; a
+    draining source has -inf."""
 
     source_id: str
     destination_id: str
@@ -146,9 +147,9 @@ def pair(
 def _matched(
     sources: Iterable[InstanceLoad], destinations: Iterable[InstanceLoad], left_out: LeftOut
 ) -> LoadPairs:
-    """The lowest source takes the freest destination that is not left out for it, then the next
-    source takes one of the rest. If no pair is left out, the i-th source gets the i-th
-    destination."""
+    """Pairs sources with destinations: the lowest source takes the freest destination that is not
+    left out for it, then the next source takes one of the remaining destinations. If no pair is
+    left out, the i-th source gets the i-th destination."""
     lowest_first = sorted(sources, key=attrgetter("lowest_first"))
     if not lowest_first:
         return []

@@ -720,7 +720,7 @@ class Autoscaler:
     # -- inside --------------------------------------------------------------------------
 
     def _change_settings(self, settings: SettingsChanged) -> None:
-        """A change that is under way goes on; the checks begin anew."""
+        """Takes new settings. A change that is under way goes on; the checks begin anew."""
         if settings != self._settings:
             self._settings, self._state = settings, None
             self._last, self._told = None, ()

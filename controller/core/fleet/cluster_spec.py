@@ -64,8 +64,8 @@ AS_STARTED = EngineChange()
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The restart of one instance that is under way. `nonce`: of the process that is replaced.
-    `began_s`: seconds since the epoch."""
+    """The restart of one instance that is under way. `nonce`: the nonce of the process that is
+    replaced. `began_s`: seconds since the epoch."""
 
     instance_id: str
     nonce: str
@@ -275,7 +275,7 @@ class ClusterSpec:
         return self._next(rolling=rolling, engine=engine, engines=own, drains=drains)
 
     def dismissed(self, rolling: RollingOrder) -> "ClusterSpec":
-        """Operators do not have to be told of that rolling restart any more."""
+        """Marks the rolling restart as read: operators do not have to be told of it any more."""
         return self._next(rolling=replace(rolling, dismissed=True))
 
     def with_claims(self, claims: Mapping[str, Claim]) -> "ClusterSpec":

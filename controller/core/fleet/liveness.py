@@ -154,7 +154,7 @@ Instruction = Pull | TellStall | LookAtRest | Fence
 
 
 class Liveness:
-    """Times are seconds of any one monotonic clock."""
+    """The machine of liveness. Times are seconds of any one monotonic clock."""
 
     def __init__(self) -> None:
         self._silences = Silences()
@@ -250,7 +250,7 @@ class Liveness:
 
 
 class Silences:
-    """Times are seconds of any one monotonic clock."""
+    """How long each incarnation has been silent. Times are in seconds, by one monotonic clock."""
 
     def __init__(self) -> None:
         self._silent_s: dict[Key, float] = {}
@@ -375,7 +375,7 @@ class Empty:
 
 
 class Slowness:
-    """Times are seconds of any one monotonic clock."""
+    """The machine that finds slow instances. Times are in seconds, by one monotonic clock."""
 
     def __init__(self) -> None:
         self._samples: dict[Key, deque[tuple[float, float]]] = {}
@@ -463,7 +463,8 @@ class TellBusy:
 
 
 class Busyness:
-    """Times are seconds of any one monotonic clock."""
+    """The machine that finds instances that compute without a request. Times are in seconds, by one
+    monotonic clock."""
 
     def __init__(self) -> None:
         self._since_s: dict[Key, float] = {}

@@ -250,7 +250,8 @@ def _ended(order: RollingOrder, known: Mapping[str, InstanceNow], now_s: float) 
 
 
 def _is_half_started(order: RollingOrder, turn: Turn, now: InstanceNow) -> bool:
-    """Whether its process was ended for other arguments and does not serve with them yet."""
+    """Whether the instance's process was ended because its arguments changed, and the instance does
+    not serve with the new ones yet."""
     ended = now.ordered or now.nonce != turn.nonce
     return ended and turn.before != order.engine and not now.removes
 
@@ -314,8 +315,8 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed. `order`: the one in the spec. `seen`: all instances, in the cluster's order;
-    not needed while no rolling restart is under way. `wall_s`: seconds since the epoch."""
+    """Time has passed. `order`: the order in the spec. `seen`: all instances, in the cluster's
+    order; not needed while no rolling restart is under way. `wall_s`: seconds since the epoch."""
 
     order: RollingOrder | None
     seen: Sequence[InstanceNow]
@@ -387,7 +388,7 @@ class RollingRefusal(StrEnum):
 def refusal(
     present: RollingOrder | None, seen: Sequence[InstanceNow], *, force: bool
 ) -> RollingRefusal | None:
-    """Why no rolling restart can begin now. `present`: the spec's."""
+    """Why no rolling restart can begin now. `present`: the rolling restart in the spec."""
     if present is not None and present.goes:
         return RollingRefusal.GOES
     if all(each.removes for each in seen):
@@ -399,7 +400,8 @@ def refusal(
 
 
 class RollingRestart:
-    """Times are seconds of any one monotonic clock, except for times that are named `wall_s`."""
+    """The machine of rolling restarts. Times are seconds of any one monotonic clock, except for
+    times that are named `wall_s`."""
 
     def __init__(self) -> None:
         self.waits = ""

@@ -200,10 +200,10 @@ blocks waited until a request of 2 blocks ended."""
 @dataclass(slots=True)
 class Room:
     """What one instance can take now. `free_blocks` and `num_places` are what remains after all
-    requests that run there, wait there or are on their way there. While there are such requests,
-    `growth_blocks` and the watermark stay free for their growth; an idle instance takes whatever
-    its memory can hold, as its engine does. `prefill_blocks`: the blocks whose tokens these
-    requests still have to compute; how many of them a prefix cache spares is not known.
+    requests that run on the instance, wait on it or are on their way to it. While it has such
+    requests, `growth_blocks` and the watermark stay free for their growth; an idle instance takes
+    whatever its memory can hold, as its engine does. `prefill_blocks`: the blocks whose tokens
+    these requests still have to compute; how many of them a prefix cache spares is not known.
     `claimed_blocks`: all blocks that they have or wait for."""
 
     instance_id: str

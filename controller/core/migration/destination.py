@@ -146,7 +146,7 @@ class Receive:
 
 @value
 class Free:
-    """Free all that is reserved, after a `Reserve` that is under way."""
+    """Free all blocks that are reserved, after a `Reserve` that is under way."""
 
 
 @value

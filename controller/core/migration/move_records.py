@@ -46,8 +46,8 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True)
 class MoveRecord:
-    """One move that is over. `outcome`: the source's last state. `code`: why the outcome is not
-    `migrated`. `num_cached_blocks`: how many blocks the destination already had."""
+    """One move that is over. `outcome`: the last state of the source's machine. `code`: why the
+    outcome is not `migrated`. `num_cached_blocks`: how many blocks the destination already had."""
 
     migration_id: str
     request_id: str

@@ -71,7 +71,7 @@ class MoveTable(Generic[Away, Here]):
 
     @property
     def quiet(self) -> bool:
-        """No move is remembered any more, so no tick is needed."""
+        """Whether no move is remembered any more, so that no tick is needed."""
         return not self.outgoing and not self.incoming
 
     @property
@@ -87,8 +87,9 @@ class MoveTable(Generic[Away, Here]):
     def refusal(
         self, request_id: str, facts: MoveFacts | None = MOVABLE, *, waits: bool = False
     ) -> MoveRefusal | None:
-        """Why no move of this request may begin here now. `facts`: the engine's, if it was asked.
-        `waits`: the move would wait until the instance may begin one more."""
+        """Why no move of this request may begin here now. `facts`: what the engine says of the
+        request, if the engine was asked. `waits`: the move would wait until the instance may begin
+        one more."""
         return refusal_of(
             facts if request_id in self._requests_here else None,
             moving=self._is_moving(request_id),

@@ -36,7 +36,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An instance gets the request, perhaps with the rank before the last change."""
+    """The request was sent to an instance, perhaps with the rank before the last change."""
 
     request_id: str
 

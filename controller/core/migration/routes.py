@@ -552,8 +552,8 @@ class Routes:
         return told
 
     def _not_read(self, emitted: Emitted, now_s: float) -> Instructions:
-        """An instance that was taken for dead may have got the request since; then its source does
-        not have it any more."""
+        """Handles tokens that are not read. An instance that was taken for dead may have
+        got the request since; then its source does not have it any more."""
         request_id, epoch, sender = emitted.request_id, emitted.epoch, emitted.sender
         if emitted.finish_reason is None:
             self._unread.setdefault(sender.address, set()).add((request_id, *epoch))

@@ -290,8 +290,8 @@ class SourceClock:
         return TookTooLong() if flowing or state is _S.SUSPENDING else TimedOut()
 
     def _is_worked_on(self, state: SourceState, now_s: float) -> bool:
-        """The destination said lately that its engine is in a long step. The source believes this
-        for `stage_timeout_s`."""
+        """Whether the destination said lately that its engine is in a long step. The source
+        believes this for `stage_timeout_s`."""
         if state not in (_S.PRE_ALLOCATING, _S.COMMITTING):
             return False
         heard_lately = now_s - self.working_s < self.timing.answer_timeout_s
@@ -463,7 +463,8 @@ class SourceMove:
         )
 
     def _resume(self, event: Any) -> Instructions:
-        """The new hop is the one after the destination's, whether that was used or not."""
+        """Puts the request back. Its new hop is the hop after the destination's, whether or not
+        that one was used."""
         self.code = self.code or code_of(event)
         cancel: Instructions = [CancelCopy()] if self.state is _S.SUSPENDED else []
         in_doubt = self.state in IN_DOUBT

@@ -111,7 +111,7 @@ class ReplayLog:
             self._num_by_reason[way, reason] += self._num_by_cause.pop((way, cause))
 
     def reason(self, cause_id: str) -> ExitReason:
-        """Why the instance of this loss is gone. As long as nothing else is known, that is a
+        """Why the instance of this loss is gone. As long as nothing else is known, the reason is a
         death."""
         return self._deaths.get(cause_id, ExitReason.DEATH)
 

@@ -179,8 +179,9 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No instance has the request any more, as `owner` is gone or for another reason. `what`
-    happened, in words. `silent_s`: since the client's last token; None if there was none."""
+    """No instance has the request any more, as `owner` is gone or for another reason. `what`: what
+    happened, in words. `silent_s`: the time since the client's last token; None if there was
+    none."""
 
     request_id: str
     owner: InstanceRef

@@ -210,7 +210,7 @@ class MemberMail:
             self._mailbox.send(member.address, encode(message), droppable=droppable)
 
     def send_to(self, member_id: str, message: Message, *, droppable: bool = False) -> None:
-        """Does nothing if the member does not exist any more."""
+        """Sends to this member. Does nothing if the member does not exist any more."""
         member = self._roster.members.get(member_id)
         if member is not None:
             self.send(member, message, droppable=droppable)

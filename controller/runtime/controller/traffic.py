@@ -121,7 +121,8 @@ class Traffic:
         return self._recording
 
     def end(self, recording: TrafficRecording) -> None:
-        """The reader has left. Does nothing if another reader took its place."""
+        """Ends the recording, because its reader has left. Does nothing if another reader took its
+        place."""
         if recording is self._recording:
             self._recording = None
             self._ask(TrafficAsked(b""))

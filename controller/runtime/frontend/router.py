@@ -328,7 +328,7 @@ class RankRunner:
         return RankChangeAnswered(ask.query_id, "", previous, record.instance_id)
 
     def sent(self, request_id: str) -> None:
-        """An instance gets the request."""
+        """Notes that the request is sent to an instance."""
         self._take(rank_changes.Sent(request_id))
 
     def ended(self, request_id: str) -> None:

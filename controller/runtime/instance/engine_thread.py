@@ -99,7 +99,7 @@ class StepListener(Protocol):
     def stepped(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None: ...
 
     def rested(self) -> None:
-        """The engine has nothing left to do."""
+        """Called when the engine has nothing left to do."""
 
     def report(self, status: StatusPushed) -> None: ...
 

@@ -134,8 +134,8 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         self._host.send(self.controller_address, answered)
 
     def tell_closed(self, record: MoveRecord, query_id: str = "") -> None:
-        """Tells the controller that a move from here is over. `query_id`: the order's, if the
-        controller named the move."""
+        """Tells the controller that a move from here is over. `query_id`: the id of the order, if
+        the controller named the move."""
         self.rates.measured(record)
         self.answer(MoveAnswered(query_id, record.code, record=record))
 
@@ -281,8 +281,8 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
             self._answer_for_forgotten(envelope)
 
     def _answer_for_forgotten(self, envelope: MoveEnvelope) -> None:
-        """Answers for a move that is forgotten here as a move that did not bring its request would.
-        If another move brought the request, the source knows that."""
+        """Answers a message for a move that is forgotten here, as if the move had not brought its
+        request. If another move brought the request, the source knows that."""
         answers = {
             Verb.PRE_ALLOC: MoveMessage(Verb.REFUSED, envelope.message.stage, code="forgotten"),
             Verb.COMMIT: MoveMessage(Verb.REFUSED, envelope.message.stage, code="forgotten"),

@@ -421,7 +421,7 @@ class StageCopies:
         self._stage_id = ""
 
     def cached(self, num_blocks: int) -> None:
-        """The destination has `num_blocks` of the first blocks in its prefix cache."""
+        """Notes that the destination has the first `num_blocks` blocks in its prefix cache."""
         self.num_cached = self.num_copied = num_blocks
 
     def least_time_s(self, num_blocks: int) -> float:
