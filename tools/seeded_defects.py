@@ -493,7 +493,7 @@ def tried(tree: Path, defect: Defect, limit_s: float, run: Runner = pytest) -> R
 
 def failed(output: str) -> str:
     """The test, or the file, that pytest's summary names first."""
-    match = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    match = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", output, re.MULTILINE)
     return match[1] if match else ""
 
 

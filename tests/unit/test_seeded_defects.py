@@ -146,7 +146,8 @@ def test_each_defect_is_seeded_alone_and_what_finds_it_is_recorded(tmp_path: Pat
 def test_the_first_failure_is_named() -> None:
     output = "....F\nFAILED tests/unit/test_a.py::test_b[1] - x\nFAILED tests/unit/test_c.py::d\n"
     assert failed(output) == "tests/unit/test_a.py::test_b[1]"
-    assert failed("FAILED tests/a.py::test_b[with words] - assert 1 == 2\n") == (
+    log = "ERROR    uvicorn.error:httptools_impl.py:427 Exception in ASGI application\n"
+    assert failed(f"{log}FAILED tests/a.py::test_b[with words] - assert 1 == 2\n") == (
         "tests/a.py::test_b[with words]"
     )
     assert failed("interrupted") == ""
