@@ -219,3 +219,14 @@ def test_a_dispatch_to_one_that_is_not_listed_is_asked_for_again_so_often() -> N
         len([each for each in told if isinstance(each, asking.TellUnused)])
         == len(asking.GONE_WAITS_S) + 1
     )
+
+
+def test_alone_a_frontend_counts_its_own_blocks_from_when_it_last_heard_of_the_controller() -> None:
+    """Its share of the 50 free blocks is 25, and the 10 that its requests had then stay its own."""
+    known = Known()
+    known.incarnations = {"i-0": 1}
+    machine = asking.Asking(known, Own(), lambda *_: None)
+    machine.handle(asking.ControllerHeard("one", 2, 0, True, 30.0), 0.0)
+    machine.handle(asking.Asked(DispatchRequested("r", "f-0", 20 * 16, 0, 0.0)), 0.0)
+    told = machine.handle(asking.BypassDue(), 10.0)
+    assert asking.Resume("r") in told
