@@ -25,15 +25,15 @@ def stops_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
     heard = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
-    with handled(interrupt, heard), interrupts_arrive():
+    with _handled(interrupt, heard), interrupts_arrive():
         yield
 
 
 @contextlib.contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Ignores interrupts, so that an impatient user's third Ctrl-C does not stop the undoing
-    halfway."""
-    with handled(signal.SIG_IGN, (signal.SIGINT, *STOPS)):
+    """Ignores interrupts, also those that would be raised again, so that an impatient user's third
+    Ctrl-C does not stop the undoing halfway."""
+    with _handled(signal.SIG_IGN, (signal.SIGINT, signal.SIGALRM, *STOPS)):
         yield
 
 
@@ -60,17 +60,16 @@ def interrupts_arrive() -> Iterator[None]:
             others(unraisable)
 
     others, sys.unraisablehook = sys.unraisablehook, note
-    with handled(raise_again, [signal.SIGALRM]):
+    with _handled(raise_again, [signal.SIGALRM]):
         try:
             yield
         finally:
             sys.unraisablehook = others
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-    raise_again()
 
 
 @contextlib.contextmanager
-def handled(
+def _handled(
     handler: Callable[..., None] | signal.Handlers, numbers: Iterable[signal.Signals]
 ) -> Iterator[None]:
     """Gives the signals this handler for a time."""

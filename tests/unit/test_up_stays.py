@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 
 from controller.api.errors import LlumctlError
-from controller.api.interrupts import interrupts_arrive, stops_interrupt
+from controller.api.interrupts import (
+    AGAIN_S,
+    interrupts_arrive,
+    no_interrupts,
+    stops_interrupt,
+)
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
 from controller.main import up
@@ -105,13 +110,15 @@ def test_an_interrupt_that_python_drops_comes_again(number: signal.Signals) -> N
             threading.Event().wait(10)
 
 
-def test_an_exit_that_python_drops_comes_at_the_latest_when_the_command_ends() -> None:
+def test_an_interrupt_that_python_drops_does_not_come_while_interrupts_are_ignored() -> None:
     class Ending:
         def __del__(self) -> None:
             raise SystemExit(143)
 
-    with pytest.raises(SystemExit), interrupts_arrive():
+    with interrupts_arrive():
         Ending()
+        with no_interrupts():
+            threading.Event().wait(10 * AGAIN_S)
 
 
 def test_a_hang_up_that_is_ignored_stays_so() -> None:

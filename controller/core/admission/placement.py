@@ -244,7 +244,7 @@ def reservations(
     """The reservations from now on, by instance id. `before`: the reservations until now.
 
     first   the first request has an instance at once
-    others each other request has one when it has waited `reserve_after_s`, while no more are
+    others  each other request has one when it has waited `reserve_after_s`, while no more are
             reserved than the share allows
     more    the rest of `reserved_share` goes to the first request, one more instance each
             `reserve_after_s`: requests move from one of its instances to the others, so that the
