@@ -263,11 +263,13 @@ class SimulatedController:
     def _start(self) -> None:
         keeper = SpecKeeper(self._disk.spec, self._disk)  # type: ignore[arg-type]  # it loads no spec
         self.controller = controller = ControllerProcess(
-            self._mailbox, self._launcher, self._config, keeper, incarnations=self._disk
+            self._mailbox,
+            self._launcher,
+            self._config,
+            keeper,
+            incarnations=self._disk,
+            wall_clock=self.wall_s,
         )
-        for each in (controller.drains, controller.fleet, controller.autoscaling):
-            each._wall_clock = self.wall_s
-        controller.rolling.wall_clock = self.wall_s
         self._handlers = controller._handlers()
         controller.start(self._num_frontends)
         self.running = self.loop.create_task(controller.run())

@@ -137,7 +137,7 @@ class FleetWatch:
         cluster: OperatedCluster,
         drains: DrainRunner,
         fence: Callable[[Member, str], None],
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._drains = drains
@@ -408,6 +408,7 @@ class ControllerProcess:
         events: EventStore | None = None,
         own_key_limits: OwnLimits = NO_KEYS,
         incarnations: IncarnationStore | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._mailbox = mailbox
         self._launcher = launcher
@@ -420,7 +421,7 @@ class ControllerProcess:
         self.statuses: dict[str, StatusPushed] = {}
         """The last status of each instance, perhaps of a dead incarnation."""
         epoch = secrets.token_hex(4)
-        self.journal = Journal(epoch, config.max_events, store=events)
+        self.journal = Journal(epoch, config.max_events, store=events, wall_clock=wall_clock)
         self.queries = MemberQueries(self.mail.send_to, epoch)
         cooling = Cooling()
         self.openness = Openness(self.scheduler, cooling)
@@ -461,13 +462,16 @@ class ControllerProcess:
         self.admission_records = AdmissionRecords(self.scheduler)
         self.traffic = Traffic(self.mail.send_to_frontends)
         self.drain_forecasts = DrainForecasts(self)
-        self.drains = DrainRunner(self, self.drain_forecasts)
+        self.drains = DrainRunner(self, self.drain_forecasts, wall_clock)
         self.fleet = FleetWatch(
-            self, self.drains, lambda member, why: self.member_events.fence(member, why)
+            self,
+            self.drains,
+            lambda member, why: self.member_events.fence(member, why),
+            wall_clock,
         )
-        self.rolling = RollingRestarts(self, self.drains)
+        self.rolling = RollingRestarts(self, self.drains, wall_clock)
         self.scaling = Scaling(self, self.drains, launcher)
-        self.autoscaling = Autoscaling(self, self.scaling, launcher, epoch)
+        self.autoscaling = Autoscaling(self, self.scaling, launcher, epoch, wall_clock)
         self.member_events = MemberEvents(self)
         self.was_ready = False
         self._stopping: asyncio.Task[None] | None = None

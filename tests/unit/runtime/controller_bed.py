@@ -1,6 +1,7 @@
 """A controller with its launcher and members played by the test, on virtual time."""
 
 import asyncio
+import time
 from typing import Any, Self
 
 from controller.api.errors import LlumctlError
@@ -188,4 +189,8 @@ class Bed:
             LiveConfig(CONFIG),
             self.keeper,
             incarnations=self.incarnations,
+            wall_clock=self.wall_clock,
         )
+
+    def wall_clock(self) -> float:
+        return time.time()

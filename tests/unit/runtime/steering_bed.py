@@ -38,7 +38,7 @@ C = TypeVar("C", bound=Claim)
 
 class SteeringBed(Bed):
     """Frontends answer with `requests`, instances with `refusals`, all of them until told not to.
-    The wall clock of what is steered is the controller's."""
+    The controller's wall clock is the loop's."""
 
     def __init__(self, network: FakeNetwork, num_instances: int = 3, **what: Any) -> None:
         super().__init__(network, num_instances, **what)
@@ -47,17 +47,10 @@ class SteeringBed(Bed):
         self.silent: set[str] = set()
         self.num_asked = 0
         """Questions that were answered."""
-        self.take_wall_clock()
         self.answering = asyncio.create_task(self._answer_for_ever())
 
-    def take_wall_clock(self) -> None:
-        self.controller.drains._wall_clock = self.controller.now_s
-        self.controller.autoscaling._wall_clock = self.controller.now_s
-        self.controller.rolling.wall_clock = self.controller.now_s
-
-    def restart_controller(self) -> None:
-        super().restart_controller()
-        self.take_wall_clock()
+    def wall_clock(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def claim(self, kind: type[C], **what: Any) -> C:
         known = {"cause_id": "op-1", "made_s": self.controller.now_s()}

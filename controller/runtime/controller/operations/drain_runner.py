@@ -7,7 +7,6 @@ spec, tells and asks members, and ends processes.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +85,7 @@ class DrainRunner:
         self,
         cluster: OperatedCluster,
         forecasts: "DrainForecasts",
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._forecasts = forecasts
@@ -412,12 +411,12 @@ class RollingRestarts:
         self,
         cluster: OperatedCluster,
         drains: DrainRunner,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._drains = drains
         self._machine = RollingRestart()
-        self.wall_clock = wall_clock
+        self._wall_clock = wall_clock
 
     @property
     def order(self) -> RollingOrder | None:
@@ -456,7 +455,7 @@ class RollingRestarts:
         """Takes back the restarts that can still be taken back; restarts whose process has ended go
         on by themselves. Does nothing if no rolling restart is under way."""
         if self.order is not None:
-            self._say(Stopped(self.order, self._seen(), self.wall_clock(), why, actor))
+            self._say(Stopped(self.order, self._seen(), self._wall_clock(), why, actor))
 
     def dismiss(self) -> None:
         """Notes that an operator has seen how the rolling restart ended."""
@@ -470,7 +469,7 @@ class RollingRestarts:
         """Takes the next step if one is due. A step that fails is tried again."""
         try:
             self._say(
-                rolling.Ticked(self.order, self._seen() if self.goes else (), self.wall_clock())
+                rolling.Ticked(self.order, self._seen() if self.goes else (), self._wall_clock())
             )
         except Exception as error:
             self._machine.handle(SpecNotChanged(), self._cluster.now_s())
@@ -492,7 +491,7 @@ class RollingRestarts:
                     )
                 case ChangeSpec():
                     self._change(instruction)
-                    self._say(SpecChanged(self.wall_clock()))
+                    self._say(SpecChanged(self._wall_clock()))
 
     def _change(self, step: ChangeSpec) -> None:
         spec = self._cluster.keeper.spec

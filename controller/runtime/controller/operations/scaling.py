@@ -9,7 +9,6 @@ carried out; launches that fail are repeated.
 """
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -156,7 +155,7 @@ class Autoscaling:
         scaling: Scaling,
         launcher: Launcher,
         epoch: str,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._scaling = scaling
