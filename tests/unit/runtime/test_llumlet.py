@@ -376,7 +376,9 @@ async def test_where_none_is_pushed_each_pull_is_answered_and_nothing_else_goes_
     bed: Bed,
 ) -> None:
     bed.controller.send(HERE, StatusPushSet(0.0, ()))
-    await bed.pull()
+    bed.f0.send(HERE, DispatchUnused(1, 6))
+    bed.controller.send(HERE, StatusPull())
+    await bed.status(lambda s: s.last_dispatch_seq == 6)  # what was pushed before has arrived, too
     bed.controller.inbox.clear()
     bed.add("r", max_tokens=40)
     assert await bed.tokens("r") == tokens_of("r", 40)
