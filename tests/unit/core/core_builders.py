@@ -1,5 +1,6 @@
 """Snapshots and events for the core's tests, counted the way a llumlet counts."""
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,13 +8,10 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from controller.core.load.closed import Closed
-from controller.core.load.snapshot import (
-    InstanceSnapshot,
-    Level,
-    QueueHead,
-    blocks_for,
-)
+from controller.core import scheduler_events as events
+from controller.core.load.closed import OPEN, Closed
+from controller.core.load.snapshot import InstanceSnapshot, Level, QueueHead, blocks_for
+from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import DispatchRequested, StatusReported
 
 DRAINS = frozenset({Closed.DRAINING})
@@ -97,6 +95,65 @@ def status(
 ) -> StatusReported:
     snapshot = snapshot_of(requests, instance_id=instance_id, **more)
     return StatusReported(snapshot, last_dispatch_seq=seen)
+
+
+def scheduler_with(config: Any, **used_blocks: int) -> GlobalScheduler:
+    """With instances that have reported, each with a request of so many of its 100 blocks; 0: idle,
+    and -1: it has not reported."""
+    scheduler = GlobalScheduler(config)
+    for instance_id, used in used_blocks.items():
+        scheduler.handle(events.InstanceStarted(instance_id, 1), 0.0)
+        if used >= 0:
+            there = [running("x", used)] if used else []
+            scheduler.handle(status(instance_id, requests=there), 0.0)
+    return scheduler
+
+
+def any_event(
+    dice: random.Random, scheduler: GlobalScheduler, number: int, ids: Sequence[str]
+) -> events.Event:
+    """What may happen to a scheduler: mostly statuses, which are full more often than not, and
+    requests."""
+    instance_id, frontend_id = dice.choice(ids), dice.choice("fg")
+    record = scheduler.instances.get(instance_id)
+    incarnation, seq = (1, 0) if record is None else (record.incarnation, record.last_dispatch_seq)
+    kinds = ("status", "request", "tick", "cancel", "closed", "change")
+    match dice.choices(kinds, (60, 20, 10, 3, 3, 4))[0]:
+        case "status":
+            held = min(100, dice.choice((dice.randint(0, 100), dice.randint(80, 100))))
+            there = [running("x", held, dice.choice((0, 0, 1, 7)))] if held else []
+            there += [queued("q", 30)] if dice.random() < 0.2 else []
+            seen, draining = dice.choice((seq, max(0, seq - 1))), dice.random() < 0.05
+            return status(
+                instance_id, incarnation=incarnation, seen=seen, requests=there, draining=draining
+            )
+        case "request":
+            return request(
+                f"r{number}",
+                frontend_id=frontend_id,
+                tokens=dice.randint(1, 1500),
+                rank=dice.choice((0, 0, 0, 1, 2, dice.randint(-99, 99))),
+                arrival=float(number),
+                prefix_hashes=dice.choice(((), (1,), (1, 2), (1, 2, 3), (4,), (4, 5))),
+            )
+        case "tick":
+            return events.Ticked()
+        case "cancel":
+            return events.DispatchCancelled(f"r{number - dice.randint(1, 20)}", frontend_id)
+        case "closed":
+            by = dice.choice((OPEN, OPEN, DRAINS, CORDONED, DRAINS | CORDONED))
+            return events.ClosedBy(instance_id, by)
+        case _:
+            started = events.InstanceStarted(instance_id, incarnation + dice.randrange(2))
+            changes = (
+                started,
+                started,
+                events.InstanceDied(instance_id, incarnation),
+                events.InstanceStalled(instance_id, incarnation, dice.random() < 0.3),
+                events.InstanceRemoved(instance_id),
+                events.FrontendDied(frontend_id),
+            )
+            return dice.choice(changes)
 
 
 def nothing_cached(_key: object) -> Callable[[str], int]:

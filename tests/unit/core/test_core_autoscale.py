@@ -6,14 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from controller.core.fleet.autoscaler import ScaleDecision, ScaleReason, ScaleState, decide
 from controller.core.fleet.outlook import ClusterLoad
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.settings import AutoscaleConfig
-from tests.unit.core.core_builders import queued, request_lists, running, snapshot_of
+from tests.unit.core.core_builders import queued, running, snapshot_of
 
 AT_ONCE = AutoscaleConfig(up_persistence_s=0, down_persistence_s=0)
 
@@ -232,120 +230,3 @@ def test_persistence(loads: Sequence[ClusterLoad], reasons: list[ScaleReason]) -
 def test_a_configuration_that_is_wrong(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         replace(AutoscaleConfig(), **changes)
-
-
-@st.composite
-def configs(draw: st.DrawFn) -> AutoscaleConfig:
-    least, low = draw(st.integers(1, 5)), draw(st.integers(0, 400))
-    return AutoscaleConfig(
-        up_below_steps=low,
-        down_above_steps=low + draw(st.integers(0, 800)),
-        min_instances=least,
-        max_instances=least + draw(st.integers(0, 8)),
-        max_added=draw(st.integers(1, 5)),
-        up_persistence_s=draw(st.sampled_from([0.0, 10.0, 25.0])),
-        down_persistence_s=draw(st.sampled_from([0.0, 10.0, 25.0])),
-    )
-
-
-@st.composite
-def loads(draw: st.DrawFn) -> ClusterLoad:
-    """Instances of unequal size, some over their memory."""
-    schedulable = [
-        snapshot_of(
-            draw(request_lists()), instance_id=f"i-{n}", total_blocks=draw(st.integers(1, 300))
-        )
-        for n in range(draw(st.integers(0, 8)))
-    ]
-    return ClusterLoad(
-        schedulable,
-        16,
-        new_capacity_blocks=draw(st.integers(1, 300)),
-        num_waiting=(num_waiting := draw(st.integers(0, 5))),
-        waiting_demand_blocks=num_waiting * draw(st.integers(1, 60)),
-        num_starting=draw(st.integers(0, 3)),
-        num_unavailable=draw(st.integers(0, 3)),
-        action_pending=draw(st.integers(0, 4)) == 0,
-        leaving_id=draw(st.sampled_from([None, None, "i-99"])),
-    )
-
-
-@given(config=configs(), load=loads(), since=st.sampled_from([None, 990.0, 0.0]))
-def test_whatever_the_load(config: AutoscaleConfig, load: ClusterLoad, since: float | None) -> None:
-    state = ScaleState(1000.0, since, since)
-    decision = check(load, config, state)
-    assert decision == check(load, config, state)
-    num_serving = len(load.schedulable)
-    num_in_all = num_serving + load.num_starting + load.num_unavailable
-    changes = (decision.num_added, decision.removed_id, decision.kept_id)
-    assert sum(map(bool, changes)) <= 1
-    if load.leaving_id is not None:
-        assert (decision.num_added, decision.removed_id) == (0, None)
-    if decision.kept_id:
-        assert decision.kept_id == load.leaving_id
-        return
-    if load.action_pending:
-        assert decision.reason is ScaleReason.PENDING
-        assert (decision.num_added, decision.removed_id) == (0, None)
-    if decision.num_added:
-        assert num_in_all + decision.num_added <= config.max_instances
-    if decision.removed_id:
-        assert decision.removed_id in {each.instance_id for each in load.schedulable}
-        assert num_serving - 1 >= config.min_instances
-    if decision.reason is ScaleReason.LOW_FREENESS:
-        assert decision.num_added <= config.max_added
-        fewer = load.freeness_started(decision.num_added - 1)
-        assert fewer < config.up_below_steps, "no more than it takes"
-    if decision.reason is ScaleReason.HIGH_FREENESS:
-        kept = [each for each in load.schedulable if each.instance_id != decision.removed_id]
-        (gone,) = (each for each in load.schedulable if each.instance_id == decision.removed_id)
-        moved = replace(
-            load,
-            schedulable=kept,
-            num_waiting=load.num_waiting + gone.num_running + gone.num_queued,
-            waiting_demand_blocks=load.waiting_demand_blocks
-            + gone.num_used_blocks
-            + gone.fill_blocks
-            + gone.queued_demand_blocks,
-        )
-        assert moved.freeness() == decision.freeness_less_steps
-        assert moved.freeness() > config.down_above_steps >= config.up_below_steps
-        again = check(moved, replace(config, up_persistence_s=0))
-        assert again.reason is not ScaleReason.LOW_FREENESS
-
-
-@given(
-    config=configs(),
-    num_instances=st.integers(1, 14),
-    num_requests=st.integers(0, 60),
-    blocks=st.integers(1, 60),
-    capacity=st.integers(1, 300),
-)
-def test_a_load_that_stays_is_followed_in_one_direction_to_a_rest(
-    config: AutoscaleConfig, num_instances: int, num_requests: int, blocks: int, capacity: int
-) -> None:
-    """All requests run on the first instance: F_scale does not look at where they are."""
-    assume(config.min_instances <= num_instances <= config.max_instances)
-    state = ScaleState(0.0)
-    sizes = [num_instances]
-    for _ in range(80):
-        idle = [snapshot_of(instance_id=f"i-{n}", total_blocks=capacity) for n in range(sizes[-1])]
-        full = replace(
-            idle[0],
-            num_free_blocks=capacity - num_requests * blocks,
-            num_running=num_requests,
-        )
-        load = ClusterLoad([full, *idle[1:]], 16, new_capacity_blocks=capacity)
-        decision, state = decide(config, state, load, state.next_check_s)
-        sizes.append(sizes[-1] + decision.num_added - (decision.removed_id is not None))
-    assert sizes == sorted(sizes) or sizes == sorted(sizes, reverse=True)
-    assert len(set(sizes[-10:])) == 1, "it rests"
-    assert config.min_instances <= min(sizes) <= max(sizes) <= config.max_instances
-    last = sizes[-1]
-    freeness = 16 * (last * capacity - num_requests * blocks) / max(1, num_requests)
-    if num_requests == 0:
-        assert last == config.min_instances
-    elif last < config.max_instances:
-        assert freeness >= config.up_below_steps
-    less = 16 * ((last - 1) * capacity - num_requests * blocks) / max(1, num_requests)
-    assert last == config.min_instances or less <= config.down_above_steps

@@ -1,27 +1,17 @@
-"""A status that leaves no more room than before starts no search, and decisions stay the same."""
+"""A status that leaves no more room than before starts no search, and decisions stay the same. Each
+request is answered once, and none is lost."""
 
 import random
 from unittest import mock
 
 import pytest
 
+from controller.core import scheduler_events as events
 from controller.core.admission.placement import Placement
 from controller.core.admission.policies import SchedulerConfig
-from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import (
-    ClosedBy,
-    DispatchCancelled,
-    Event,
-    FrontendDied,
-    InstanceDied,
-    InstanceStarted,
-    StatusReported,
-    Ticked,
-)
 from controller.core.settings import HoldingConfig
-from tests.unit.core.core_builders import CORDONED, DRAINS, request, running, status
+from tests.unit.core.core_builders import any_event, scheduler_with
 
-IDS = ("a", "b", "c", "d")
 HOLDING = HoldingConfig(
     room_to_grow_tokens=32, reserved_share=0.5, reserve_after_s=1.0, share_doubles_s=20.0
 )
@@ -32,57 +22,23 @@ def always_searching(placement, rooms, score, cached_of, now_s, **_):
     return full_place(placement, rooms, score, cached_of, now_s)
 
 
-def event(dice: random.Random, number: int, sent: dict[str, int]) -> Event:
-    instance_id = dice.choice(IDS)
-    kind = dice.choices(
-        ("status", "request", "tick", "cancel", "drain", "end", "died", "frontend"),
-        (60, 20, 10, 3, 1, 2, 1, 1),
-    )[0]
-    match kind:
-        case "status":
-            return told(dice, instance_id, sent)
-        case "request":
-            return request(
-                f"r{number}",
-                frontend_id=dice.choice(("f", "g")),
-                tokens=dice.randint(1, 900),
-                rank=dice.choice((0, 0, 0, 1)),
-                arrival=float(number),
-            )
-        case "tick":
-            return Ticked()
-        case "cancel":
-            return DispatchCancelled(f"r{number - dice.randint(1, 20)}", "f")
-        case "drain":
-            return ClosedBy(instance_id, dice.choice((DRAINS, CORDONED)))
-        case "end":
-            return ClosedBy(instance_id)
-        case "died":
-            return InstanceDied(instance_id, 1)
-        case _:
-            return FrontendDied(dice.choice(("f", "g")))
-
-
-def told(dice: random.Random, instance_id: str, sent: dict[str, int]) -> StatusReported:
-    """Full, more often than not."""
-    held = min(100, dice.choice((dice.randint(0, 100), dice.randint(80, 100))))
-    requests = [running("x", held)] if held else []
-    seen = dice.choice((sent[instance_id], max(0, sent[instance_id] - 1)))
-    return status(instance_id, seen=seen, requests=requests, total_blocks=100)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_search_that_is_left_out_would_find_nothing(seed) -> None:
     dice, now_s = random.Random(seed), 0.0
-    short, full = (GlobalScheduler(SchedulerConfig(holding=HOLDING)) for _ in range(2))
-    sent = dict.fromkeys(IDS, 0)
-    events: list[Event] = [InstanceStarted(each, 1) for each in IDS]
-    num_waiting = 0
+    config = SchedulerConfig(holding=HOLDING)
+    short, full = (scheduler_with(config, a=0, b=0, c=0, d=0) for _ in range(2))
+    waits, num_waiting = dict[str, str](), 0
+    """By request, its frontend."""
     for number in range(600):
         now_s += dice.choice((0.0, 0.02, 0.5))
-        each = events[number] if number < len(events) else event(dice, number, sent)
-        if isinstance(each, InstanceDied) and number % 5:
-            continue
+        each = any_event(dice, short, number, "abcd")
+        match each:
+            case events.DispatchRequested():
+                waits[each.request_id] = each.frontend_id
+            case events.DispatchCancelled() if waits.get(each.request_id) == each.frontend_id:
+                del waits[each.request_id]
+            case events.FrontendDied(frontend_id):
+                waits = {key: each for key, each in waits.items() if each != frontend_id}
         found = short.handle(each, now_s)
         with (
             mock.patch.object(Placement, "place", always_searching),
@@ -93,6 +49,7 @@ def test_the_search_that_is_left_out_would_find_nothing(seed) -> None:
         assert short.help_blocked() == full.help_blocked()
         short.check()
         num_waiting += short.num_waiting
-        for dispatch in found:
-            sent[dispatch.instance_id] = dispatch.seq  # type: ignore[union-attr]
+        for answer in found:
+            assert waits.pop(answer.request_id) == answer.frontend_id, "sent or refused once"
+        assert short.num_waiting == len(waits), "none is lost"
     assert num_waiting > 100

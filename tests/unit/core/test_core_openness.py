@@ -2,6 +2,7 @@
 it."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,17 +10,11 @@ from controller.core import scheduler_events as events
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.emptying.by_hand import MovesByHand
 from controller.core.emptying.openness import Cooling, Openness
-from controller.core.emptying.rounds import (
-    OrderRelief,
-    ReliefRounds,
-    RoundDue,
-    RoundRules,
-)
-from controller.core.load.closed import OPEN, ROWS, Closed, Row
+from controller.core.emptying.rounds import OrderRelief, ReliefRounds, RoundDue, RoundRules
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef
 from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import HoldingConfig, ReschedulingConfig
-from tests.unit.core.core_builders import CORDONED, DRAINS, request, running, status
+from tests.unit.core.core_builders import any_event
 
 IDS = ("a", "b", "c", "d", "e")
 
@@ -64,24 +59,6 @@ class Cluster:
         return 0
 
 
-@pytest.mark.parametrize("stops", range(3))
-def test_a_row_stops_just_what_its_columns_say(monkeypatch: pytest.MonkeyPatch, stops: int) -> None:
-    columns = [number == stops for number in range(3)]
-    row = Row(columns[0], columns[1], columns[1], columns[2], "it is looked at")
-    monkeypatch.setitem(ROWS, Closed.CORDONED, row)
-    cluster = Cluster(random.Random(1))
-    scheduler = cluster.scheduler
-    for each in IDS:
-        scheduler.handle(events.InstanceStarted(each, 1), 0.0)
-        scheduler.handle(status(each), 0.0)
-    scheduler.handle(events.ClosedBy("b", CORDONED), 0.0)
-    get = {s.instance_id for s in scheduler.schedulable_snapshots()}
-    receive = {s.instance_id for s in cluster.openness.destinations(0.0, "a")}
-    send = {s.instance_id for s in cluster.openness.sources()}
-    assert [set(IDS) - each == {"b"} for each in (get, receive, send)] == columns
-    assert ("b" in cluster.openness.closed_to_moves(0.0)) is columns[1]
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_whoever_asks_hears_the_same(seed: int) -> None:
     dice, now_s = random.Random(seed), 0.0
@@ -90,34 +67,11 @@ def test_whoever_asks_hears_the_same(seed: int) -> None:
     for number in range(400):
         now_s += dice.uniform(0.0, 0.4)
         one, other = dice.sample(IDS, 2)
-        record = scheduler.instances.get(one)
-        incarnation = 1 if record is None else record.incarnation
-        sent = []
-        match dice.randrange(15):
-            case 14:
-                over = dice.random() < 0.3
-                sent = scheduler.handle(events.InstanceStalled(one, incarnation, over), now_s)
-            case 0:
-                scheduler.handle(
-                    events.InstanceStarted(one, incarnation + dice.randrange(2)), now_s
-                )
-            case 1:
-                scheduler.handle(events.InstanceDied(one, incarnation), now_s)
-            case 2:
-                by = dice.choice((OPEN, OPEN, DRAINS, CORDONED, CORDONED, DRAINS | CORDONED))
-                sent = scheduler.handle(events.ClosedBy(one, by), now_s)
-            case 3:
-                cluster.cooling.failed(one, other, now_s)
-            case 4 | 5 | 6:
-                asked = request(f"r{number}", tokens=dice.randint(1, 1500), arrival=now_s)
-                sent = scheduler.handle(asked, now_s)
-            case 7:
-                sent = scheduler.handle(events.Ticked(), now_s)
-            case _:
-                held = [running("x", dice.choice((0, 20, 60, 95, 100)))]
-                seq = 0 if record is None else record.last_dispatch_seq
-                told = status(one, incarnation=incarnation, seen=seq, requests=held)
-                sent = scheduler.handle(told, now_s)
+        sent: Sequence[events.Instruction] = ()
+        if dice.random() < 0.07:
+            cluster.cooling.failed(one, other, now_s)
+        else:
+            sent = scheduler.handle(any_event(dice, scheduler, number, IDS), now_s)
         scheduler.check()
         against = {each: openness.closed_by(each, now_s) for each in IDS}
         for dispatch in sent:

@@ -182,6 +182,7 @@ class World:
                 self.wakes.pop(request_id, None)
             case replays.Send(instance=to, replay=replay):
                 request_id = instruction.request.request_id
+                assert list(instruction.outputs) == list(range(self.num_read[request_id]))
                 running = Running(Epoch(replay.attempt), len(instruction.outputs))
                 self.instances[to.instance_id].runs[request_id] = running
             case replays.Fail(request_id) | replays.Refuse(request_id):

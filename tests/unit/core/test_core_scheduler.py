@@ -1,5 +1,5 @@
-"""Single histories of the scheduler; `test_core_scheduler_machine` compares random ones with a
-model."""
+"""Single histories of the scheduler. Random ones are in `test_core_score_board`,
+`test_core_holding_short_cut` and `test_core_openness`."""
 
 from dataclasses import replace
 
@@ -58,12 +58,9 @@ def test_a_request_goes_at_once_to_the_freest_instance() -> None:
     (dispatch,) = _feed(scheduler, 1.0, request("r", tokens=160))
     assert dispatch == Dispatch("r", "f", "b", incarnation=1, seq=1)
     assert dict(dispatch.candidates) == {"a": 16 * 50, "b": 16 * 100}
-
-
-def test_it_is_dispatched_even_when_everything_is_overloaded() -> None:
-    scheduler = _scheduler("a")
-    _feed(scheduler, 0.0, status("a", requests=[running("x", 100), queued("q", 90)]))
-    assert _placed(_feed(scheduler, 0.0, request("r"))) == [("r", "a")]
+    for each in "ab":
+        _feed(scheduler, 1.0, status(each, requests=[running("x", 100), queued("q", 90)]))
+    assert _placed(_feed(scheduler, 1.0, request("s"))) == [("s", "a")], "all are overloaded"
 
 
 def test_unreported_requests_count_until_a_status_names_them() -> None:
@@ -128,7 +125,8 @@ def test_a_stalled_instance_comes_back_by_its_status_or_when_that_is_told() -> N
 
 def test_an_unknown_instance_is_nobody() -> None:
     scheduler = GlobalScheduler(CONFIG)
-    assert _feed(scheduler, 0.0, status("a"), InstanceDied("a", 1), InstanceRemoved("a")) == []
+    told = status("a"), InstanceStalled("a", 1), InstanceDied("a", 1), InstanceRemoved("a")
+    assert _feed(scheduler, 0.0, *told) == []
     assert not scheduler.instances
 
 

@@ -1,11 +1,10 @@
 """What the scheduler stores between decisions changes no decision, and makes them cheap."""
 
+import random
 from collections.abc import Sequence
-from dataclasses import replace
 from unittest import mock
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from controller.core import scheduler_events as events
 from controller.core.admission.instance_pool import MAX_CANDIDATES, MAX_RANKS
@@ -13,57 +12,13 @@ from controller.core.admission.policies import POLICIES, History, Policy, Schedu
 from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler
 from tests.unit.core.core_builders import (
-    CORDONED,
-    DRAINS,
     THREE_LEVELS,
-    queued,
+    any_event,
     request,
-    running,
+    scheduler_with,
     status,
 )
 from tests.unit.core.dispatch_oracle import Candidate, choose_for
-
-IDS = [f"i-{index}" for index in range(12)]
-RANKS = range(-MAX_RANKS, MAX_RANKS)
-
-
-@st.composite
-def steps(draw: st.DrawFn) -> tuple[float, events.Event]:
-    """Seconds that pass, and what happens then; mostly statuses and requests."""
-    name = draw(st.sampled_from(IDS))
-    held, waits = draw(st.integers(0, 60)), draw(st.integers(0, 2))
-    rank = draw(st.sampled_from([0, 1, 2, 7]))
-    requests = [running("x", held, rank)] if held else []
-    requests += [queued(f"q{i}", 30) for i in range(waits)]
-    asked = replace(
-        request(
-            f"r{draw(st.integers(0, 1000))}",
-            rank=draw(st.sampled_from([0, 0, 1, 2, *RANKS])),
-            tokens=draw(st.integers(1, 900)),
-        ),
-        session=draw(st.sampled_from(["", "alice", "bob"])),
-        prefix_hashes=draw(st.sampled_from([(), (1,), (1, 2), (1, 2, 3), (4,), (4, 5)])),
-        prefix_hash_tokens=300,
-    )
-    report = status(
-        name,
-        requests=requests,
-        seen=draw(st.sampled_from([0, 1, 3, 10**6])),
-        draining=draw(st.integers(0, 9)) == 0,
-    )
-    seldom = [
-        events.InstanceStarted(name, draw(st.integers(1, 3))),
-        events.InstanceDied(name, 1),
-        events.InstanceRemoved(name),
-        events.InstanceStalled(name, draw(st.integers(1, 2)), over=draw(st.booleans())),
-        events.ClosedBy(name, DRAINS),
-        events.ClosedBy(name, CORDONED),
-        events.ClosedBy(name),
-        events.DispatchCancelled(asked.request_id, "f"),
-        events.Ticked(),
-    ]
-    event = draw(st.sampled_from([report, report, report, asked, asked, asked, *seldom]))
-    return draw(st.sampled_from([0.0, 0.0, 0.0, 0.5])), event
 
 
 class AskingEverybody:
@@ -112,24 +67,26 @@ class AskingEverybody:
         return told
 
 
-@given(st.sampled_from(list(POLICIES)), st.lists(steps(), min_size=20, max_size=80))
-def test_every_decision_is_that_of_asking_everybody(policy, drawn) -> None:
-    scheduler = GlobalScheduler(SchedulerConfig(levels=THREE_LEVELS, policy=policy))
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_every_decision_is_that_of_asking_everybody(policy: str) -> None:
+    dice, now_s, num_compared = random.Random(policy), 0.0, 0
+    ids = [f"i_{index}" for index in range(12)]
+    config = SchedulerConfig(levels=THREE_LEVELS, policy=policy)
+    scheduler = scheduler_with(config, **dict.fromkeys(ids, 0))
     everybody = AskingEverybody(scheduler, POLICIES[policy])
-    now_s = 0.0
-    first: list[events.Event] = [events.InstanceStarted(name, 1) for name in IDS]
-    first += [status(name) for name in IDS]
-    for passed_s, event in [*((0.0, event) for event in first), *drawn]:
-        now_s += passed_s
-        expected = (
-            everybody.expected(event) if isinstance(event, events.DispatchRequested) else None
-        )
+    for number in range(1500):
+        now_s += dice.choice((0.0, 0.0, 0.0, 0.5))
+        event = any_event(dice, scheduler, number, ids)
+        is_request = isinstance(event, events.DispatchRequested)
+        expected = everybody.expected(event) if is_request else None
         told = everybody.handle(event, now_s)
         scheduler.check()
         if expected is not None:
             (found,) = told
             assert (found.instance_id, found.candidates, found.num_considered) == expected
             assert found.policy == policy
+            num_compared += 1
+    assert num_compared > 100
 
 
 def test_only_scores_that_changed_are_computed_and_few_ranks_are_kept() -> None:
