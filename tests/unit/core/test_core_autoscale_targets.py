@@ -166,9 +166,3 @@ def test_a_load_that_stays_never_leads_to_up_and_down_in_turn(
     assert sizes == sorted(sizes) or sizes == sorted(sizes, reverse=True), sizes
     assert len(set(sizes[-10:])) == 1, "it rests"
     assert config.min_instances <= sizes[-1] <= config.max_instances
-
-
-@pytest.mark.parametrize("how", [{"target_ttft_s": 0.0}, {"target_tpot_s": -1.0}])
-def test_what_makes_no_sense(how: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="target"):
-        replace(CONFIG, **how)

@@ -45,18 +45,15 @@ DRAIN, REMOVE = Drain("d", 1.0), Remove("e", 2.0)
 RESTART = Restart("r", 3.0, nonce="old")
 
 
-def test_a_cluster_begins_with_its_instances_numbered() -> None:
-    first = ClusterSpec.first(2)
-    assert first == ClusterSpec(0, ("i-0", "i-1"), 2, {}, {})
-    first.check()
-
-
-def test_a_number_is_used_once() -> None:
+def test_instances_are_numbered_and_a_number_is_used_once() -> None:
+    assert ClusterSpec(0, ("i-0", "i-1"), 2, {}, {}) == FIRST
     fewer = FIRST.without_instance("i-1")
     more = fewer.with_instances_added(2)
     assert (fewer.instance_ids, more.instance_ids) == (("i-0",), ("i-0", "i-2", "i-3"))
     assert (FIRST.revision, fewer.revision, more.revision) == (0, 1, 2)
     more.check()
+    both = FIRST.with_settings({"a.x": 1, "a.y": 2.5}).with_settings({"a.x": None})
+    assert (both.settings, both.revision) == ({"a.x": None, "a.y": 2.5}, 2)
 
 
 def test_the_drain_of_an_instance_ends_with_it() -> None:
@@ -92,11 +89,6 @@ def test_a_restart_that_is_taken_back_may_begin_anew_in_the_same_step() -> None:
     assert second.drains["i-0"].restart == Restart("s", 4.0, nonce="old")
 
 
-def test_settings_add_up() -> None:
-    both = FIRST.with_settings({"a.x": 1, "a.y": 2.5}).with_settings({"a.x": None})
-    assert (both.settings, both.revision) == ({"a.x": None, "a.y": 2.5}, 2)
-
-
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
@@ -106,6 +98,8 @@ def test_settings_add_up() -> None:
         (replace(FIRST, instance_ids=("x",)), "invalid literal"),
         (replace(FIRST, drains={"i-7": Claims.first(DRAIN)}), "i-7, which is no instance"),
         (replace(FIRST, drains={"i-0": Claims("d", 1.0)}), "nobody claims"),
+        (replace(FIRST, engines={"i-7": EngineChange(2, {"a": 1})}), "arguments"),
+        (replace(FIRST, engines={"i-0": AS_STARTED}), "arguments"),
     ],
 )
 def test_what_cannot_have_come_about_is_refused(broken: ClusterSpec, why: str) -> None:
@@ -129,19 +123,8 @@ def test_arguments_are_the_clusters_when_all_were_restarted() -> None:
     assert left_out.engines == {"i-1": AS_STARTED}, "it had no turn"
     assert left_out.engine_of("i-2") == NEW
     assert left_out.without_instance("i-1").engines == {}
-
-
-def test_impossible_arguments_are_found() -> None:
-    for engines in ({"i-7": NEW}, {"i-0": AS_STARTED}):
-        with pytest.raises(ValueError, match="arguments"):
-            replace(FIRST, engines=engines).check()
-
-
-def test_a_rolling_restart_is_dismissed() -> None:
-    ended = replace(GOING, state="stopped", ended_s=2.0)
-    spec = FIRST.with_rolling(ended).dismissed(ended)
-    assert (spec.rolling.dismissed, spec.revision) == (True, 2)
-    spec.check()
+    dismissed = after.dismissed(ended)
+    assert (dismissed.rolling.dismissed, dismissed.revision) == (True, after.revision + 1)
 
 
 def test_arguments_are_changed_taken_back_and_counted() -> None:
@@ -171,20 +154,23 @@ def test_one_must_be_left_that_takes_requests() -> None:
     assert none_would_serve(SPEC, [], ())
 
 
-def test_a_drain_that_goes_on_may_be_ordered_again_whoever_serves() -> None:
-    assert emptying_refusal(SPEC, ["i-0"], {"i-0"}, force=False) is LAST
-    assert emptying_refusal(SPEC, ["i-0"], {"i-0"}, force=True) is None
-    assert emptying_refusal(DRAINED, ["i-1"], (), force=False) is None
-    assert emptying_refusal(DRAINED, ["i-1", "i-0"], {"i-0"}, force=False) is LAST
+def test_a_drain_or_cordon_that_stands_may_be_ordered_again_whoever_serves() -> None:
+    cordoned = SPEC.with_mark(Closed.CORDONED, "i-1", Mark("c", 0.0))
 
+    def drain(spec: ClusterSpec, ids: list[str], serving: set[str], *, force: bool = False):
+        return emptying_refusal(spec, ids, serving, force=force)
 
-def test_a_cordon_that_stands_may_be_ordered_again() -> None:
-    assert mark_refusal(SPEC, Closed.CORDONED, ["i-0"], {"i-0"}, force=False) is LAST
-    assert mark_refusal(SPEC, Closed.CORDONED, ["i-0"], {"i-0"}, force=True) is None
-    cordoned = SPEC.with_mark(Closed.CORDONED, "i-0", Mark("c", 0.0))
-    assert mark_refusal(cordoned, Closed.CORDONED, ["i-0"], (), force=False) is None
-    assert mark_refusal(cordoned, Closed.CORDONED, ["i-0", "i-1"], {"i-1"}, force=False) is LAST
-    assert mark_refusal(SPEC, Closed.CORDONED, ["i-0", "i-1", "i-2"], ALL, force=False) is LAST
+    def cordon(spec: ClusterSpec, ids: list[str], serving: set[str], *, force: bool = False):
+        return mark_refusal(spec, Closed.CORDONED, ids, serving, force=force)
+
+    for refusal, already in ((drain, DRAINED), (cordon, cordoned)):
+        assert refusal(SPEC, ["i-0"], {"i-0"}) is LAST
+        assert refusal(SPEC, ["i-0"], {"i-0"}, force=True) is None
+        assert refusal(SPEC, ["i-0", "i-1", "i-2"], ALL) is LAST
+        assert refusal(already, ["i-1"], set()) is None
+        assert refusal(already, ["i-1", "i-0"], {"i-0"}) is LAST
+    assert undrain_refusal(DRAINED, "i-1") is None
+    assert undrain_refusal(DRAINED, "i-0") is OrderRefusal.NOT_DRAINING
 
 
 @pytest.mark.parametrize(
@@ -203,11 +189,6 @@ def test_restarts(spec, started, serving, force, refusal) -> None:
     assert restart_refusal(spec, "i-0", {"i-0"}, **facts) is refusal
 
 
-def test_only_what_drains_is_undrained() -> None:
-    assert undrain_refusal(DRAINED, "i-1") is None
-    assert undrain_refusal(DRAINED, "i-0") is OrderRefusal.NOT_DRAINING
-
-
 # -- which instances are added and which are removed ---------------------------------------
 
 
@@ -216,83 +197,55 @@ def spec(num: int, *removing: str) -> ClusterSpec:
     return first.with_claims(dict.fromkeys(removing, Remove("d", 0.0)))
 
 
+RUNNING = {"i-0": 5, "i-1": 2, "i-2": 2, "i-3": 9}
+LEAVING = spec(4, "i-1", "i-3")
+DRAINS_I2 = spec(3).with_claims({"i-2": Drain("d", 0.0)})
+RESTARTS_I2 = spec(3).with_claims({"i-2": Restart("d", 0.0, nonce="n")})
+CORDONED_I2 = spec(3).with_mark(Closed.CORDONED, "i-2", Mark("c", 0.0))
+BUSY_I2 = {"i-0": 0, "i-1": 1, "i-2": 9}
+CHANGED = OrderRefusal.PLAN_CHANGED
+
+
+@pytest.mark.parametrize(
+    ("now", "target", "num_running", "agreed", "plan"),
+    [
+        (spec(2), 5, RUNNING, None, ScalePlan(2, 5, num_added=3)),
+        # Those go with the fewest running, then by id, and first one that does not serve.
+        (spec(4), 3, RUNNING, None, ScalePlan(4, 3, drained=("i-1",))),
+        (spec(4), 1, RUNNING, None, ScalePlan(4, 1, drained=("i-1", "i-2", "i-0"))),
+        (spec(3), 2, {"i-0": 0, "i-1": 0}, None, ScalePlan(3, 2, drained=("i-2",))),
+        # Those that go already are not counted, and come back first.
+        (LEAVING, 2, RUNNING, None, ScalePlan(2, 2)),
+        (LEAVING, 3, RUNNING, None, ScalePlan(2, 3, undrained=("i-3",))),
+        (LEAVING, 5, RUNNING, None, ScalePlan(2, 5, 1, undrained=("i-3", "i-1"))),
+        (LEAVING, 1, RUNNING, None, ScalePlan(2, 1, drained=("i-2",))),
+        # One that is merely drained or cordoned counts and goes first, one that restarts last.
+        (DRAINS_I2, 3, BUSY_I2, None, ScalePlan(3, 3)),
+        (DRAINS_I2, 2, BUSY_I2, None, ScalePlan(3, 2, drained=("i-2",))),
+        (CORDONED_I2, 2, BUSY_I2, None, ScalePlan(3, 2, drained=("i-2",))),
+        (RESTARTS_I2, 2, {"i-0": 3, "i-1": 1}, None, ScalePlan(3, 2, drained=("i-1",))),
+        (RESTARTS_I2, 1, {"i-0": 3, "i-1": 1}, None, ScalePlan(3, 1, drained=("i-1", "i-0"))),
+        # Those that were agreed to go do, however busy they are by now; or none does.
+        (spec(4), 2, RUNNING, ("i-3", "i-0"), ScalePlan(4, 2, drained=("i-0", "i-3"))),
+        (spec(2), 3, RUNNING, (), ScalePlan(2, 3, num_added=1)),
+        (spec(2), 2, RUNNING, (), ScalePlan(2, 2)),
+        (spec(2), 3, RUNNING, ("i-1",), CHANGED),
+        (spec(4, "i-1"), 1, RUNNING, ("i-0",), CHANGED),
+        (spec(4, "i-1"), 1, RUNNING, ("i-0", "i-9"), CHANGED),
+        (spec(4, "i-1"), 1, RUNNING, ("i-0", "i-0"), CHANGED),
+        (spec(4, "i-1"), 1, RUNNING, ("i-0", "i-1"), CHANGED),
+        (spec(2), 0, {}, None, OrderRefusal.MIN_INSTANCES),
+        (spec(2), MAX_INSTANCES + 1, {}, None, OrderRefusal.MAX_INSTANCES),
+    ],
+)
+def test_a_plan_or_why_there_is_none(now, target, num_running, agreed, plan) -> None:
+    assert plan_scale(now, target, num_running, agreed) == plan
+
+
 def planned(*facts: Any) -> ScalePlan:
     plan = plan_scale(*facts)
     assert isinstance(plan, ScalePlan)
     return plan
-
-
-RUNNING = {"i-0": 5, "i-1": 2, "i-2": 2, "i-3": 9}
-
-
-def test_growing_adds() -> None:
-    assert planned(spec(2), 5, RUNNING) == ScalePlan(2, 5, num_added=3)
-
-
-def test_shrinking_takes_the_ones_with_the_fewest_running_then_by_id() -> None:
-    assert planned(spec(4), 3, RUNNING) == ScalePlan(4, 3, drained=("i-1",))
-    assert planned(spec(4), 1, RUNNING) == ScalePlan(4, 1, drained=("i-1", "i-2", "i-0"))
-
-
-def test_one_that_does_not_serve_goes_first() -> None:
-    serving = {"i-0": 0, "i-1": 0}
-    assert planned(spec(3), 2, serving).drained == ("i-2",)
-
-
-def test_those_that_go_are_not_counted_and_come_back_first() -> None:
-    leaving = spec(4, "i-1", "i-3")
-    assert planned_instances(leaving) == ("i-0", "i-2")
-    assert planned(leaving, 2, RUNNING) == ScalePlan(2, 2)
-    assert not planned(leaving, 2, RUNNING).changes
-    assert planned(leaving, 3, RUNNING) == ScalePlan(2, 3, undrained=("i-3",))
-    assert planned(leaving, 5, RUNNING) == ScalePlan(2, 5, 1, undrained=("i-3", "i-1"))
-    assert planned(leaving, 1, RUNNING) == ScalePlan(2, 1, drained=("i-2",))
-
-
-def test_those_that_were_agreed_to_go_however_busy_they_are_by_now() -> None:
-    assert planned(spec(4), 2, RUNNING, ("i-3", "i-0")).drained == ("i-0", "i-3")
-    assert planned(spec(2), 3, RUNNING, ()) == ScalePlan(2, 3, num_added=1)
-    assert not planned(spec(2), 2, RUNNING, ()).changes
-
-
-@pytest.mark.parametrize("agreed", [(), ("i-0",), ("i-0", "i-9"), ("i-0", "i-0"), ("i-0", "i-1")])
-def test_if_others_would_go_than_agreed_none_does(agreed: tuple[str, ...]) -> None:
-    """i-1 is on its way already."""
-    found = plan_scale(spec(4, "i-1"), 1, RUNNING, agreed)
-    assert found is OrderRefusal.PLAN_CHANGED
-
-
-def test_agreed_to_go_but_more_are_wanted() -> None:
-    assert plan_scale(spec(2), 3, RUNNING, ("i-1",)) is OrderRefusal.PLAN_CHANGED
-
-
-def test_one_that_is_merely_drained_counts() -> None:
-    drained = ClusterSpec.first(2).with_claims({"i-1": Drain("d", 0.0)})
-    assert planned_instances(drained) == ("i-0", "i-1")
-    assert planned(drained, 1, {"i-0": 3, "i-1": 0}).drained == ("i-1",)
-
-
-def test_one_that_is_restarted_goes_last() -> None:
-    restarted = spec(3).with_claims({"i-2": Restart("d", 0.0, nonce="n")})
-    busy = {"i-0": 3, "i-1": 1}
-    assert planned(restarted, 2, busy).drained == ("i-1",)
-    assert planned(restarted, 1, busy).drained == ("i-1", "i-0")
-
-
-@pytest.mark.parametrize("left", [0, 7])
-def test_one_that_is_drained_goes_before_one_that_serves(left: int) -> None:
-    drained = spec(3).with_claims({"i-2": Drain("d", 0.0)})
-    assert planned(drained, 2, {"i-0": 0, "i-1": 1, "i-2": left}).drained == ("i-2",)
-
-
-def test_one_that_is_cordoned_goes_before_one_that_gets_requests() -> None:
-    cordoned = spec(3).with_mark(Closed.CORDONED, "i-2", Mark("c", 0.0))
-    assert planned(cordoned, 2, {"i-0": 0, "i-1": 1, "i-2": 9}).drained == ("i-2",)
-
-
-def test_a_cluster_has_at_least_one_and_not_too_many() -> None:
-    assert plan_scale(spec(2), 0, {}) is OrderRefusal.MIN_INSTANCES
-    assert plan_scale(spec(2), MAX_INSTANCES + 1, {}) is OrderRefusal.MAX_INSTANCES
 
 
 def test_the_last_one_that_takes_requests_stays_unless_it_is_forced() -> None:

@@ -25,7 +25,14 @@ from controller.core.scheduler_events import (
     InstanceRemoved,
     InstanceStarted,
 )
-from tests.unit.core.core_builders import RequestSnapshot, queued, running, snapshot_of, status
+from tests.unit.core.core_builders import (
+    RequestSnapshot,
+    queued,
+    running,
+    scheduler_with,
+    snapshot_of,
+    status,
+)
 from tests.unit.core.dispatch_oracle import Candidate, choose
 
 ALL_POLICIES = pytest.mark.parametrize("name", list(POLICIES))
@@ -40,7 +47,11 @@ def _candidate(
 
 def test_scores_count_what_was_sent_and_is_not_reported() -> None:
     requests = [running("x", 30), running("y", 20), queued("p", 10), queued("q", 5)]
-    for name, expected in (("infaas++", 16 * 30 / 6), ("prefix-aware", 16 * (30 + 20 + 15 + 5))):
+    for name, expected in (
+        ("infaas++", 16 * 30 / 6),
+        ("prefix-aware", 16 * (30 + 20 + 15 + 5)),
+        ("vllm-dp", 4 * (2 + 2) + 2),
+    ):
         score = POLICIES[name].score
         assert score(snapshot_of(requests), NORMAL, (), Unreported(2, 5)) == expected
 
@@ -71,16 +82,6 @@ def test_llumnix_sees_through_the_newcomers_priority() -> None:
     for level, expected in ((NORMAL, "a"), (HIGH, "b")):
         choice = choose(POLICIES["llumnix"], candidates, level, DEFAULT_LEVELS)
         assert choice.instance_id == expected
-
-
-def test_vllm_dp_counts_the_unreported_as_waiting() -> None:
-    candidates = [
-        _candidate("a", unreported=Unreported(1, 1)),
-        _candidate("b", *(running(f"r{i}", 1) for i in range(3))),
-    ]
-    choice = choose(POLICIES["vllm-dp"], candidates, NORMAL, DEFAULT_LEVELS)
-    assert choice.scores == {"a": 4, "b": 3}
-    assert choice.instance_id == "b"
 
 
 @pytest.mark.parametrize(
@@ -114,14 +115,10 @@ def test_a_burst_between_two_statuses_spreads_evenly(
         assert max(sent.values()) - min(sent.values()) <= 1
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("lumnix", "did you mean 'llumnix'"), ("round_robin", "'round-robin'"), ("kv", "valid are")],
-)
-def test_an_unknown_policy_is_refused_with_a_hint(name: str, hint: str) -> None:
-    with pytest.raises(ValueError, match=hint) as error:
-        find_policy(name)
-    assert all(valid in str(error.value) for valid in POLICIES)
+def test_an_unknown_policy_is_refused_with_a_hint() -> None:
+    for name, hint in (("lumnix", "did you mean 'llumnix'"), ("kv", "valid are llumnix")):
+        with pytest.raises(ValueError, match=hint):
+            find_policy(name)
     assert find_policy("vllm-dp").name == "vllm-dp"
 
 
@@ -150,6 +147,8 @@ def test_work_that_a_prefix_spares_is_weighed_against_load() -> None:
     assert pick_least_work(["a", "b"], [1000.0, 1199.0], newcomer, history) == 1
     assert pick_least_work(["a", "b"], [1000.0, 1200.0], newcomer, history) == 0
     assert pick_least_work(["a", "b"], [1000.0, 1199.0], _newcomer(), history) == 0
+    short = _newcomer(1, 2, 3, tokens=250)
+    assert history.prefixes.num_matched_tokens("b", short) == 250, "no longer than the prompt"
 
 
 @given(
@@ -177,21 +176,10 @@ def test_what_is_remembered_is_bounded_and_the_latest(prompts) -> None:
                 assert seen.num_matched_tokens(other_id, _newcomer(first)) == expected
 
 
-def test_a_match_is_no_longer_than_the_prompt() -> None:
-    history = _seen(a=(1, 2, 3))
-    newcomer = _newcomer(1, 2, 3, tokens=250)
-    assert history.prefixes.num_matched_tokens("a", newcomer) == 250
-
-
 # -- the scheduler ---------------------------------------------------------------------------
 
 
-def _scheduler() -> GlobalScheduler:
-    scheduler = GlobalScheduler(SchedulerConfig(policy="prefix-aware"))
-    for instance_id in ("a", "b"):
-        scheduler.handle(InstanceStarted(instance_id, 1), 0.0)
-        scheduler.handle(status(instance_id), 0.0)
-    return scheduler
+PREFIX_AWARE = SchedulerConfig(policy="prefix-aware")
 
 
 def _ask(scheduler: GlobalScheduler, request_id: str) -> str:
@@ -201,13 +189,13 @@ def _ask(scheduler: GlobalScheduler, request_id: str) -> str:
 
 
 def test_the_scheduler_remembers_where_it_sent_a_prompt() -> None:
-    scheduler = _scheduler()
+    scheduler = scheduler_with(PREFIX_AWARE, a=0, b=0)
     assert [_ask(scheduler, f"r{n}") for n in range(3)] == ["a", "a", "b"]
 
 
 def test_a_new_incarnation_and_a_dead_instance_have_cached_nothing() -> None:
     for event in (InstanceStarted("a", 2), InstanceDied("a", 1), InstanceRemoved("a")):
-        scheduler = _scheduler()
+        scheduler = scheduler_with(PREFIX_AWARE, a=0, b=0)
         assert _ask(scheduler, "r0") == "a"
         scheduler.handle(event, 0.0)
         assert _ask(scheduler, "r1") == "b"

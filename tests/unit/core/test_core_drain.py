@@ -4,18 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controller.core.emptying.drains import Remainder
-from controller.core.emptying.forecast import (
-    TOO_BUSY,
-    Departure,
-    DrainForecast,
-    estimate_s,
-)
+from controller.core.emptying.forecast import TOO_BUSY, Departure, DrainForecast, estimate_s
 from controller.core.emptying.relief import NO_DESTINATION, Candidate
-from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.move_records import (
     CopyRates,
     MovePace,
@@ -24,14 +17,7 @@ from controller.core.migration.move_records import (
     measured_pace,
 )
 from controller.core.settings import ReschedulingConfig
-from tests.unit.core.core_builders import (
-    BLOCK_SIZE,
-    THREE_LEVELS,
-    queued,
-    running,
-    snapshot_of,
-    snapshots,
-)
+from tests.unit.core.core_builders import BLOCK_SIZE, queued, running, snapshot_of
 
 
 def leaving(
@@ -59,7 +45,6 @@ def leaving(
 def planned_departures(
     requests: list[Candidate],
     others: Sequence[InstanceSnapshot],
-    levels: Sequence[Level] = DEFAULT_LEVELS,
     max_moves: int = 1,
     closed: Sequence[str] = (),
 ) -> tuple[Departure, ...]:
@@ -67,7 +52,7 @@ def planned_departures(
     destination, however full it is."""
     config = ReschedulingConfig(source_below_steps=-1e9, destination_above_steps=-1e9)
     here = snapshot_of(instance_id="here", draining=True)
-    forecast = DrainForecast(here, requests, others, levels, config, max_moves, closed)
+    forecast = DrainForecast(here, requests, others, DEFAULT_LEVELS, config, max_moves, closed)
     while forecast.round():
         pass
     return forecast.departures({each.request_id: "" for each in requests})
@@ -138,67 +123,6 @@ def test_as_many_as_may_move_at_a_time_go_to_the_freest_of_a_round() -> None:
     requests = [leaving(f"r{n}", 10) for n in range(4)]
     planned = planned_departures(requests, [other("b", 60), other("c", 58)], max_moves=3)
     assert [each.destination_id for each in planned] == ["b", "b", "b", "c"]
-
-
-@st.composite
-def departing(draw: st.DrawFn) -> list[Candidate]:
-    return [
-        leaving(
-            f"r{index}",
-            draw(st.integers(1, 50)),
-            rank=draw(st.sampled_from([0, 1, 2, 7])),
-            queued=draw(st.booleans()),
-            arrival=float(draw(st.integers(0, 5))),
-            refusal=draw(st.sampled_from([None, None, None, "in_prefill"])),
-        )
-        for index in range(draw(st.integers(0, 12)))
-    ]
-
-
-@st.composite
-def destinations(draw: st.DrawFn) -> list[InstanceSnapshot]:
-    return [
-        replace(
-            draw(snapshots()),
-            instance_id=f"d{index}",
-            draining=draw(st.sampled_from([False, False, True])),
-            max_num_running=draw(st.sampled_from([0, 6, 8])),
-        )
-        for index in range(draw(st.integers(0, 4)))
-    ]
-
-
-@given(requests=departing(), others=destinations(), max_moves=st.integers(1, 4))
-def test_a_plan_never_takes_more_than_there_is(requests, others, max_moves) -> None:
-    planned = planned_departures(requests, others, THREE_LEVELS, max_moves)
-    assert sorted(each.request.request_id for each in planned) == sorted(
-        each.request_id for each in requests
-    ), "each once"
-    for snapshot in others:
-        arriving = [each for each in planned if each.destination_id == snapshot.instance_id]
-        assert not (arriving and snapshot.draining)
-        blocks = sum(each.request.num_blocks for each in arriving)
-        assert blocks <= max(0, snapshot.arrivable_blocks)
-        places = sum(not each.request.queued for each in arriving)
-        if snapshot.max_num_running:
-            assert places <= max(0, snapshot.max_num_running - snapshot.num_running)
-    for each in planned:
-        assert (each.destination_id is None) == (each.code != "")
-        if each.request.refusal:
-            assert each.code == each.request.refusal
-
-
-@given(requests=departing(), others=destinations())
-def test_who_stays_would_not_have_fitted_alone(requests, others) -> None:
-    """No request is left behind if there is room for it when all others are placed."""
-    planned = planned_departures(requests, others, THREE_LEVELS)
-    left = {s.instance_id: s.arrivable_blocks for s in others if not s.draining}
-    for each in planned:
-        if each.destination_id is not None:
-            left[each.destination_id] -= each.request.num_blocks
-    for each in planned:
-        if each.code == "no_blocks":
-            assert all(free < each.request.num_blocks for free in left.values())
 
 
 # -- how long -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from controller.core.admission.policies import SchedulerConfig
 from controller.core.admission.waiting_requests import FairTurns
 from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import HoldingConfig
-from tests.unit.core.core_builders import running, status
+from tests.unit.core.core_builders import running, scheduler_with, status
 
 # -- turns ------------------------------------------------------------------------------------
 
@@ -21,6 +21,8 @@ def test_keys_that_wait_take_turns_by_what_their_requests_cost() -> None:
     assert flood == [0.0, 100.0, 200.0]
     assert [turns.take(0, "b", 50.0) for _ in range(3)] == [0.0, 50.0, 100.0]
     assert turns.take(1, "a", 100.0) == 0.0, "of another rank"
+    turns.gone(0, "a", 200.0, 100.0, served=False)
+    assert turns.take(0, "a", 100.0) == 200.0, "the next of its key has its turn"
 
 
 def test_a_key_that_was_away_has_neither_credit_nor_debt() -> None:
@@ -32,13 +34,6 @@ def test_a_key_that_was_away_has_neither_credit_nor_debt() -> None:
     turns.gone(0, "b", second, 10.0, served=True)
     assert len(turns) == 0
     assert turns.take(0, "a", 5.0) == 0.0, "nobody waits: nothing is remembered"
-
-
-def test_who_leaves_unserved_gives_its_turn_to_the_next_of_its_key() -> None:
-    turns = FairTurns()
-    taken = [turns.take(0, "a", 100.0) for _ in range(2)]
-    turns.gone(0, "a", taken[1], 100.0, served=False)
-    assert turns.take(0, "a", 100.0) == 100.0
 
 
 COSTS = st.integers(1, 100)
@@ -78,10 +73,7 @@ def _scheduler(*, fair_keys: bool = True, **settings: float) -> GlobalScheduler:
     """One instance, with nothing free."""
     holding = HoldingConfig(room_to_grow_tokens=0, fair_keys=fair_keys, **settings)  # type: ignore[arg-type]
     config = SchedulerConfig(policy="llumnix+", holding=holding, stall_timeout_s=1e9)
-    scheduler = GlobalScheduler(config)
-    scheduler.handle(events.InstanceStarted("a", 1), 0.0)
-    scheduler.handle(status("a", requests=[running("x", 100)]), 0.0)
-    return scheduler
+    return scheduler_with(config, a=100)
 
 
 def _ask(to: GlobalScheduler, number: int, key: str, rank: int = 0, tokens: int = 160) -> None:
@@ -113,14 +105,6 @@ def test_one_key_s_flood_does_not_keep_another_waiting() -> None:
         assert _order(to) == (fair if fair_keys else [f"r{i}" for i in range(8)])
 
 
-def test_a_higher_rank_goes_first_whoever_was_served_least() -> None:
-    to = _scheduler()
-    for number in range(3):
-        _ask(to, number, "a", rank=1)
-    _ask(to, 3, "b")
-    assert _order(to) == ["r0", "r1", "r2", "r3"]
-
-
 def test_outputs_count_by_what_requests_of_the_key_put_out_before() -> None:
     to = _scheduler()
     _ask(to, 0, "talks")
@@ -129,7 +113,8 @@ def test_outputs_count_by_what_requests_of_the_key_put_out_before() -> None:
         _ask(to, number, "talks")
     for number in range(3, 8):
         _ask(to, number, "brief")
-    assert _order(to) == ["r0", "r3", "r1", "r4", "r5", "r6", "r2", "r7"]
+    _ask(to, 8, "high", rank=1)
+    assert _order(to) == ["r8", "r0", "r3", "r1", "r4", "r5", "r6", "r2", "r7"]
 
 
 def test_many_long_streams_charge_the_next_request_with_one_of_them() -> None:
@@ -137,8 +122,3 @@ def test_many_long_streams_charge_the_next_request_with_one_of_them() -> None:
     to = _scheduler()
     to.handle(events.KeysTold("f", (events.KeyUsed("talks", 501, 0, 1, 300, 500, 150_000),)), 0.0)
     assert to.keys.mean_output("talks") == 300.0
-    for number in (1, 2):
-        _ask(to, number, "talks")  # 160 + 300 each
-    for number in range(3, 7):
-        _ask(to, number, "brief")
-    assert _order(to) == ["r1", "r3", "r4", "r5", "r2", "r6"]

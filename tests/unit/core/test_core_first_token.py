@@ -10,9 +10,16 @@ from controller.core.admission.policies import SchedulerConfig
 from controller.core.load.freeness import Room
 from controller.core.load.snapshot import InstanceSnapshot, Unreported
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import InstanceStarted, StatusReported
+from controller.core.scheduler_events import StatusReported
 from controller.core.settings import HoldingConfig
-from tests.unit.core.core_builders import RequestSnapshot, queued, request, running, status
+from tests.unit.core.core_builders import (
+    RequestSnapshot,
+    queued,
+    request,
+    running,
+    scheduler_with,
+    status,
+)
 
 CONFIG = HoldingConfig(prefill_slack_tokens=160)
 BLIND = HoldingConfig(by_prefill=False, by_prefix=False)
@@ -95,9 +102,9 @@ def scheduler(
     on_a: Sequence[RequestSnapshot], on_b: Sequence[RequestSnapshot], **parts: bool
 ) -> GlobalScheduler:
     holding = HoldingConfig(room_to_grow_tokens=0, prefill_slack_tokens=0, **parts)
-    found = GlobalScheduler(SchedulerConfig(policy="llumnix+", holding=holding))
+    config = SchedulerConfig(policy="llumnix+", holding=holding)
+    found = scheduler_with(config, a=-1, b=-1)
     for name, requests in (("a", on_a), ("b", on_b)):
-        found.handle(InstanceStarted(name, 1), 0.0)
         found.handle(report(name, requests), 0.0)
     return found
 
@@ -131,10 +138,7 @@ def test_a_prompt_goes_where_its_beginning_was_sent_until_more_waits_there() -> 
     found.handle(report("a", [running("r1", 10)], seen=1), 0.0)
     assert sent_to(found, "r2", *second) == "a"
     assert sent_to(found, "r3", *second) == "b"
-
-
-def test_without_by_prefix_nothing_is_remembered_of_prompts() -> None:
     found = scheduler([], [], by_prefix=False)
     assert sent_to(found, "r1", *range(10)) == "a"
     found.handle(report("a", [running("r1", 10)], seen=1), 0.0)
-    assert sent_to(found, "r2", *range(10)) == "b"
+    assert sent_to(found, "r2", *range(10)) == "b", "nothing is remembered of prompts"

@@ -96,6 +96,7 @@ class Drain:
             here, there = self.instances[SOURCE].requests, self.instances[to].requests
             here.remove(next(each for each in here if each.request_id == request.request_id))
             there.append(replace(request, outgoing=False))
+            assert self.instances[to].snapshot().arrivable_blocks >= 0, "more than fits"
             self.gone_to[request.request_id] = to
             self.do(self.machine.handle(relieving.MoveEnded(migration_id, moved=True), self.now_s))
         self.now_s += self.config.interval_s
@@ -187,6 +188,14 @@ def test_each_request_goes_where_the_plan_says(seed: int) -> None:
             pass
         planned = forecast.departures({each.request_id: "" for each in requests})
         drain.run()
+        room = [
+            each.snapshot().arrivable_blocks
+            for key, each in drain.instances.items()
+            if key != SOURCE
+        ]
+        for each in planned:
+            if each.code == "no_blocks":
+                assert max(room, default=0) < each.request.num_blocks, "it would have fitted"
         going = {each.request.request_id: each.destination_id for each in planned if not each.code}
         assert going == drain.gone_to, f"cluster {number}"
         num_gone += len(going)

@@ -17,9 +17,12 @@ from controller.core.admission.policies import SchedulerConfig
 from controller.core.admission.waiting_requests import Waiting
 from controller.core.load.freeness import Room
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import InstanceDied, InstanceStarted
+from controller.core.scheduler_events import InstanceDied
 from controller.core.settings import HoldingConfig
-from tests.unit.core.core_builders import nothing_cached, request, running, status
+from tests.unit.core.core_builders import nothing_cached, request, scheduler_with
+
+PLUS = SchedulerConfig(holding=HoldingConfig(room_to_grow_tokens=0))
+ALL_KEPT = {"reserve_after_s": 0.0, "reserved_share": 1.0}
 
 
 def held(number: int, demand: int, rank: int = 0) -> Waiting:
@@ -51,21 +54,31 @@ def seen(
     return found
 
 
-def test_the_first_has_an_instance_kept_and_knows_what_lacks_there() -> None:
-    found = seen([held(1, 60)], room("a", 20), room("b", 40))
-    assert (found.place, found.reason, found.instance_id) == (1, WaitingReason.HAS_RESERVATION, "b")
-    assert (found.lacking_blocks, found.overtaken_by) == (20, OvertakenBy.ANY)
+FIRST = held(1, 60)
+A20, B40 = room("a", 20), room("b", 40)
 
 
-def test_of_several_that_are_kept_the_one_is_shown_that_lacks_the_least() -> None:
-    rooms = [room("a", 20), room("b", 40), room("c", 30)]
-    found = seen([held(1, 60)], *rooms, reserve_after_s=0.0, reserved_share=1.0)
-    assert (found.instance_id, found.lacking_blocks) == ("b", 20)
-
-
-def test_how_many_went_ahead_of_the_first() -> None:
-    found = seen([held(1, 60), held(2, 10), held(3, 10)], room("a", 20), room("b", 40))
-    assert (found.place, found.num_overtaken) == (1, 2)
+@pytest.mark.parametrize(
+    ("entries", "rooms", "settings", "shown"),
+    [
+        ([FIRST], [A20, B40], {}, ("b", 20, OvertakenBy.ANY, 0)),
+        ([FIRST, held(2, 10), held(3, 10)], [A20, B40], {}, ("b", 20, OvertakenBy.ANY, 2)),
+        ([FIRST], [A20, B40], {"overtaking": False}, ("b", 20, OvertakenBy.NOBODY, 0)),
+        # All instances are kept for it, and the one is shown that lacks the least.
+        ([FIRST], [A20, B40, room("c", 30)], ALL_KEPT, ("b", 20, OvertakenBy.NOBODY, 0)),
+        # Shown where the fewest are missing, though that instance is kept for another.
+        ([held(0, 60), FIRST], [A20, B40, room("c", 1)], {}, (None, 20, OvertakenBy.ITS_RANK, 0)),
+    ],
+)
+def test_what_is_shown_of_one_that_waits(entries, rooms, settings, shown) -> None:
+    found = seen(entries, *(replace(each) for each in rooms), **settings)
+    assert found.place == 1 + entries.index(FIRST)
+    assert (
+        found.instance_id,
+        found.lacking_blocks,
+        found.overtaken_by,
+        found.num_overtaken,
+    ) == shown
 
 
 def test_who_is_gone_is_not_overtaken_any_more() -> None:
@@ -79,8 +92,7 @@ def test_who_is_gone_is_not_overtaken_any_more() -> None:
     placement.check()
 
 
-FIRST = held(1, 60)
-A10, A20, A40, B5, B40 = room("a", 10), room("a", 20), room("a", 40), room("b", 5), room("b", 40)
+A10, A40, B5 = room("a", 10), room("a", 40), room("b", 5)
 A20_FULL, B9_FULL = room("a", 20, places=0), room("b", 9, places=0)
 TWO_HIGH = [held(1, 60, rank=1), held(2, 60, rank=1)]
 
@@ -104,60 +116,37 @@ def test_why_the_last_one_waits(entries, rooms, overtaking, reason) -> None:
     assert found.reason == reason
 
 
-def test_without_overtaking_nothing_may_go_ahead() -> None:
-    found = seen([held(1, 60)], room("a", 20), room("b", 40), overtaking=False)
-    assert found.overtaken_by == OvertakenBy.NOBODY
-
-
-def test_where_all_instances_are_kept_nothing_may_go_ahead() -> None:
-    assert seen([held(1, 60)], room("a", 20)).overtaken_by == OvertakenBy.NOBODY
-
-
-def test_no_lower_rank_goes_ahead_of_one_without_an_instance() -> None:
-    entries = [held(1, 60), held(2, 60)]
-    found = seen(entries, room("a", 20), room("b", 40), room("c", 1), number=2)
-    assert (found.place, found.instance_id, found.overtaken_by) == (2, None, OvertakenBy.ITS_RANK)
-    assert found.lacking_blocks == 20  # where the fewest are missing, though kept for another
-
-
 def test_the_scheduler_shows_what_it_holds_in_order() -> None:
-    scheduler = GlobalScheduler(SchedulerConfig(holding=HoldingConfig(room_to_grow_tokens=0)))
-    scheduler.handle(InstanceStarted("a", 1), 0.0)
-    scheduler.handle(status("a", requests=[running("x", 95)]), 0.0)
+    scheduler = scheduler_with(PLUS, a=95)
     for name, rank in (("r1", 0), ("r2", 1), ("r3", 0)):
         scheduler.handle(request(name, tokens=160, rank=rank, arrival=float(name[1])), 0.0)
     view = scheduler.waiting_view()
-    assert [each.request_id for each in view.entries] == ["r2", "r1", "r3"]
-    assert [each.demand_blocks for each in view.entries] == [10, 10, 10]
+    shown = [(each.request_id, each.demand_blocks) for each in view.entries]
+    assert shown == [("r2", 10), ("r1", 10), ("r3", 10)]
     first = view.first()
     assert (first.waiting.request_id, first.reason, first.lacking_blocks) == ("r2", "kept", 5)
     assert view.reserved == {"a": ("f", "r2")}
-    scheduler.check()
+    assert view.find(("f", "another")) is None
 
 
-def test_while_no_instance_takes_requests() -> None:
-    scheduler = GlobalScheduler(SchedulerConfig(holding=HoldingConfig()))
+@pytest.mark.parametrize("config", [SchedulerConfig(), PLUS], ids=["at once", "late binding"])
+def test_while_no_instance_takes_requests(config: SchedulerConfig) -> None:
+    scheduler = GlobalScheduler(config)
     scheduler.handle(request("r1", arrival=2.0), 0.0)
     scheduler.handle(request("r2", arrival=1.0), 0.0)
     view = scheduler.waiting_view()
-    assert [(each.request_id, each.demand_blocks) for each in view.entries] == [
-        ("r2", 0),
-        ("r1", 0),
-    ]
+    shown = [(each.request_id, each.demand_blocks) for each in view.entries]
+    assert shown == [("r2", 0), ("r1", 0)]
     first = view.first()
     assert (first.reason, first.lacking_blocks) == (WaitingReason.NO_INSTANCE, None)
-    scheduler.handle(InstanceStarted("a", 1), 0.0)
-    scheduler.handle(status("a", requests=[running("x", 95)]), 0.0)
+    assert first.overtaken_by == OvertakenBy.NOBODY
+
+
+def test_after_the_last_instance_died() -> None:
+    scheduler = scheduler_with(PLUS, a=95)
+    scheduler.handle(request("r1"), 0.0)
     scheduler.handle(InstanceDied("a", 1), 1.0)
     view = scheduler.waiting_view()
-    assert [each.demand_blocks for each in view.entries] == [10, 10]
+    assert [each.demand_blocks for each in view.entries] == [10]
     assert view.reserved == {}
     assert view.first().reason == WaitingReason.NO_INSTANCE  # type: ignore[union-attr]
-
-
-def test_without_late_binding_too() -> None:
-    scheduler = GlobalScheduler(SchedulerConfig())
-    scheduler.handle(request("r1"), 0.0)
-    first = scheduler.waiting_view().first()
-    assert (first.reason, first.overtaken_by) == (WaitingReason.NO_INSTANCE, OvertakenBy.NOBODY)
-    assert scheduler.waiting_view().find(("f", "another")) is None

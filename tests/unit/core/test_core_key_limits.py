@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,26 +71,21 @@ def test_news_are_told_once_and_again_to_another_controller() -> None:
 
 
 def test_limits_of_its_own_take_the_place_of_the_general_ones_one_by_one() -> None:
-    general = KeyLimits(10, 1000)
-    own = {"k": {"live_requests": 2}, "free": {"live_requests": 0, "tokens_per_minute": 0}}
+    general, own = KeyLimits(10, 1000), {"k": {"live_requests": 2}}
     assert general.of("k", own) == KeyLimits(2, 1000)
-    assert general.of("free", own) == KeyLimits(0, 0)
     assert general.of("other", own) == general
     assert KeyLimits(5, 0).shared_by(2) == KeyLimits(2, 0)
     assert KeyLimits(1, 1).shared_by(3) == KeyLimits(1, 1)
 
 
-def test_it_is_told_when_to_come_again() -> None:
-    def after(num_used: int, most: int) -> int | None:
-        asked = DispatchRequested("r", "f", 9, 0, 0.0, api_key="k", num_tokens_of_key=num_used)
-        found = refusal(asked, KeyLimits(tokens_per_minute=most))
-        return None if found is None else found.retry_after_s
-
-    assert after(99, 100) is None
-    assert after(100, 100) == 1
-    assert after(200, 100) == 31
-    assert after(10**9, 1) == 60
-    assert after(10**9, 0) is None
+@pytest.mark.parametrize(
+    ("num_used", "most", "retry_after_s"),
+    [(99, 100, None), (100, 100, 1), (200, 100, 31), (10**9, 1, 60), (10**9, 0, None)],
+)
+def test_it_is_told_when_to_come_again(num_used, most, retry_after_s) -> None:
+    asked = DispatchRequested("r", "f", 9, 0, 0.0, api_key="k", num_tokens_of_key=num_used)
+    found = refusal(asked, KeyLimits(tokens_per_minute=most))
+    assert (found and found.retry_after_s) == retry_after_s
 
 
 # -- many frontends, one controller -----------------------------------------------------------

@@ -35,10 +35,8 @@ def look(
 )
 def test_whoever_does_not_report_is_asked(serving, now_s, asked) -> None:
     assert look(liveness.Liveness(), now_s, serving) == ([liveness.Pull("i-0")] if asked else [])
-
-
-def test_where_nobody_pushes_all_are_asked() -> None:
-    assert look(liveness.Liveness(), 0.1, REPORTED, pulls_all=True) == [liveness.Pull("i-0")]
+    everybody = look(liveness.Liveness(), 0.1, serving, pulls_all=True)
+    assert everybody == [liveness.Pull("i-0")], "where nobody pushes"
 
 
 def test_a_silence_is_put_on_record_once_and_its_end() -> None:
@@ -48,15 +46,10 @@ def test_a_silence_is_put_on_record_once_and_its_end() -> None:
     again = replace(REPORTED, last_report_s=8.0)
     assert look(machine, 8.0, again) == [liveness.TellStall("i-0", 8.0, over=True)]
     assert look(machine, 9.0, again) == []
-
-
-def test_a_report_that_is_old_by_the_next_look_ended_a_silence_all_the_same() -> None:
-    """The scheduler takes a report for the end of a stall."""
-    machine = liveness.Liveness()
-    look(machine, 6.0, REPORTED)
-    again = replace(REPORTED, last_report_s=7.0)
-    over, stalls = liveness.TellStall("i-0", 7.0, over=True), liveness.TellStall("i-0", 13.0)
-    assert look(machine, 20.0, again) == [liveness.Pull("i-0"), over, stalls]
+    look(machine, 16.0, again)
+    again = replace(REPORTED, last_report_s=17.0)  # it is old by the next look
+    over, stalls = liveness.TellStall("i-0", 9.0, over=True), liveness.TellStall("i-0", 13.0)
+    assert look(machine, 30.0, again) == [liveness.Pull("i-0"), over, stalls]
 
 
 class Cluster:
@@ -276,68 +269,40 @@ def test_long_prompts_now_and_then_are_no_slowness() -> None:
         assert watched.look(a=STEP_S, b=STEP_S, c=0.5 if turn % 3 == 0 else STEP_S) == []
 
 
-def test_one_that_rested_begins_anew() -> None:
-    watched = Stepping()
-    assert watched.go_on(12.0, a=STEP_S, b=STEP_S, c=9 * STEP_S)
-    watched.look(a=STEP_S, b=STEP_S)
-    assert watched.look(a=STEP_S, b=STEP_S, c=9 * STEP_S) == []
-
-
-def test_none_while_another_one_is_emptied_and_then_one_that_rested_begins_anew() -> None:
+def test_none_while_another_one_is_emptied_and_one_that_rested_begins_anew() -> None:
     watched = Stepping("d")
     assert watched.go_on(12.0, a=STEP_S, b=STEP_S, c=9 * STEP_S, d=9 * STEP_S) == []
     watched.drained = ()
     (slow,) = watched.look(a=STEP_S, b=STEP_S, c=9 * STEP_S, d=99 * STEP_S)
     assert slow.instance_id == "c", "nobody watched d"
+    watched.look(a=STEP_S, b=STEP_S)
+    assert watched.look(a=STEP_S, b=STEP_S, c=9 * STEP_S) == []
 
 
 # -- which ones compute though no request is there -------------------------------------------
 
 
-class Watched:
-    def __init__(self) -> None:
-        self.machine = liveness.Busyness()
-
-    def look(self, now_s: float, cores: float | None = None) -> list[liveness.TellBusy]:
-        """None: it has work, or does not serve."""
-        found = self.machine.handle(
-            liveness.IdleSeen({} if cores is None else {("i-0", 1): cores}), now_s
-        )
-        self.machine.check(now_s)
-        return found
-
-    @property
-    def on_record(self) -> bool:
-        return self.machine.is_on_record("i-0", 1)
-
-
-def test_what_lasts_is_put_on_record_once_and_its_end() -> None:
-    watched = Watched()
-    assert watched.look(0.0) == []
-    assert watched.look(1.0, 1.1) == []
-    assert watched.look(1.0 + liveness.LASTS_S - 0.1, liveness.BUSY_CORES) == []
-    assert not watched.on_record
-    assert watched.look(1.0 + liveness.LASTS_S, 1.1) == [
-        liveness.TellBusy("i-0", 1, liveness.LASTS_S, 1.1)
-    ]
-    assert watched.on_record
-    assert watched.look(8.0, 1.1) == []
-    assert watched.look(9.0, 0.01) == [liveness.TellBusy("i-0", 1, 8.0, over=True)]
-    assert not watched.on_record
-    assert watched.look(10.0, 0.01) == []
-
-
-def test_what_does_not_last_is_not() -> None:
-    watched = Watched()
-    for now_s in range(20):
-        assert watched.look(now_s, 1.1 if now_s % 4 else 0.01) == []
-
-
-def test_an_instance_that_is_gone() -> None:
-    watched = Watched()
-    watched.look(0.0, 1.1)
-    watched.look(liveness.LASTS_S, 1.1)
-    watched.machine.handle(liveness.InstanceGone("i-0", 1), liveness.LASTS_S)
-    watched.machine.check(liveness.LASTS_S)
-    assert not watched.on_record
-    assert watched.look(liveness.LASTS_S + 1) == []
+def test_one_that_computes_in_vain_is_put_on_record_once_and_its_end() -> None:
+    machine, lasts_s = liveness.Busyness(), liveness.LASTS_S
+    on_record = False
+    for now_s, cores, told in (
+        (0.0, None, []),  # it has work, or does not serve
+        (1.0, 1.1, []),
+        (1.0 + lasts_s - 0.1, liveness.BUSY_CORES, []),
+        (1.0 + lasts_s, 1.1, [liveness.TellBusy("i-0", 1, lasts_s, 1.1)]),
+        (8.0, 1.1, []),
+        (9.0, 0.01, [liveness.TellBusy("i-0", 1, 8.0, over=True)]),
+        *((now_s, 1.1 if now_s % 4 else 0.01, []) for now_s in range(10, 30)),  # it does not last
+        (31.0, 0.01, []),
+        (32.0, 1.1, []),
+        (32.0 + lasts_s, 1.1, [liveness.TellBusy("i-0", 1, lasts_s, 1.1)]),
+    ):
+        idle = {} if cores is None else {("i-0", 1): cores}
+        assert machine.handle(liveness.IdleSeen(idle), now_s) == told
+        machine.check(now_s)
+        on_record = not told[0].over if told else on_record
+        assert machine.is_on_record("i-0", 1) is on_record
+    machine.handle(liveness.InstanceGone("i-0", 1), 40.0)
+    machine.check(40.0)
+    assert not machine.is_on_record("i-0", 1)
+    assert machine.handle(liveness.IdleSeen({}), 41.0) == []

@@ -14,12 +14,11 @@ from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
     DispatchCancelled,
     DispatchRequested,
-    InstanceStarted,
     Reject,
     RejectCode,
 )
 from controller.core.settings import HoldingConfig
-from tests.unit.core.core_builders import request, running, status
+from tests.unit.core.core_builders import request, running, scheduler_with, status
 
 ORDERS = st.tuples(
     st.integers(-2, 2), st.integers(0, 3), st.sampled_from("abc"), st.sampled_from("fg")
@@ -41,14 +40,6 @@ def test_the_last_in_order_is_found(changes: list[tuple[bool, tuple[int, int, st
         found.check()
 
 
-def test_what_is_discarded_takes_no_memory() -> None:
-    found = ShedOrder()
-    for number in range(10_000):
-        found.push((0, float(number), "r", "f"))
-        found.discard((0, float(number), "r", "f"))
-    found.check()
-
-
 # -- in the scheduler -----------------------------------------------------------------------
 
 
@@ -58,10 +49,7 @@ def _scheduler(late_binding: bool, max_held: int) -> GlobalScheduler:
         return GlobalScheduler(SchedulerConfig(max_held_reqs=max_held))
     holding = HoldingConfig(max_held_reqs=max_held, room_to_grow_tokens=0)
     config = SchedulerConfig(policy="llumnix+", holding=holding, stall_timeout_s=1e9)
-    scheduler = GlobalScheduler(config)
-    scheduler.handle(InstanceStarted("a", 1), 0.0)
-    scheduler.handle(status("a", requests=[running("x", 100)]), 0.0)
-    return scheduler
+    return scheduler_with(config, a=100)
 
 
 ASKED = st.tuples(
@@ -113,6 +101,9 @@ def test_a_higher_rank_takes_the_place_of_the_newest_of_the_lowest() -> None:
         assert told.request_id == "c"
         (told,) = scheduler.handle(request("f", rank=0, arrival=8), 0.0)
         assert told.request_id == "f", "the newcomer itself"
+        assert scheduler.handle(request("a", rank=2, arrival=1), 0.0) == [], "it was held already"
+        (told,) = scheduler.handle(request("g", rank=2, arrival=0), 0.0)
+        assert told.request_id == "e", "else it were a"
 
 
 def test_what_fits_at_once_is_not_refused_though_the_queue_is_full() -> None:
@@ -122,15 +113,6 @@ def test_what_fits_at_once_is_not_refused_though_the_queue_is_full() -> None:
     assert told.instance_id == "a"
     (told,) = scheduler.handle(request("large", tokens=1600), 0.0)
     assert told.code is RejectCode.OVERLOADED
-
-
-def test_a_changed_rank_changes_who_is_refused_and_refuses_nobody_itself() -> None:
-    scheduler = _scheduler(True, 2)
-    for name, arrival in (("a", 1), ("b", 2)):
-        scheduler.handle(request(name, arrival=arrival), 0.0)
-    assert scheduler.handle(request("b", rank=1, arrival=2), 0.0) == []
-    (told,) = scheduler.handle(request("c", arrival=0), 0.0)
-    assert told.request_id == "a"
 
 
 # -- when to come again ---------------------------------------------------------------------
@@ -145,15 +127,6 @@ def test_the_estimate_is_the_time_in_which_all_that_are_held_would_go() -> None:
     assert rate.retry_after_s(0, 110.0) == 1
     assert rate.retry_after_s(10_000, 110.0) == MOST_RETRY_S
     assert rate.retry_after_s(1, 110.0 + DRAIN_WINDOW_S) == MOST_RETRY_S, "nothing went lately"
-
-
-@given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 100)), max_size=60), st.integers(0, 9999))
-def test_the_estimate_has_bounds(gone, num_waiting) -> None:
-    rate, now_s = DrainRate(), 0.0
-    for wait_s, number in gone:
-        now_s += wait_s
-        rate.gone(now_s, number)
-        assert 1 <= rate.retry_after_s(num_waiting, now_s) <= MOST_RETRY_S
 
 
 def test_a_refused_request_is_told_how_fast_the_queue_drains() -> None:

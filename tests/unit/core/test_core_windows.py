@@ -13,12 +13,15 @@ def test_a_percentile_is_of_the_last_minute_and_of_so_many_samples() -> None:
     assert window.percentile(0.99, 60.1) is None
 
 
-def test_the_count_knows_no_limit_of_samples() -> None:
+def test_each_kind_has_a_percentile_and_the_count_knows_no_limit_of_samples() -> None:
     """200 requests a second; a percentile looks at the last 4,096 of them."""
     windows = LatencyWindows[str]()
+    assert windows.percentiles(0.99, 0.0) == Percentiles(None, {})
     for number in range(200 * 90):
         windows.add(number / 200, 0.5, "normal")
+    windows.add(90.0, 1.0, "high")
     assert 12_000 <= windows.count(90.0) <= 12_200
+    assert windows.percentiles(1.0, 90.0) == Percentiles(1.0, {"normal": 0.5, "high": 1.0})
     assert windows.count(152.0) == 0
 
 
@@ -34,12 +37,3 @@ def test_so_many_samples_do_not_exceed_it(latencies: list[float], share: float) 
     assert below >= share * len(latencies) - 1e-9
     strictly = sum(latency < found for latency in latencies)
     assert strictly < share * len(latencies) or strictly == 0
-
-
-def test_each_kind_has_a_percentile_of_its_own() -> None:
-    windows = LatencyWindows[str](60.0)
-    assert windows.percentiles(0.99, 0.0) == Percentiles(None, {})
-    windows.add(0.0, 9.0, "normal")
-    windows.add(30.0, 1.0, "high")
-    assert windows.percentiles(0.99, 30.0) == Percentiles(9.0, {"normal": 9.0, "high": 1.0})
-    assert windows.percentiles(0.99, 70.0) == Percentiles(1.0, {"high": 1.0})
