@@ -1,10 +1,7 @@
-"""The machine of the rounds, with random events in a cluster that the test plays."""
+"""The machine of the rounds, in a cluster that the test plays."""
 
-import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-
-import pytest
 
 from controller.core.emptying import rounds as relief_rounds
 from controller.core.emptying.openness import Cooling
@@ -80,57 +77,40 @@ def test_room_is_ordered_towards_those_that_may_take_a_move_and_only_while_enabl
     assert rounds.handle(relief_rounds.RoundDue(), 1.1) == []
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_each_instance_is_in_one_pair_and_who_is_left_out_gets_no_order(seed: int) -> None:
-    dice, cluster, now_s = random.Random(seed), Played(), 0.0
-    cooling = cluster.cooling
-    rounds = relief_rounds.ReliefRounds(cluster, cooling, RULES, "x")
-    ordered: dict[str, str] = {}
-    fruitless: dict[tuple[str, str], float] = {}
-    for _ in range(200):
-        now_s += dice.uniform(0.0, 0.2)
-        one, other = dice.sample("abcdef", 2)
-        match dice.randrange(9):
-            case 0 | 1 | 2:
-                draining = one in rounds.rules.evacuated or dice.random() < 0.2
-                cluster.batch(one, dice.choice((0, 1, 2, 50, 90)), draining=draining)
-            case 3:
-                cluster.instances.pop(one, None)
-                cluster.incarnations[one] = cluster.incarnations.get(one, 1) + 1
-                rounds.handle(relief_rounds.InstanceGone(one), now_s)
-                ordered.pop(one, None)
-            case 4:
-                cluster.reserved ^= {one}
-            case 5:
-                incarnation = cluster.incarnations.get(one, 1) - (dice.random() < 0.3)
-                there = other, cluster.incarnations.get(other, 1)
-                rounds.handle(relief_rounds.PairFruitless((one, incarnation), there), now_s)
-                present = {one, other} <= cluster.instances.keys()
-                if present and incarnation == cluster.incarnations.get(one, 1):
-                    fruitless[one, other] = now_s + 1.0
-            case 6:
-                cooling.failed(one, other, now_s)
-            case 7:
-                evacuated = frozenset(one)  # which drains at once
-                cluster.batch(one, 50, draining=True)
-                rounds.handle(
-                    relief_rounds.RulesChanged(replace(rounds.rules, evacuated=evacuated)), now_s
-                )
-            case _:
-                pass
-        cooling_pairs = set(cooling.pairs(now_s))
-        closed = cluster.closed_to_moves(now_s)
-        before, ordered = ordered, {}
-        withdrawn = set[str]()
+def test_who_is_paired_left_out_and_withdrawn() -> None:
+    cluster = Played()
+    rounds = relief_rounds.ReliefRounds(cluster, cluster.cooling, RULES, "x")
+    for instance_id, num_free_blocks in (("a", 0), ("b", 90), ("c", 50)):
+        cluster.batch(instance_id, num_free_blocks)
+
+    def orders(now_s: float) -> dict[str, str]:
+        found = {}
         for told in rounds.handle(relief_rounds.RoundDue(), now_s):
-            match told:
-                case relief_rounds.OrderRelief(source_id=source_id, order=order):
-                    ordered[source_id] = order.destination.instance_id
-                    assert order.snapshot is cluster.instances[order.destination.instance_id]
-                case relief_rounds.WithdrawRelief(source_id=source_id):
-                    withdrawn.add(source_id)
+            found[told.source_id] = "withdrawn"
+            if isinstance(told, relief_rounds.OrderRelief):
+                found[told.source_id] = told.order.destination.instance_id
+                assert told.order.snapshot is cluster.instances[found[told.source_id]]
         rounds.check()
-        assert withdrawn == before.keys() - ordered.keys(), f"seed {seed}"
-        assert not closed & set(ordered.values()), f"seed {seed}"
-        left_out = cooling_pairs | {both for both, until_s in fruitless.items() if until_s > now_s}
-        assert not left_out & set(ordered.items()), f"seed {seed}"
+        return found
+
+    assert orders(0.0) == {"a": "b"}
+    rounds.handle(relief_rounds.PairFruitless(("a", 2), ("b", 1)), 0.0)
+    assert orders(0.1) == {"a": "b"}, "of another incarnation"
+    rounds.handle(relief_rounds.PairFruitless(("a", 1), ("b", 1)), 0.1)
+    assert orders(0.2) == {"a": "c"}
+    assert orders(1.2) == {"a": "b"}
+    cluster.cooling.failed("a", "b", 1.2)
+    assert orders(1.3) == {"a": "c"}
+    cluster.reserved = {"c"}
+    assert orders(1.4) == {"a": "withdrawn"}
+    assert orders(1.5) == {}
+    cluster.reserved = set()
+    assert orders(1.6) == {"a": "c"}
+    del cluster.instances["a"]
+    rounds.handle(relief_rounds.InstanceGone("a"), 1.7)
+    assert orders(1.8) == {}, "one that is gone is told nothing"
+    cluster.batch("a", 50, draining=True)
+    cluster.batch("d", 0)
+    disabled = replace(RULES, config=replace(CONFIG, enabled=False))
+    rounds.handle(relief_rounds.RulesChanged(disabled), 2.0)
+    assert orders(2.0) == {"a": "c"}, "only one that drains"

@@ -149,16 +149,6 @@ def test_held_requests_go_by_rank_then_arrival_then_id_and_spread() -> None:
     assert _placed(_feed(scheduler, 1.0, request("r"))) == [("r", "x")]
 
 
-def test_over_the_bound_the_last_in_order_is_rejected() -> None:
-    scheduler = GlobalScheduler(CONFIG)
-    _feed(scheduler, 2.0, *(request(f"r{i}") for i in range(3)))
-    for newcomer, rank, refused in (("r3", 0, "r3"), ("r4", 1, "r2")):
-        assert _feed(scheduler, 12.0, request(newcomer, rank=rank)) == [
-            Reject(refused, "f", RejectCode.OVERLOADED, 60)
-        ]
-        assert scheduler.num_waiting == 3
-
-
 def test_a_request_is_held_once_per_frontend_until_it_is_cancelled_or_its_frontend_dies() -> None:
     scheduler = GlobalScheduler(CONFIG)
     _feed(scheduler, 0.0, request("x"), request("x", tokens=9), request("y"))
