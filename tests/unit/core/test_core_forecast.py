@@ -1,206 +1,201 @@
-"""A drain's plan compared with the moves: in 1,000 seeded clusters the controller's pairing and the
-machine at the source empty an instance in virtual time, and each request goes where the plan says.
+"""The plan of a drain, how long it may take, and what a deadline means. `test_core_relieving`
+compares the plan with the moves."""
 
-The instances are lists of requests, counted anew in each round; a move takes a round, and nothing
-else happens."""
-
-import random
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from controller.core.emptying import relieving
-from controller.core.emptying.forecast import DrainForecast
-from controller.core.emptying.openness import FRUITLESS_S, Avoided, fruitless_until_s
-from controller.core.emptying.relief import Candidate
-from controller.core.emptying.rounds import InstanceLoad, ReliefOrder, pair
-from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
+from controller.core.emptying.drains import Remainder
+from controller.core.emptying.forecast import TOO_BUSY, Departure, DrainForecast, estimate_s
+from controller.core.emptying.relief import NO_DESTINATION, Candidate
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
+from controller.core.migration.move_records import (
+    CopyRates,
+    MovePace,
+    MoveRecord,
+    StageRecord,
+    measured_pace,
+)
 from controller.core.settings import ReschedulingConfig
-from tests.unit.core.core_builders import BLOCK_SIZE, THREE_LEVELS
-from tests.unit.rescheduling.relief_builders import instance
-
-SOURCE = "i-0"
+from tests.unit.core.core_builders import BLOCK_SIZE, queued, running, snapshot_of
 
 
-@dataclass
-class Instance:
-    instance_id: str
-    total_blocks: int
-    max_num_running: int
-    requests: list[Candidate]
-
-    def snapshot(self) -> InstanceSnapshot:
-        return instance(
-            *self.requests,
-            instance_id=self.instance_id,
-            total_blocks=self.total_blocks,
-            max_num_running=self.max_num_running,
-            draining=self.instance_id == SOURCE,
-        )
-
-
-@dataclass
-class Drain:
-    """It is what the machine at the source sees of its instance, too."""
-
-    instances: dict[str, Instance]
-    config: ReschedulingConfig
-    max_moves: int
-    instance_id: str = SOURCE
-    block_size: int = BLOCK_SIZE
-    block_bytes: int = 1
-    leaves_at_s: float | None = None
-    max_bytes_per_s: float | None = None
-    step_time_s: float | None = None
-    now_s: float = 0.0
-    under_way: dict[str, relieving.BeginMove] = field(default_factory=dict)
-    fruitless: Avoided[tuple[str, str]] = field(default_factory=Avoided)
-    gone_to: dict[str, str] = field(default_factory=dict)
-    must_look: bool = False
-
-    def __post_init__(self) -> None:
-        self.machine = relieving.RelievingSource(self, "epoch")
-
-    @property
-    def num_moves(self) -> int:
-        return len(self.under_way)
-
-    def bytes_per_s(self, _destination_id: str) -> float | None:
-        return None
-
-    def leaving_for(self) -> list[str]:
-        return [move.destination.instance_id for move in self.under_way.values()]
-
-    def reserved_s(self, _migration_id: str) -> float | None:
-        """Since the beginning of the round in which it began."""
-        return self.now_s
-
-    def do(self, instructions: list[relieving.Instruction]) -> None:
-        self.machine.check()
-        for each in instructions:
-            match each:
-                case relieving.Look():
-                    self.must_look = True
-                case relieving.TellFruitless(destination=to):
-                    until_s = fruitless_until_s(self.now_s, self.config.interval_s)
-                    self.fruitless.avoid((SOURCE, to.instance_id), until_s)
-                case relieving.BeginMove(migration_id=migration_id):
-                    self.under_way[migration_id] = each
-                    self.do(self.machine.handle(relieving.MoveBegan(migration_id), self.now_s))
-
-    def round(self) -> int:
-        """The number of moves that began."""
-        for migration_id, move in list(self.under_way.items()):
-            del self.under_way[migration_id]
-            to, request = move.destination.instance_id, move.candidate
-            here, there = self.instances[SOURCE].requests, self.instances[to].requests
-            here.remove(next(each for each in here if each.request_id == request.request_id))
-            there.append(replace(request, outgoing=False))
-            assert self.instances[to].snapshot().arrivable_blocks >= 0, "more than fits"
-            self.gone_to[request.request_id] = to
-            self.do(self.machine.handle(relieving.MoveEnded(migration_id, moved=True), self.now_s))
-        self.now_s += self.config.interval_s
-        snapshots = {key: each.snapshot() for key, each in self.instances.items()}
-        loads = [
-            InstanceLoad.of(each, THREE_LEVELS, may_send=key == SOURCE, may_receive=True)
-            for key, each in snapshots.items()
-        ]
-        pairs = pair(loads, self.config, set(self.fruitless.at(self.now_s)))
-        if not pairs:
-            self.do(self.machine.handle(relieving.ReliefWithdrawn(), self.now_s))
-            return 0
-        to = pairs[0].destination_id
-        order = ReliefOrder(
-            InstanceRef(to, 1, "mem://"),
-            snapshots[to],
-            0.0,
-            pairs[0].source_freeness,
-            pairs[0].destination_freeness,
-            (),
-            THREE_LEVELS,
-            self.config,
-        )
-        self.do(self.machine.handle(relieving.ReliefGiven("round", order, self.now_s), self.now_s))
-        if self.must_look:
-            self.must_look = False
-            looked = relieving.Looked(snapshots[SOURCE], list(self.instances[SOURCE].requests))
-            self.do(self.machine.handle(looked, self.now_s))
-        return len(self.under_way)
-
-    def run(self) -> None:
-        """Until no destination that was left out would be taken again."""
-        in_vain_s = 0.0
-        while in_vain_s <= (1 + len(self.instances)) * FRUITLESS_S:
-            in_vain_s = 0.0 if self.round() else in_vain_s + self.config.interval_s
-
-
-def some_requests(dice: random.Random, name: str, most: int, max_blocks: int) -> list[Candidate]:
-    requests = list[Candidate]()
-    for number in range(dice.randint(0, most)):
-        num_blocks = dice.randint(1, max_blocks)
-        is_queued = dice.random() < 0.25
-        held = 0 if is_queued else num_blocks
-        requests.append(
-            Candidate(
-                f"{name}-{number}",
-                dice.choice((0, 0, 0, 1, 2)),
-                num_blocks * BLOCK_SIZE - dice.randrange(BLOCK_SIZE),
-                held,
-                held,
-                is_queued,
-                arrival_time_s=float(dice.randint(0, 9)),
-                refusal=dice.choice((None, None, None, None, "multimodal")),
-            )
-        )
-    return requests
-
-
-def some_cluster(dice: random.Random) -> Drain:
-    instances: dict[str, Instance] = {}
-    for number in range(dice.randint(1, 5)):
-        instance_id, total_blocks = f"i-{number}", dice.choice((40, 80, 160))
-        requests = some_requests(dice, instance_id, 12, max(4, total_blocks // 6))
-        running = [each for each in requests if not each.queued]
-        while sum(each.num_blocks for each in running) > total_blocks:
-            requests.remove(running.pop())
-        places = dice.choice((0, 8, 16))
-        instances[instance_id] = Instance(instance_id, total_blocks, places, requests)
-    above_steps = dice.choice((48.0, 48.0, 0.0, 120.0))
-    config = ReschedulingConfig(
-        source_below_steps=min(48.0, above_steps),
-        destination_above_steps=above_steps,
-        interval_s=dice.choice((0.1, 0.5)),
+def leaving(
+    request_id: str = "r",
+    blocks: int = 10,
+    *,
+    rank: int = 0,
+    queued: bool = False,
+    arrival: float = 0.0,
+    refusal: str | None = None,
+) -> Candidate:
+    held = 0 if queued else blocks
+    return Candidate(
+        request_id,
+        rank,
+        blocks * BLOCK_SIZE,
+        held,
+        held,
+        queued,
+        arrival_time_s=arrival,
+        refusal=refusal,
     )
-    return Drain(instances, config, dice.randint(1, 4))
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_each_request_goes_where_the_plan_says(seed: int) -> None:
-    num_gone = num_stayed = num_destinations = 0
-    for number in range(100):
-        drain = some_cluster(random.Random(100 * seed + number))
-        snapshots = [each.snapshot() for each in drain.instances.values()]
-        requests = tuple(drain.instances[SOURCE].requests)
-        forecast = DrainForecast(
-            snapshots[0], requests, snapshots[1:], THREE_LEVELS, drain.config, drain.max_moves
-        )
-        while forecast.round():
-            pass
-        planned = forecast.departures({each.request_id: "" for each in requests})
-        drain.run()
-        room = [
-            each.snapshot().arrivable_blocks
-            for key, each in drain.instances.items()
-            if key != SOURCE
-        ]
-        for each in planned:
-            if each.code == "no_blocks":
-                assert max(room, default=0) < each.request.num_blocks, "it would have fitted"
-        going = {each.request.request_id: each.destination_id for each in planned if not each.code}
-        assert going == drain.gone_to, f"cluster {number}"
-        num_gone += len(going)
-        num_stayed += len(planned) - len(going)
-        num_destinations += len(set(going.values()))
-    assert num_gone > 150, "else this shows little"
-    assert num_stayed > 40
-    assert num_destinations > 40
+def planned_departures(
+    requests: list[Candidate],
+    others: Sequence[InstanceSnapshot],
+    max_moves: int = 1,
+    closed: Sequence[str] = (),
+) -> tuple[Departure, ...]:
+    """Each request once, in the order in which they are tried. Every instance may be a
+    destination, however full it is."""
+    config = ReschedulingConfig(source_below_steps=-1e9, destination_above_steps=-1e9)
+    here = snapshot_of(instance_id="here", draining=True)
+    forecast = DrainForecast(here, requests, others, DEFAULT_LEVELS, config, max_moves, closed)
+    while forecast.round():
+        pass
+    return forecast.departures({each.request_id: "" for each in requests})
+
+
+def plan(requests: list[Candidate], *others: InstanceSnapshot) -> list[tuple[str, str | None, str]]:
+    planned = planned_departures(requests, others)
+    return [(each.request.request_id, each.destination_id, each.code) for each in planned]
+
+
+def other(instance_id: str, free: int, **what: object) -> InstanceSnapshot:
+    return snapshot_of([running("x", 100 - free)], instance_id=instance_id, **what)
+
+
+# -- the plan -----------------------------------------------------------------------------
+
+
+def test_the_queue_goes_first_in_its_order_then_low_ranks_then_short_ones() -> None:
+    requests = [
+        leaving("long", 9),
+        leaving("short", 2),
+        leaving("high", 1, rank=1),
+        leaving("second", 5, queued=True, arrival=2.0),
+        leaving("first", 5, queued=True, arrival=1.0),
+        leaving("urgent", 5, queued=True, arrival=3.0, rank=1),
+    ]
+    order = [request_id for request_id, _, _ in plan(requests, other("b", 50))]
+    assert order == ["urgent", "first", "second", "short", "long", "high"]
+
+
+FULL_BATCH = InstanceSnapshot("b", 1, BLOCK_SIZE, 100, 90, num_running=4, max_num_running=4)
+FULL = snapshot_of([running("x", 100)], instance_id="b")
+QUEUED = leaving("r", 60, queued=True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "others", "to", "code"),
+    [
+        (leaving(blocks=60), [other("b", 50), other("c", 59)], None, "no_blocks"),
+        (leaving(), [FULL_BATCH], None, "no_slot"),
+        (leaving(), [FULL_BATCH, other("c", 5)], None, "no_slot"),  # b has the blocks
+        (leaving(), [], None, NO_DESTINATION),
+        (leaving(), [other("b", 50, draining=True)], None, NO_DESTINATION),
+        (leaving(refusal="multimodal"), [other("b", 50)], None, "multimodal"),
+        (leaving(), [other("b", 50), other("c", 60)], "c", ""),
+        (QUEUED, [FULL], "b", ""),
+        # A queued request goes behind a queue's head: 100 - 30 blocks for one, 100 - 60 for one.
+        (QUEUED, [snapshot_of([queued("q", 30)], instance_id="b"), other("c", 40)], "b", ""),
+    ],
+)
+def test_where_one_request_goes_or_what_is_lacking(request_, others, to, code) -> None:
+    assert plan([request_], *others) == [("r", to, code)]
+
+
+def test_what_is_no_destination_gets_nothing_though_it_has_room() -> None:
+    requests = [leaving("r0"), leaving("r1", 50), leaving("r2", 90)]
+    planned = planned_departures(requests, [other("b", 60), other("c", 80)], closed=["c"])
+    assert [(each.destination_id, each.code) for each in planned] == [
+        ("b", ""),
+        ("b", ""),
+        (None, "no_blocks"),
+    ]
+    planned = planned_departures(requests, [other("c", 80)], closed=["c"])
+    assert [each.code for each in planned] == [TOO_BUSY, TOO_BUSY, "no_blocks"]
+
+
+def test_as_many_as_may_move_at_a_time_go_to_the_freest_of_a_round() -> None:
+    requests = [leaving(f"r{n}", 10) for n in range(4)]
+    planned = planned_departures(requests, [other("b", 60), other("c", 58)], max_moves=3)
+    assert [each.destination_id for each in planned] == ["b", "b", "b", "c"]
+
+
+# -- how long -----------------------------------------------------------------------------
+
+
+def moved(blocks: int, copy_s: float, duration_s: float, outcome: str = "migrated") -> MoveRecord:
+    stages = (StageRecord(blocks, blocks * 1000, copy_s),) if blocks else ()
+    return MoveRecord("m", "r", "a", "b", "", outcome, "", 1, 0, duration_s, stages)
+
+
+def test_the_pace_is_that_of_moves_that_came_to_something() -> None:
+    assert measured_pace([]) is None
+    assert measured_pace([moved(10, 0.1, 0.2, "kept")]) is None
+    pace = measured_pace([moved(10, 0.1, 0.15), moved(30, 0.3, 0.33), moved(10, 9.0, 9.0, "kept")])
+    assert pace.blocks_per_s == pytest.approx(100)
+    assert pace.overhead_s == pytest.approx(0.04)
+    assert measured_pace([moved(0, 0.0, 0.02)]) == MovePace(None, 0.02)
+
+
+def test_an_instance_and_the_controller_estimate_a_links_rate_alike() -> None:
+    """By all that went, not by the mean of the moves' rates: here 40 blocks in 0.5 s, not 60/s."""
+    records = [moved(36, 0.3, 0.4), moved(4, 0.2, 0.3), moved(10, 9.0, 9.0, "kept"), moved(0, 0, 1)]
+    rates = CopyRates()
+    assert rates.bytes_per_s("b") is None
+    for record in records:
+        rates.measured(record)
+    pace = measured_pace(records)
+    assert pace.blocks_per_s == pytest.approx(80)
+    assert rates.bytes_per_s("b") == pytest.approx(80 * 1000)
+    assert rates.bytes_per_s("c") == pytest.approx(80 * 1000), "nothing went there: as to others"
+    rates.measured(replace(moved(10, 1.0, 1.0), destination_id="c"))
+    assert rates.bytes_per_s("c") == pytest.approx(10 * 1000)
+
+
+def goes(blocks: int, to: str | None = "b", code: str = "") -> Departure:
+    return Departure(leaving(blocks=max(1, blocks), queued=not blocks), "", to, code)
+
+
+PACE = MovePace(blocks_per_s=100, overhead_s=0.2)
+ONLY_QUEUED = MovePace(None, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("departures", "pace", "max_moves", "num_left", "expected_s"),
+    [
+        ([], None, 4, 0, 0.0),
+        ([goes(50), goes(50)], PACE, 4, 0, 1.0 + 2 * 0.2 / 4),
+        ([goes(0)] * 8, ONLY_QUEUED, 4, 0, 0.4),
+        ([goes(10, None, "in_prefill")], PACE, 1, 0, 0.3),
+        # Requests that nobody named.
+        ([], None, 4, 1, None),
+        ([goes(10)], PACE, 4, 2, None),
+        ([goes(10)], PACE, 4, 1, 0.15),
+        # No copy was measured, or a request cannot move.
+        ([goes(10)], None, 4, 0, None),
+        ([goes(10)], ONLY_QUEUED, 4, 0, None),
+        ([goes(10), goes(90, None, "no_blocks")], PACE, 4, 0, None),
+        ([goes(10, None, "multimodal")], PACE, 4, 0, None),
+    ],
+)
+def test_an_estimate_is_the_copies_and_what_surrounds_them(
+    departures, pace, max_moves, num_left, expected_s
+) -> None:
+    found_s = estimate_s(departures, pace, max_moves, num_left)
+    assert found_s == (None if expected_s is None else pytest.approx(expected_s))
+
+
+# -- ends ---------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_only_without_requests_and_moves() -> None:
+    assert Remainder().nothing
+    for name in ("num_running", "num_queued", "num_awaited", "num_moves_in", "num_moves_out"):
+        assert not Remainder(**{name: 1}).nothing, name
+    assert Remainder(1, 2, 3, 9, 9).num_requests == 6

@@ -1,6 +1,7 @@
 """Freeness, virtual usage and headroom: how free an instance is, by the rules of the paper."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,8 +20,10 @@ from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
     HIGH,
     NORMAL,
+    InstanceSnapshot,
     Level,
     Unreported,
+    blocks_for,
 )
 from tests.unit.core.core_builders import (
     THREE_LEVELS,
@@ -31,7 +34,34 @@ from tests.unit.core.core_builders import (
     snapshot_of,
     snapshots,
 )
-from tests.unit.core.usage_oracle import headroom_share_blocks, request_virtual_usage
+
+# -- virtual usage request by request, as in the paper; an instance's usage must be the sum ------
+
+
+def headroom_share_blocks(rank: int, snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
+    """h(p) / num_running(p): what each running request of `rank` carries (GetHeadroom).
+
+    0 for a rank that `levels` does not name.
+    """
+    for level in levels:
+        if level.rank == rank:
+            num_sharing = max(1, snapshot.num_running_by_rank.get(rank, 0))
+            return headroom_blocks(level, snapshot) / num_sharing
+    return 0.0
+
+
+def request_virtual_usage(
+    request: RequestSnapshot, snapshot: InstanceSnapshot, levels: Sequence[Level]
+) -> float:
+    """V(r) of a real request on the instance that `snapshot` describes (CalcVirtualUsage)."""
+    demand = blocks_for(request.num_tokens, snapshot.block_size)
+    if request.running:
+        fill = max(0, demand - request.num_held_blocks) if request.in_prefill else 0
+        share = headroom_share_blocks(request.rank, snapshot, levels)
+        return request.num_held_blocks + fill + share
+    head = snapshot.queue_head
+    return float(demand) if head is not None and head.request_id == request.request_id else 0.0
+
 
 URGENT = THREE_LEVELS[2]
 UNREPORTED = st.builds(

@@ -1,18 +1,29 @@
-"""The machine of a source: orders in, moves out. The test plays the instance."""
+"""The machine of a source: orders in, moves out. The test plays the instance. Then a drain's plan
+is compared with the moves."""
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from controller.core.emptying import relieving
+from controller.core.emptying.forecast import DrainForecast
+from controller.core.emptying.openness import FRUITLESS_S, Avoided, fruitless_until_s
 from controller.core.emptying.relief import Candidate
 from controller.core.emptying.room_plan import PLAN_FAILED
-from controller.core.emptying.rounds import HeadOrder, Opening, ReliefOrder, RoomOrder
-from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef
+from controller.core.emptying.rounds import (
+    HeadOrder,
+    InstanceLoad,
+    Opening,
+    ReliefOrder,
+    RoomOrder,
+    pair,
+)
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef, InstanceSnapshot, Level
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.settings import ReschedulingConfig
+from tests.unit.core.core_builders import THREE_LEVELS
 from tests.unit.rescheduling.relief_builders import (
     BLOCK_BYTES,
     BLOCK_SIZE,
@@ -30,13 +41,18 @@ B, C = InstanceRef("b", 1, "b:1"), InstanceRef("c", 1, "c:1")
 
 
 class Played:
-    """An instance of 100 blocks, and the runner of its machine. `under_way`: by migration id."""
+    """An instance, by default of 100 blocks, and the runner of its machine. `under_way`: by
+    migration id."""
 
-    instance_id, block_size, block_bytes, step_time_s = "a", BLOCK_SIZE, BLOCK_BYTES, STEP_TIME_S
+    block_size, block_bytes, step_time_s = BLOCK_SIZE, BLOCK_BYTES, STEP_TIME_S
+    rate: float | None = BYTES_PER_S
     leaves_at_s: float | None = None
     max_bytes_per_s: float | None = None
 
-    def __init__(self, *requests: Candidate, max_moves: int = 4) -> None:
+    def __init__(
+        self, *requests: Candidate, max_moves: int = 4, instance_id: str = "a", **more: int
+    ) -> None:
+        self.instance_id, self.more = instance_id, more
         self.requests = {each.request_id: each for each in requests}
         self.max_moves = max_moves
         self.draining = False
@@ -54,7 +70,7 @@ class Played:
         return len(self.under_way)
 
     def bytes_per_s(self, _destination_id: str) -> float | None:
-        return BYTES_PER_S
+        return self.rate
 
     def leaving_for(self) -> Sequence[str]:
         return [begin.destination.instance_id for begin in self.under_way.values()]
@@ -90,17 +106,19 @@ class Played:
         self.under_way[begin.migration_id] = begin
         self.tell(relieving.MoveBegan(begin.migration_id))
 
+    def seen(self) -> tuple[InstanceSnapshot, list[Candidate]]:
+        moving = {each.candidate.request_id for each in self.under_way.values()}
+        requests = [
+            replace(each, outgoing=each.request_id in moving) for each in self.requests.values()
+        ]
+        found = instance(*requests, instance_id=self.instance_id, **self.more)
+        return replace(found, draining=self.draining), requests
+
     def look(self) -> None:
         """The step under way ends."""
         if self.looks:
             self.looks = False
-            moving = {each.candidate.request_id for each in self.under_way.values()}
-            requests = [
-                replace(each, outgoing=each.request_id in moving) for each in self.requests.values()
-            ]
-            self.tell(
-                relieving.Looked(replace(instance(*requests), draining=self.draining), requests)
-            )
+            self.tell(relieving.Looked(*self.seen()))
 
     def end(self, migration_id: str, code: str = "") -> None:
         begin = self.under_way.pop(migration_id)
@@ -109,10 +127,16 @@ class Played:
         self.tell(relieving.MoveEnded(migration_id, not code, code))
 
     def relieve(
-        self, to: InstanceRef = B, config: ReschedulingConfig = MANY, *, taken_s: float = -1.0
+        self,
+        to: InstanceRef = B,
+        config: ReschedulingConfig = MANY,
+        *,
+        taken_s: float = -1.0,
+        there: InstanceSnapshot | None = None,
+        levels: Sequence[Level] = DEFAULT_LEVELS,
     ) -> None:
-        there = instance(instance_id=to.instance_id)
-        order = ReliefOrder(to, there, 0.0, 1.0, 2.0, (), DEFAULT_LEVELS, config)
+        there = there or instance(instance_id=to.instance_id)
+        order = ReliefOrder(to, there, 0.0, 1.0, 2.0, (), levels, config)
         self.tell(relieving.ReliefGiven("round-1", order, taken_s))
 
     def make_room(self, lacking_blocks: int, request_id: str = "held", **spare: int) -> None:
@@ -176,6 +200,21 @@ def test_of_a_plan_of_which_a_move_may_not_begin_none_goes_on() -> None:
     assert len(here.cancelled) == 1
     (told,) = here.told
     assert (told.code, told.num_moves) == ("moving", 3)
+
+
+def test_of_a_plan_of_which_a_move_fails_the_others_are_cancelled() -> None:
+    here = Played(*THREE)
+    here.relieve()
+    here.make_room(60, c=100)
+    here.look()
+    assert here.leaving() == [("r0", "c"), ("r1", "c"), ("r2", "c")]
+    first, *others = here.under_way
+    here.end(first, "finished")
+    assert here.cancelled == [], "it has made room all the same"
+    here.end(others[0], "no_blocks")
+    assert here.cancelled == others[1:]
+    (told,) = here.told
+    assert (told.code, told.num_moves, told.destination_id) == ("no_blocks", 3, "c")
 
 
 def test_a_request_that_may_not_begin_leaves_its_turn_to_the_next_one() -> None:
@@ -253,3 +292,116 @@ def test_whatever_happens_no_request_leaves_twice(seed: int) -> None:
         if step % 20 == 0 and len(here.requests) < 9:
             request = running(f"s{step}", dice.randint(1, 9))
             here.requests[request.request_id] = request
+
+
+# -- a drain's plan and the moves ----------------------------------------------------------
+
+
+@dataclass
+class Drain:
+    """Of `source`, towards others; a move takes a round, and nothing else happens."""
+
+    source: Played
+    others: dict[str, Played]
+    config: ReschedulingConfig
+    now_s: float = 0.0
+    fruitless: Avoided[tuple[str, str]] = field(default_factory=Avoided)
+    gone_to: dict[str, str] = field(default_factory=dict)
+
+    def round(self) -> int:
+        """The number of moves that began."""
+        source = self.source
+        for migration_id, move in list(source.under_way.items()):
+            to, request = self.others[move.destination.instance_id], move.candidate
+            to.requests[request.request_id] = request
+            assert to.seen()[0].arrivable_blocks >= 0, "more than fits"
+            self.gone_to[request.request_id] = to.instance_id
+            source.end(migration_id)
+        source.now_s = self.now_s = self.now_s + self.config.interval_s
+        there = {key: each.seen()[0] for key, each in self.others.items()}
+        loads = [InstanceLoad.of(source.seen()[0], THREE_LEVELS, may_send=True, may_receive=True)]
+        for each in there.values():
+            loads.append(InstanceLoad.of(each, THREE_LEVELS, may_send=False, may_receive=True))
+        pairs = pair(loads, self.config, set(self.fruitless.at(self.now_s)))
+        if not pairs:
+            source.tell(relieving.ReliefWithdrawn())
+            return 0
+        to_id = pairs[0].destination_id
+        ref, now_s = InstanceRef(to_id, 1, "mem://"), self.now_s
+        source.relieve(ref, self.config, taken_s=now_s, there=there[to_id], levels=THREE_LEVELS)
+        source.look()
+        source.reserved.update(dict.fromkeys(source.under_way, now_s))
+        while source.told:
+            told = source.told.pop()
+            if isinstance(told, relieving.TellFruitless):
+                until_s = fruitless_until_s(now_s, self.config.interval_s)
+                self.fruitless.avoid((source.instance_id, told.destination.instance_id), until_s)
+        return source.num_moves
+
+    def run(self) -> None:
+        """Until no destination that was left out would be taken again."""
+        in_vain_s = 0.0
+        while in_vain_s <= (2 + len(self.others)) * FRUITLESS_S:
+            in_vain_s = 0.0 if self.round() else in_vain_s + self.config.interval_s
+
+
+def some_requests(dice: random.Random, name: str, most: int, max_blocks: int) -> list[Candidate]:
+    requests = list[Candidate]()
+    for number in range(dice.randint(0, most)):
+        num_blocks, rank = dice.randint(1, max_blocks), dice.choice((0, 0, 0, 1, 2))
+        kind = queued if dice.random() < 0.25 else running
+        request = kind(f"{name}-{number}", num_blocks, rank, arrival_time_s=dice.randint(0, 9))
+        refusal = dice.choice((None, None, None, None, "multimodal"))
+        num_tokens = request.num_tokens - dice.randrange(BLOCK_SIZE)
+        requests.append(replace(request, num_tokens=num_tokens, refusal=refusal))
+    return requests
+
+
+def some_drain(dice: random.Random) -> Drain:
+    instances = list[Played]()
+    for number in range(dice.randint(1, 5)):
+        total_blocks = dice.choice((40, 80, 160))
+        requests = some_requests(dice, f"i-{number}", 12, max(4, total_blocks // 6))
+        batch = [each for each in requests if not each.queued]
+        while sum(each.num_blocks for each in batch) > total_blocks:
+            requests.remove(batch.pop())
+        size = {"total_blocks": total_blocks, "max_num_running": dice.choice((0, 8, 16))}
+        max_moves = dice.randint(1, 4)
+        there = Played(*requests, max_moves=max_moves, instance_id=f"i-{number}", **size)
+        there.rate = there.step_time_s = None
+        instances.append(there)
+    above_steps = dice.choice((48.0, 48.0, 0.0, 120.0))
+    config = ReschedulingConfig(
+        source_below_steps=min(48.0, above_steps),
+        destination_above_steps=above_steps,
+        interval_s=dice.choice((0.1, 0.5)),
+    )
+    source, *others = instances
+    source.draining = True
+    return Drain(source, {each.instance_id: each for each in others}, config)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_each_request_goes_where_the_plan_says_in_1000_clusters(seed: int) -> None:
+    num_gone = num_stayed = num_destinations = 0
+    for number in range(100):
+        drain = some_drain(random.Random(100 * seed + number))
+        (here, requests), max_moves = drain.source.seen(), drain.source.max_moves
+        there = [each.seen()[0] for each in drain.others.values()]
+        forecast = DrainForecast(here, requests, there, THREE_LEVELS, drain.config, max_moves)
+        while forecast.round():
+            pass
+        planned = forecast.departures({each.request_id: "" for each in requests})
+        drain.run()
+        room = [each.seen()[0].arrivable_blocks for each in drain.others.values()]
+        for each in planned:
+            if each.code == "no_blocks":
+                assert max(room, default=0) < each.request.num_blocks, "it would have fitted"
+        going = {each.request.request_id: each.destination_id for each in planned if not each.code}
+        assert going == drain.gone_to, f"cluster {number}"
+        num_gone += len(going)
+        num_stayed += len(planned) - len(going)
+        num_destinations += len(set(going.values()))
+    assert num_gone > 150, "else this shows little"
+    assert num_stayed > 40
+    assert num_destinations > 40
