@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hypothesis import strategies as st
-
 from controller.core import scheduler_events as events
 from controller.core.load.closed import OPEN, Closed
 from controller.core.load.snapshot import InstanceSnapshot, Level, QueueHead, blocks_for
@@ -179,39 +177,6 @@ def request(
         arrival,
         prefix_hashes=prefix_hashes,
         prefix_hash_tokens=BLOCK_SIZE,
-    )
-
-
-@st.composite
-def request_lists(draw: st.DrawFn, max_size: int = 6) -> list[RequestSnapshot]:
-    """Decoding, prefilling and queued requests of the ranks 0 to 2 and one unknown rank."""
-    requests = []
-    for index in range(draw(st.integers(0, max_size))):
-        num_tokens = draw(st.integers(1, 1000))
-        whole = blocks_for(num_tokens, BLOCK_SIZE)
-        state = draw(st.sampled_from(["decode", "prefill", "queued"]))
-        held = {"decode": whole, "queued": 0}.get(state)
-        requests.append(
-            RequestSnapshot(
-                request_id=f"r{index}",
-                rank=draw(st.sampled_from([0, 1, 2, 7])),
-                num_tokens=num_tokens,
-                num_held_blocks=draw(st.integers(0, whole)) if held is None else held,
-                running=state != "queued",
-                in_prefill=state == "prefill",
-            )
-        )
-    return requests
-
-
-@st.composite
-def snapshots(draw: st.DrawFn) -> InstanceSnapshot:
-    """An instance that may be over its memory: M is drawn apart from its requests."""
-    total = draw(st.integers(1, 500))
-    return snapshot_of(
-        draw(request_lists()),
-        total_blocks=total,
-        watermark_blocks=draw(st.integers(0, max(0, total // 10))),
     )
 
 

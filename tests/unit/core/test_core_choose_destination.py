@@ -2,14 +2,10 @@
 
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from controller.core.emptying.relief import choose_destination, lacks
-from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal
-from tests.unit.core.core_builders import queued, running, snapshot_of, snapshots
+from tests.unit.core.core_builders import queued, running, snapshot_of
 
 
 def named(instance_id: str, held_blocks: int) -> InstanceSnapshot:
@@ -38,18 +34,12 @@ def test_a_queued_request_needs_nothing_to_queue_elsewhere() -> None:
     assert choose_destination([full], DEFAULT_LEVELS, 0) == "a"
 
 
-@given(st.lists(snapshots(), max_size=6), st.integers(0, 60), st.integers(0, 5))
-def test_nobody_freer_has_room(drawn, num_blocks, num_draining) -> None:
-    found = [
-        replace(each, instance_id=f"i-{index}", draining=index < num_draining)
-        for index, each in enumerate(drawn)
-    ]
-    may = {
-        each.instance_id: freeness(each, DEFAULT_LEVELS)
-        for each in found
-        if not each.draining and lacks(each, num_blocks) is None
-    }
-    chosen = choose_destination(found, DEFAULT_LEVELS, num_blocks)
-    assert (chosen is None) == (not may)
-    if chosen is not None:
-        assert all((-may[chosen], chosen) <= (-score, name) for name, score in may.items())
+def test_the_freest_with_room_that_does_not_drain() -> None:
+    there = [named("i-1", 60), named("i-2", 50), named("i-3", 40)]
+    assert choose_destination(there, DEFAULT_LEVELS, 50) == "i-3"
+    assert choose_destination(there, DEFAULT_LEVELS, 61) is None
+    there[2] = replace(there[2], max_num_running=1)  # its batch is full
+    assert choose_destination(there, DEFAULT_LEVELS, 50) == "i-2"
+    there[1] = replace(there[1], draining=True)
+    assert choose_destination(there, DEFAULT_LEVELS, 40) == "i-1"
+    assert choose_destination(there, DEFAULT_LEVELS, 41) is None

@@ -2,8 +2,7 @@
 and makes them cheap."""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from unittest import mock
 
 import pytest
@@ -21,12 +20,10 @@ from controller.core.admission.policies import (
     find_policy,
     pick_least_work,
 )
-from controller.core.load.freeness import NOTHING_UNREPORTED
 from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
     HIGH,
     NORMAL,
-    InstanceSnapshot,
     Level,
     Unreported,
     blocks_for,
@@ -49,66 +46,7 @@ from tests.unit.core.core_builders import (
     snapshot_of,
     status,
 )
-
-# -- a decision made by asking every instance; the score board must decide the same --------------
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """An instance that may be chosen."""
-
-    snapshot: InstanceSnapshot
-    unreported: Unreported = NOTHING_UNREPORTED
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The instance chosen, and all that were considered, in the policy's own unit."""
-
-    instance_id: str
-    scores: Mapping[str, float]
-
-
-def choose(
-    policy: Policy,
-    candidates: Iterable[Candidate],
-    level: Level,
-    levels: Sequence[Level],
-    last: str | None = None,
-) -> Choice | None:
-    """`choose_for` a request with this level, after the choice of `last`; nothing else of it is
-    known."""
-    history = History()
-    history.last = last
-    request = DispatchRequested("r", "f-0", 160, level.rank, 0.0)
-    return choose_for(request, level, policy, candidates, levels, history)
-
-
-def choose_for(
-    request: DispatchRequested,
-    level: Level,
-    policy: Policy,
-    candidates: Iterable[Candidate],
-    levels: Sequence[Level],
-    history: History,
-) -> Choice | None:
-    """The instance for a new request; None if none may take it.
-
-    Draining instances are left out for every policy. The caller must know that the instances are
-    alive and report.
-    """
-    scores = {
-        candidate.snapshot.instance_id: policy.score(
-            candidate.snapshot, level, levels, candidate.unreported
-        )
-        for candidate in candidates
-        if not candidate.snapshot.draining
-    }
-    if not scores:
-        return None
-    ids = sorted(scores)
-    place = policy.pick(ids, [scores[instance_id] for instance_id in ids], request, history)
-    return Choice(ids[place], scores)
+from tests.unit.core.dispatch_oracle import Candidate, choose, choose_for
 
 
 def _candidate(

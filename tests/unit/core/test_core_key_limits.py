@@ -158,30 +158,35 @@ def test_a_client_that_leaves_before_an_instance_is_found_is_told_of() -> None:
 def test_the_tokens_of_all_frontends_count() -> None:
     table = KeyTable(KeyLimits(tokens_per_minute=1000))
     f, g = KeyUse(), KeyUse()
-    assert table.asked(f.began(of_key("a", frontend_id="f", tokens=600), 0.0)) is None
+    assert table.asked(f.began(of_key("a", tokens=600), 0.0)) is None
     assert table.asked(g.began(of_key("b", frontend_id="g", tokens=500), 0.0)) is None
     found = table.asked(g.began(of_key("c", frontend_id="g", tokens=1), 0.0))
     assert found.code is RejectCode.TOKEN_LIMIT
     (total,) = table.totals()
     assert (total.num_live, total.num_tokens, total.num_refused) == (2, 1100, 1)
-    f.emitted("a", 40, 1.0)
-    table.told(KeysTold("f", f.news(1.0)))
-    assert table.mean_output("k") == 40.0, "so far"
-    f.emitted("a", 20, 2.0)
-    f.ended("a", ran=True)
-    table.told(KeysTold("f", f.news(2.0)))
-    assert table.mean_output("k") == 60.0
-    assert table.mean_output("nobody's") == 0.0
-    f.began(of_key("e", frontend_id="f", tokens=1), 2.0)
-    f.check()
-    table.told(KeysTold("f", f.news(2.0)))
-    assert table.mean_output("k") == 60.0, "a request without a token says nothing"
-    again = KeyUse()
-    again.began(of_key("f", frontend_id="f", tokens=1), 3.0)
-    table.told(KeysTold("f", again.news(3.0)))
-    assert table.mean_output("k") == 60.0, "a frontend that began anew takes nothing back"
     table.frontend_died("f")
     assert table.asked(g.began(of_key("d", frontend_id="g", tokens=1), 0.0)) is None
+
+
+def test_the_mean_output_of_a_key_counts_what_ended_and_what_runs() -> None:
+    table, use = KeyTable(KeyLimits()), KeyUse()
+
+    def mean(now_s: float, told: KeyUse = use) -> float:
+        told.check()
+        table.told(KeysTold("f", told.news(now_s)))
+        return table.mean_output("k")
+
+    use.began(of_key("a"), 0.0)
+    assert mean(0.0) == 0.0
+    use.emitted("a", 40, 1.0)
+    assert mean(1.0) == 40.0, "so far"
+    use.emitted("a", 20, 2.0)
+    use.ended("a", ran=True)
+    use.began(of_key("b"), 2.0)
+    assert mean(2.0) == 60.0, "a request without a token says nothing"
+    again = KeyUse()
+    again.began(of_key("c"), 3.0)
+    assert mean(3.0, again) == 60.0, "a frontend that began anew takes nothing back"
 
 
 def test_the_scheduler_refuses_what_a_key_may_not_and_nothing_that_is_replayed() -> None:

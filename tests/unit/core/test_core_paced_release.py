@@ -35,11 +35,10 @@ def test_as_many_go_at_once_as_fit_the_freest_instance_first() -> None:
     release = release_of([snapshot("a", 30), snapshot("b", 20)], {})
     found = release.due(waiting(20, 15, 10, 10), {}, "ab", 0.0)
     assert found == [("r0", "a"), ("r1", "b"), ("r2", "a")]
-
-
-def test_nobody_goes_ahead_of_one_that_does_not_fit() -> None:
-    release = release_of([snapshot("a", 30)], {})
-    assert release.due(waiting(31, 1), {}, "a", 0.5) == []
+    release = release_of([snapshot("a", 30), snapshot("b", 20)], {})
+    assert release.due(waiting(31, 1), {}, "a", 0.5) == [], "nobody goes ahead of one"
+    assert release.due(waiting(10), {}, "b", 0.5) == [("r0", "b")], "a is gone"
+    assert release.due(waiting(10), {}, (), 9.0) == []
 
 
 def test_a_higher_rank_goes_first_then_who_came_first() -> None:
@@ -67,12 +66,6 @@ def test_the_first_goes_after_a_while_even_where_nothing_seems_to_fit() -> None:
     assert release.due(waiting(50, 50), {}, "ab", late_s) == [("r0", "a")]
     assert release.due(waiting(50), {"a": 50}, "ab", late_s + 0.1) == []
     assert release.due(waiting(50), {"a": 50}, "ab", late_s + 1.1) == [("r0", "b")]
-
-
-def test_an_instance_that_is_gone_gets_none() -> None:
-    release = release_of([snapshot("a", 30), snapshot("b", 20)], {})
-    assert release.due(waiting(10), {}, "b", 0.0) == [("r0", "b")]
-    assert release.due(waiting(10), {}, (), 9.0) == []
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Single histories of the scheduler. Random ones are in `test_core_score_board`,
+"""Single histories of the scheduler. Random ones are in `test_core_dispatch`,
 `test_core_holding_short_cut` and `test_core_openness`."""
 
 from dataclasses import replace

@@ -144,27 +144,6 @@ def test_pinned_blocks_hold_up_who_waits_and_nobody_spins() -> None:
 # -- source: suspend ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [CHUNKED, PAPER])
-def test_a_queued_request_goes_back_to_its_place(config: ModelConfig) -> None:
-    waiting = [request(name, 20, arrival_time_s=n) for n, name in enumerate("abcd")]
-    model = engine(replace(config, max_num_running=1), *waiting)
-    before = seen(model)
-    assert before.queue_head.request_id == "b"
-    assert model.moves.is_queued("b")
-    assert not model.moves.is_queued("a")
-    assert model.moves.suspend("b") == MovingState(20, 0, queued=True, evicted=False)
-    assert seen(model) == before, "it waits as before until it lives elsewhere"
-    model.abort(["a"])
-    assert model.step().admitted == ("c",), "but is not admitted"
-    model.moves.resume("b")
-    model.abort(["c"])
-    assert model.step().admitted == ("b",)
-    model.moves.suspend("d")
-    model.moves.release("d")
-    found = seen(model)
-    assert (found.num_queued, found.queued_demand_blocks, found.queue_head) == (0, 0, None)
-
-
 def test_who_cannot_leave_and_why() -> None:
     model = engine(CHUNKED, request("long", 150), request("next", 20))
     assert refusal_of(model.moves.facts("long")) is MoveRefusal.IN_PREFILL

@@ -113,21 +113,6 @@ def test_a_file_that_is_wrong(text, tmp_path, old, new, complaint) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_a_constant_may_be_zero_but_no_step(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    for name in ("watermark_ratio = 0.01", "decode_base_s = 0.035"):
-        text = text.replace(name, f"{name.split()[0]} = 0")
-    path.write_text(text)
-    profile = load_profile(str(path))
-    assert profile.step_time_s([], 1, 1) == pytest.approx(0.45e-3 + 2.1e-6)
-    assert ModelConfig.of(profile).watermark_blocks == 0
-    for name in ("decode_per_request_s = 0.00045", "decode_per_context_token_s = 2.1e-06"):
-        text = text.replace(name, f"{name.split()[0]} = 0.0")
-    path.write_text(text)
-    with pytest.raises(ValueError, match="all constants of decode are 0"):
-        load_profile(str(path))
-
-
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
