@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from controller.core import scheduler_events as events
@@ -126,7 +126,7 @@ def any_event(
                 instance_id, incarnation=incarnation, seen=seen, requests=there, draining=draining
             )
         case "request":
-            return request(
+            asked = request(
                 f"r{number}",
                 frontend_id=frontend_id,
                 tokens=dice.randint(1, 1500),
@@ -134,6 +134,7 @@ def any_event(
                 arrival=float(number),
                 prefix_hashes=dice.choice(((), (1,), (1, 2), (1, 2, 3), (4,), (4, 5))),
             )
+            return replace(asked, prefix_hash_tokens=300)
         case "tick":
             return events.Ticked()
         case "cancel":

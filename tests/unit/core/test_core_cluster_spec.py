@@ -235,11 +235,17 @@ CHANGED = OrderRefusal.PLAN_CHANGED
         (spec(4, "i-1"), 1, RUNNING, ("i-0", "i-0"), CHANGED),
         (spec(4, "i-1"), 1, RUNNING, ("i-0", "i-1"), CHANGED),
         (spec(2), 0, {}, None, OrderRefusal.MIN_INSTANCES),
+        (spec(2), MAX_INSTANCES, {}, None, ScalePlan(2, MAX_INSTANCES, MAX_INSTANCES - 2)),
         (spec(2), MAX_INSTANCES + 1, {}, None, OrderRefusal.MAX_INSTANCES),
     ],
 )
 def test_a_plan_or_why_there_is_none(now, target, num_running, agreed, plan) -> None:
     assert plan_scale(now, target, num_running, agreed) == plan
+
+
+def test_one_whose_process_has_ended_does_not_come_back() -> None:
+    plan = plan_scale(LEAVING, 4, RUNNING, gone=["i-3"])
+    assert plan == ScalePlan(2, 4, num_added=1, undrained=("i-1",))
 
 
 def planned(*facts: Any) -> ScalePlan:

@@ -22,18 +22,13 @@ from controller.core.admission.policies import (
 )
 from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
-    HIGH,
     NORMAL,
     Level,
     Unreported,
-    blocks_for,
 )
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
     DispatchRequested,
-    InstanceDied,
-    InstanceRemoved,
-    InstanceStarted,
 )
 from tests.unit.core.core_builders import (
     THREE_LEVELS,
@@ -88,13 +83,6 @@ def test_each_policy_has_its_own_favourite(name, expected, scores) -> None:
     assert choice.scores == scores
 
 
-def test_llumnix_sees_through_the_newcomers_priority() -> None:
-    candidates = [_candidate("a", running("x", 10)), _candidate("b", running("x", 10, rank=1))]
-    for level, expected in ((NORMAL, "a"), (HIGH, "b")):
-        choice = choose(POLICIES["llumnix"], candidates, level, DEFAULT_LEVELS)
-        assert choice.instance_id == expected
-
-
 @pytest.mark.parametrize(
     ("last", "expected"),
     [(None, "b"), ("a", "b"), ("b", "d"), ("c", "d"), ("d", "f"), ("f", "b"), ("z", "b")],
@@ -103,27 +91,6 @@ def test_round_robin_goes_on_after_the_last_choice_even_if_it_is_gone(last, expe
     candidates = [_candidate(instance_id) for instance_id in "fbd"]
     choice = choose(POLICIES["round-robin"], candidates, NORMAL, DEFAULT_LEVELS, last)
     assert choice.instance_id == expected
-
-
-@given(
-    st.sampled_from(list(POLICIES)),
-    st.sampled_from([NORMAL, HIGH]),
-    st.integers(1, 8),
-    st.integers(0, 60),
-    st.integers(1, 3000),
-)
-def test_a_burst_between_two_statuses_spreads_evenly(
-    name: str, level: Level, num_instances: int, num_requests: int, num_tokens: int
-) -> None:
-    demand = blocks_for(num_tokens, 16)
-    sent = {f"i{index}": 0 for index in range(num_instances)}
-    last = None
-    for _ in range(num_requests):
-        candidates = [_candidate(i, unreported=Unreported(n, n * demand)) for i, n in sent.items()]
-        choice = choose(POLICIES[name], candidates, level, DEFAULT_LEVELS, last)
-        last = choice.instance_id
-        sent[last] += 1
-        assert max(sent.values()) - min(sent.values()) <= 1
 
 
 def test_an_unknown_policy_is_refused_with_a_hint() -> None:
@@ -185,35 +152,6 @@ def test_what_is_remembered_is_bounded_and_the_latest(prompts) -> None:
             for first in range(41):
                 expected = 100 if first in hashes else 0
                 assert seen.num_matched_tokens(other_id, _newcomer(first)) == expected
-
-
-# -- the scheduler ---------------------------------------------------------------------------
-
-
-PREFIX_AWARE = SchedulerConfig(policy="prefix-aware")
-
-
-def _ask(scheduler: GlobalScheduler, request_id: str) -> str:
-    asked = DispatchRequested(request_id, "f", 320, 0, 0.0, "", (1, 2, 3, 4), 80)
-    [dispatch] = scheduler.handle(asked, 0.0)
-    return dispatch.instance_id
-
-
-def test_the_scheduler_remembers_where_it_sent_a_prompt() -> None:
-    scheduler = scheduler_with(PREFIX_AWARE, a=0, b=0)
-    assert [_ask(scheduler, f"r{n}") for n in range(3)] == ["a", "a", "b"]
-
-
-def test_a_new_incarnation_and_a_dead_instance_have_cached_nothing() -> None:
-    for event in (InstanceStarted("a", 2), InstanceDied("a", 1), InstanceRemoved("a")):
-        scheduler = scheduler_with(PREFIX_AWARE, a=0, b=0)
-        assert _ask(scheduler, "r0") == "a"
-        scheduler.handle(event, 0.0)
-        assert _ask(scheduler, "r1") == "b"
-        scheduler.handle(InstanceStarted("a", 3), 0.0)
-        for instance_id, incarnation in (("a", 3), ("b", 1)):  # nothing runs there any more
-            scheduler.handle(status(instance_id, incarnation=incarnation, seen=9), 0.0)
-        assert _ask(scheduler, "r2") == "b"
 
 
 # -- what is stored between decisions --------------------------------------------------------

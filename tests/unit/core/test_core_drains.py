@@ -353,18 +353,6 @@ def test_a_restart_that_begins_anew_is_of_the_new_process_and_at_once() -> None:
     assert world.drains["i-0"].strongest == Drain("op-1", 1000.0)
 
 
-def test_a_deadline_that_passes_while_the_next_process_starts_is_none() -> None:
-    """Even if no frontend has answered yet that the instance is empty."""
-    world = empty_world()
-    known = ("op-1", world.now_s, world.now_s + 5.0, "abort")
-    world.claim("i-0", Restart(*known, nonce="n-0", at_once=True))
-    world.tick()
-    world.questions.clear()
-    world.tick(10.0)
-    assert state(world) is emptying.DrainState.RESTARTING
-    assert world.drains["i-0"].restart is not None
-
-
 def test_a_claim_that_comes_while_stayers_are_looked_for_has_its_own_deadline() -> None:
     world = empty_world()
     world.instances["i-0"].num_requests = 1

@@ -77,19 +77,6 @@ def test_one_that_is_restarted_already_waits_for_that() -> None:
     assert rolling_step(ORDER, [emptied, *THREE[1:]], 100.0).begins == ("i-0",), "the same process"
 
 
-def test_it_is_done_when_the_last_one_serves() -> None:
-    last = replace(
-        ORDER,
-        left=(),
-        under_way=(replace(FIRST, instance_id="i-2"),),
-        done={"i-0": 1.0, "i-1": 2.0},
-    )
-    step = rolling_step(last, [*THREE[:2], serving("i-2", "new")], 110.0)
-    assert (step.order.state, step.order.ended_s) == ("done", 110.0)
-    assert step.order.done == {"i-0": 1.0, "i-1": 2.0, "i-2": 10.0}
-    assert rolling_step(step.order, THREE, 111.0) == RollingStep(step.order)
-
-
 @pytest.mark.parametrize(
     ("found", "deadline_s", "why"),
     [
@@ -241,12 +228,6 @@ def test_stopped_all_that_do_not_serve_with_them_yet_get_their_old_ones_back() -
     assert (step.order.left, step.engines) == (("i-1", "i-2"), {"i-1": AS_STARTED})
 
 
-def test_one_that_comes_meanwhile_gets_them_too() -> None:
-    now = [being_emptied("i-0", engine=NEW), *OTHERS, serving("i-3"), serving("i-4", engine=NEW)]
-    step = rolling_step(CHANGING, now, 105.0)
-    assert step.order.left == ("i-1", "i-2", "i-3")
-
-
 def test_the_first_with_other_arguments_goes_alone() -> None:
     order = replace(ORDER, engine=NEW, at_once=AS_MANY_AS_FIT)
     four = [*THREE, serving("i-3")]
@@ -271,7 +252,6 @@ def test_one_that_does_not_serve_is_to_be_as_the_others_are() -> None:
 
 
 TICK_S = 0.5
-NEW = EngineChange(1, {"max_num_seqs": 64})
 OVER = (EventKind.ROLLING_ENDED, EventKind.ROLLING_FAILED)
 
 
@@ -491,20 +471,3 @@ def test_a_full_disk_delays_a_step_and_an_order_that_was_not_saved_is_given_up()
     assert world.spec.drains == {}, "not at once"
     world.tick()
     assert list(world.spec.drains) == ["i-0"]
-
-
-def test_the_time_that_emptying_took_is_told_by_the_controller_that_saw_it() -> None:
-    told = []
-    for restarts in (False, True):
-        world = World(1)
-        world.troubled = False
-        world.begin(replace(RollingOrder("op-1", world.now_s, ()), at_once=1))
-        while len(world.told) < 2:
-            world.tick()
-            if restarts and "i-0" in world.gone:
-                world.machine, restarts = rolling.RollingRestart(), False
-        told.append(world.told[1])
-    assert [each.instance_id for each in told] == ["i-0", "i-0"]
-    emptied_s = told[0].numbers["emptied_s"]
-    assert emptied_s is not None
-    assert 0 < emptied_s < (told[0].numbers["took_s"] or 0)

@@ -13,7 +13,7 @@ from controller.core.admission.asking import (
     Resumed,
     Woken,
 )
-from controller.core.admission.placement import Placement, WaitingView
+from controller.core.admission.placement import Placement
 from controller.core.admission.policies import POLICIES, SchedulerConfig
 from controller.core.admission.waiting_requests import Waiting
 from controller.core.emptying.claims import Remove
@@ -92,11 +92,6 @@ def dispatched(policy: str) -> Callable[[Ids], list[str]]:
     return found
 
 
-def named(ids: Ids) -> list[str]:
-    (dispatch,) = scheduler_with(ids, "llumnix").handle(request("r"), 0.0)
-    return [instance_id for instance_id, _ in dispatch.candidates]
-
-
 def with_reservations(ids: Ids, share: float) -> tuple[Placement, dict[str, Room]]:
     """The first request has as many instances as the share allows."""
     config = HoldingConfig(reserved_share=share, reserve_after_s=0.0)
@@ -111,12 +106,6 @@ def with_reservations(ids: Ids, share: float) -> tuple[Placement, dict[str, Room
 
 def reserved(ids: Ids) -> str:
     return next(iter(with_reservations(ids, 0.0)[0].reserved))
-
-
-def shown(ids: Ids) -> str:
-    placement, rooms = with_reservations(ids, 1.0)
-    (place,) = WaitingView(placement.queue, placement, rooms).best_reserved()
-    return place
 
 
 def given_up(ids: Ids) -> str:
@@ -291,9 +280,7 @@ def single(choose: Callable[[Ids], str], expected: list[str] = AS_TEXT) -> objec
     ("place", "expected"),
     [
         *(pytest.param(dispatched(each), AS_TEXT, id=each) for each in POLICIES),
-        row(named),
         single(reserved),
-        single(shown),
         single(given_up, LAST_FIRST),
         single(chosen_alone),
         single(released),

@@ -52,19 +52,16 @@ def prefilled(taken: Sequence[StepResult]) -> list[dict[str, int]]:
 # -- what goes in ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("asked", "complaint"),
-    [
+def test_what_can_never_run_is_refused() -> None:
+    model = engine(PAPER, request("there", 5))
+    for asked, complaint in (
         (request("a", 160), "has 160 prompt tokens, but max_model_len is 160"),
         (request("a", 0), "no prompt"),
         (request("a", 5, 0), "wants no output"),
         (request("there", 5), "already there"),
-    ],
-)
-def test_what_can_never_run_is_refused(asked: ModelRequest, complaint: str) -> None:
-    model = engine(PAPER, request("there", 5))
-    with pytest.raises(ValueError, match=complaint):
-        model.add(asked)
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            model.add(asked)
     assert [step.finished for step in steps(model) if step.finished] == [("there",)]
 
 

@@ -273,18 +273,6 @@ def test_cached_blocks_need_no_copy(num_blocks: int) -> None:
     assert seen(model).num_used_blocks == 4
 
 
-def test_a_cached_block_that_nobody_uses_is_one_of_the_free() -> None:
-    model = engine(CACHING, request("old", 40, 1, block_hash=hashes("same")))
-    model.add(request("b", 100))
-    model.step()
-    moving = request("a", 40, block_hash=hashes("same"))
-    before = seen(model)
-    assert before.num_free_blocks == 3
-    assert model.moves.reserve(moving, 20, 4) is MoveRefusal.NO_BLOCKS
-    assert seen(model) == before
-    assert model.moves.reserve(moving, 8, 3) == 2
-
-
 def test_what_cannot_be_taken() -> None:
     model = engine(CHUNKED, request("there", 20))
     model.moves.reserve(request("arriving", 20), 0, 1)

@@ -57,29 +57,22 @@ def test_steps_and_copies_cost_what_the_paper_measured(a10, a10x4) -> None:
 
 def test_the_formulas(a10: LatencyProfile) -> None:
     assert a10.step_time_s([], 10, 5000) == pytest.approx(0.035 + 5000 * 2.1e-6 + 10 * 0.45e-3)
-    assert a10.step_time_s([(100, 0)], 0, 0) == pytest.approx(
-        5.58e-3 + 100 * 202.8e-6 + 100**2 * 5.09e-9
-    )
+    prefill_s = 5.58e-3 + 1000 * 202.8e-6 + 1000**2 * 5.09e-9
+    assert a10.step_time_s([(1000, 0)], 0, 0) == pytest.approx(prefill_s)
     assert a10.step_time_s([], 0, 0) == 0
-
-
-def test_chunks_cost_the_attention_of_the_whole(a10: LatencyProfile) -> None:
-    whole = a10.step_time_s([(1000, 0)], 0, 0)
-    chunks = sum(a10.step_time_s([chunk], 0, 0) for chunk in [(600, 0), (400, 600)])
-    assert chunks - whole == pytest.approx(a10.prefill_base_s)
-    together = a10.step_time_s([(600, 0), (400, 600)], 0, 0)
-    assert together == pytest.approx(whole)
+    chunks = [(600, 0), (400, 600)]
+    apart_s = sum(a10.step_time_s([chunk], 0, 0) for chunk in chunks)
+    assert apart_s - prefill_s == pytest.approx(a10.prefill_base_s), "the attention of the whole"
+    assert a10.step_time_s(chunks, 0, 0) == pytest.approx(prefill_s)
 
 
 def test_a_mixed_step_reads_the_weights_once(a10: LatencyProfile) -> None:
-    decode = a10.step_time_s([], 10, 5000)
-    prefill = a10.step_time_s([(512, 0)], 0, 0)
-    mixed = a10.step_time_s([(512, 0)], 10, 5000)
-    assert max(decode, prefill) < mixed < decode + prefill
-    assert decode + prefill - mixed == pytest.approx(a10.decode_base_s)
+    decode_s, prefill_s = a10.step_time_s([], 10, 5000), a10.step_time_s([(512, 0)], 0, 0)
+    mixed_s = a10.step_time_s([(512, 0)], 10, 5000)
+    assert decode_s + prefill_s - mixed_s == pytest.approx(a10.decode_base_s)
     # So few tokens are computed while the weights are read anyway, up to their attention.
-    few = a10.step_time_s([(64, 0)], 10, 5000)
-    assert few - decode == pytest.approx(64**2 * 5.09e-9)
+    few_s = a10.step_time_s([(64, 0)], 10, 5000)
+    assert few_s - decode_s == pytest.approx(64**2 * 5.09e-9)
 
 
 def test_a_file(text: str, tmp_path: Path) -> None:

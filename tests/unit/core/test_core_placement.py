@@ -1,6 +1,7 @@
-"""Late binding: which requests wait at the controller, which go ahead, and for which room is
-made."""
+"""Late binding: which requests wait at the controller, where they go, for which room is made, and
+what people see of those that wait."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core import scheduler_events as events
-from controller.core.admission.placement import Placement
+from controller.core.admission.placement import (
+    OvertakenBy,
+    Placement,
+    QueueReason,
+    Score,
+    WaitingPlace,
+    WaitingReason,
+    WaitingView,
+    best_fitting,
+    queue_reason,
+)
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.admission.waiting_requests import Waiting, WaitingQueue
 from controller.core.emptying.room_plan import (
@@ -21,8 +32,10 @@ from controller.core.emptying.room_plan import (
 from controller.core.load.freeness import MAX_QUEUED, STEP_TOKENS, Room
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, Unreported
 from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_events import InstanceDied, StatusReported
 from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import (
+    RequestSnapshot,
     nothing_cached,
     request,
     running,
@@ -540,15 +553,6 @@ def test_held_requests_end_with_their_client_and_their_frontend() -> None:
     assert report(to, "a") == []
 
 
-def test_a_request_that_asks_again_has_its_new_rank_and_its_old_place_in_time() -> None:
-    to = scheduler(a=90, b=-1)
-    ask(to, "r1", 20)
-    ask(to, "r2", 20)
-    ask(to, "r2", 20, rank=1)
-    assert to.num_waiting == 2
-    assert report(to, "a", running("x", 80)) == [("r2", "a")]
-
-
 def test_late_binding_can_be_switched_on_and_off() -> None:
     to = scheduler(a=90, b=-1)
     ask(to, "r", 20)
@@ -557,3 +561,299 @@ def test_late_binding_can_be_switched_on_and_off() -> None:
     (sent,) = ask(to, "r2", 20)
     assert to.reconfigure(SchedulerConfig(holding=HoldingConfig()), 0.0) == []
     assert ask(to, "r3", 20) == []
+
+
+# -- what people see of the requests that wait ---------------------------------------------------
+
+
+PLUS = SchedulerConfig(holding=HoldingConfig(room_to_grow_tokens=0))
+ALL_KEPT = {"reserve_after_s": 0.0, "reserved_share": 1.0}
+
+
+def busy_room(name: str, free: int, *, places: int = 10, num_requests: int = 1) -> Room:
+    return Room(name, free, places, num_requests, 100, 0, 16, 0, 100 - free)
+
+
+def alike(_rank: int) -> Score:
+    return lambda _instance_id: 0.0
+
+
+def seen(
+    entries: list[Waiting], *rooms: Room, number: int = 1, **settings: bool | float
+) -> WaitingPlace:
+    """How request `number` stands when they have come, one after the other."""
+    placement = Placement(HoldingConfig(**settings))  # type: ignore[arg-type]
+    where = {each.instance_id: each for each in rooms}
+    for each in entries:
+        placement.queue.push(each)
+        for _ in placement.place(where, alike, nothing_cached, 0.0):
+            pass
+    key = ("f", f"r{number:02}")
+    found = WaitingView(placement.queue, placement, where).find(key)
+    assert found is not None
+    assert found == WaitingView(list(placement.queue), placement, where).find(key)
+    return found
+
+
+FIRST = held(1, 60)
+A20, BUSY_B, FULL_C = busy_room("a", 20), busy_room("b", 40), busy_room("c", 1)
+
+
+@pytest.mark.parametrize(
+    ("entries", "rooms", "settings", "shown"),
+    [
+        ([FIRST], [A20, BUSY_B], {}, ("b", 20, OvertakenBy.ANY, 0)),
+        ([FIRST, held(2, 10), held(3, 10)], [A20, BUSY_B], {}, ("b", 20, OvertakenBy.ANY, 2)),
+        ([FIRST], [A20, BUSY_B], {"overtaking": False}, ("b", 20, OvertakenBy.NOBODY, 0)),
+        # All instances are kept for it, and the one is shown that lacks the least.
+        ([FIRST], [A20, BUSY_B, busy_room("c", 30)], ALL_KEPT, ("b", 20, OvertakenBy.NOBODY, 0)),
+        # Shown where the fewest are missing, though that instance is kept for another.
+        (
+            [held(0, 60), FIRST],
+            [A20, BUSY_B, busy_room("c", 1)],
+            {},
+            (None, 20, OvertakenBy.ITS_RANK, 0),
+        ),
+    ],
+)
+def test_what_is_shown_of_one_that_waits(entries, rooms, settings, shown) -> None:
+    found = seen(entries, *(replace(each) for each in rooms), **settings)
+    assert found.place == 1 + entries.index(FIRST)
+    assert (
+        found.instance_id,
+        found.lacking_blocks,
+        found.overtaken_by,
+        found.num_overtaken,
+    ) == shown
+
+
+def test_who_is_gone_is_not_overtaken_any_more() -> None:
+    placement = Placement(HoldingConfig())
+    placement.queue.push(held(1, 60))
+    placement.queue.push(held(2, 10))
+    assert len(list(placement.place({"a": busy_room("a", 20)}, alike, nothing_cached, 0.0))) == 1
+    assert placement.num_overtaken == {("f", "r01"): 1}
+    placement.discard(("f", "r01"))
+    assert placement.num_overtaken == {}
+    placement.check()
+
+
+A10, A40, B5 = busy_room("a", 10), busy_room("a", 40), busy_room("b", 5)
+A20_FULL, B9_FULL = busy_room("a", 20, places=0), busy_room("b", 9, places=0)
+TWO_HIGH = [held(1, 60, rank=1), held(2, 60, rank=1)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "rooms", "overtaking", "reason"),
+    [
+        ([held(1, 101)], [busy_room("a", 100)], True, WaitingReason.TOO_LARGE),
+        ([held(1, 80), held(2, 70)], [A40, busy_room("b", 65)], True, WaitingReason.FRAGMENTED),
+        ([FIRST, held(2, 99)], [A10, B5], True, WaitingReason.MEMORY),
+        ([FIRST, held(2, 50)], [A10, busy_room("b", 55)], True, WaitingReason.RESERVED),
+        ([FIRST, held(2, 10)], [A20_FULL, BUSY_B], True, WaitingReason.RESERVED),
+        ([FIRST, held(2, 10)], [A20, BUSY_B], False, WaitingReason.BEHIND),
+        ([*TWO_HIGH, held(3, 10)], [A20, BUSY_B, busy_room("c", 15)], True, WaitingReason.BEHIND),
+        ([held(1, 10), held(2, 5)], [A20_FULL, B9_FULL], True, WaitingReason.BATCH_FULL),
+    ],
+)
+def test_why_the_last_one_waits(entries, rooms, overtaking, reason) -> None:
+    rooms = [replace(each) for each in rooms]  # placing changes them
+    found = seen(entries, *rooms, number=len(entries), overtaking=overtaking)
+    assert found.reason == reason
+
+
+def test_the_scheduler_shows_what_it_holds_in_order() -> None:
+    to = scheduler_with(PLUS, a=95)
+    for name, rank in (("r1", 0), ("r2", 1), ("r3", 0)):
+        to.handle(request(name, tokens=160, rank=rank, arrival=float(name[1])), 0.0)
+    view = to.waiting_view()
+    shown = [(each.request_id, each.demand_blocks) for each in view.entries]
+    assert shown == [("r2", 10), ("r1", 10), ("r3", 10)]
+    first = view.first()
+    assert (first.waiting.request_id, first.reason, first.lacking_blocks) == ("r2", "kept", 5)
+    assert view.reserved == {"a": ("f", "r2")}
+    assert view.find(("f", "another")) is None
+
+
+@pytest.mark.parametrize("config", [SchedulerConfig(), PLUS], ids=["at once", "late binding"])
+def test_while_no_instance_takes_requests(config: SchedulerConfig) -> None:
+    to = GlobalScheduler(config)
+    to.handle(request("r1", arrival=2.0), 0.0)
+    to.handle(request("r2", arrival=1.0), 0.0)
+    view = to.waiting_view()
+    shown = [(each.request_id, each.demand_blocks) for each in view.entries]
+    assert shown == [("r2", 0), ("r1", 0)]
+    first = view.first()
+    assert (first.reason, first.lacking_blocks) == (WaitingReason.NO_INSTANCE, None)
+    assert first.overtaken_by == OvertakenBy.NOBODY
+
+
+def test_after_the_last_instance_died() -> None:
+    to = scheduler_with(PLUS, a=95)
+    to.handle(request("r1"), 0.0)
+    to.handle(InstanceDied("a", 1), 1.0)
+    view = to.waiting_view()
+    assert [each.demand_blocks for each in view.entries] == [10]
+    assert view.reserved == {}
+    assert view.first().reason == WaitingReason.NO_INSTANCE  # type: ignore[union-attr]
+
+
+# -- a request goes where its first token comes soonest, and of those to the freest --------------
+
+
+SLACK = HoldingConfig(prefill_slack_tokens=160)
+BLIND = HoldingConfig(by_prefill=False, by_prefix=False)
+
+
+def prefilling(name: str, prefill: int, free: int = 75) -> Room:
+    return Room(name, free, 100, 1, 100, 0, 16, prefill, 100 - free)
+
+
+def best(
+    rooms: Sequence[Room],
+    freeness: dict[str, float],
+    cached: dict[str, int] | None = None,
+    config: HoldingConfig = SLACK,
+    demand: int = 20,
+) -> str | None:
+    has = (cached or {}).get
+    found = best_fitting(rooms, demand, lambda i: freeness[i], lambda i: has(i, 0), config)
+    return None if found is None else found.instance_id
+
+
+def test_cached_tokens_make_up_for_as_many_that_wait() -> None:
+    """On a 320 tokens wait and 481 are cached: 161 less than on b, which has none of both."""
+    rooms = [prefilling("a", 20), prefilling("b", 0)]
+    assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 481}) == "a"
+    assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 480}) == "b"
+    without = HoldingConfig(by_prefix=False, prefill_slack_tokens=160)
+    assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 481}, without) == "b"
+    alone = HoldingConfig(by_prefill=False, prefill_slack_tokens=160)
+    assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 161}, alone) == "a"
+    assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 160}, alone) == "b"
+
+
+ROOMS = st.lists(
+    st.tuples(st.integers(0, 100), st.integers(0, 100), st.integers(0, 9), st.integers(0, 900)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(drawn=ROOMS, demand=st.integers(1, 60), slack=st.integers(0, 500))
+def test_none_is_both_much_sooner_and_none_freer_among_those_as_soon(drawn, demand, slack) -> None:
+    rooms = [prefilling(str(i), prefill, free) for i, (free, prefill, _, _) in enumerate(drawn)]
+    freeness = {str(i): float(steps) for i, (_, _, steps, _) in enumerate(drawn)}
+    cached = {str(i): tokens for i, (*_, tokens) in enumerate(drawn)}
+    fitting = [r.instance_id for r in rooms if r.free_blocks >= demand]
+    ahead = {
+        r.instance_id: 16 * r.prefill_blocks - cached[r.instance_id]
+        for r in rooms
+        if r.free_blocks >= demand + 50
+    }
+    found = best(rooms, freeness, cached, HoldingConfig(prefill_slack_tokens=slack), demand)
+    if not fitting:
+        assert found is None
+        return
+    freest = max(fitting, key=lambda i: (freeness[i], -int(i)))
+    assert best(rooms, freeness, cached, BLIND, demand) == freest
+    if freest not in ahead:
+        assert found == freest
+        return
+    assert found in ahead
+    assert all(ahead[found] <= other + slack for other in ahead.values())
+    for other, tokens in ahead.items():
+        if (freeness[other], -int(other)) > (freeness[found], -int(found)):
+            assert any(tokens > another + slack for another in ahead.values())
+
+
+def test_what_is_ahead_is_all_that_is_not_computed() -> None:
+    """3 blocks of a prefill under way, 10 of the queue, 5 on their way; then one more of 7."""
+    snapshot = InstanceSnapshot(
+        "i-0", 1, 16, 100, 60, fill_blocks=3, num_running=4, num_queued=1, queued_demand_blocks=10
+    )
+    found = Room.of(snapshot, 0, Unreported(1, 5))
+    assert found.prefill_tokens == 16 * 18
+    found.take(7)
+    assert found.prefill_tokens == 16 * 25
+
+
+def with_load(
+    on_a: Sequence[RequestSnapshot], on_b: Sequence[RequestSnapshot], **parts: bool
+) -> GlobalScheduler:
+    holding = HoldingConfig(room_to_grow_tokens=0, prefill_slack_tokens=0, **parts)
+    config = SchedulerConfig(policy="llumnix+", holding=holding)
+    found = scheduler_with(config, a=-1, b=-1)
+    for name, requests in (("a", on_a), ("b", on_b)):
+        found.handle(large_status(name, requests), 0.0)
+    return found
+
+
+def large_status(name: str, requests: Sequence[RequestSnapshot], seen: int = 0) -> StatusReported:
+    return status(name, requests=requests, total_blocks=1000, seen=seen)
+
+
+def sent_to(found: GlobalScheduler, name: str, *hashes: int) -> str:
+    asked = request(name, tokens=160, prefix_hashes=hashes)
+    expected = found.choice(asked)
+    (dispatch,) = found.handle(asked, 0.0)
+    assert dispatch.instance_id == expected, "what it would do is what it does"
+    found.check()
+    return dispatch.instance_id
+
+
+def test_a_prompt_goes_where_its_beginning_was_sent_until_more_waits_there() -> None:
+    """Of its 10 blocks the second request shares 6 with the first, which went to a. When both are
+    unreported, 20 blocks wait on a: more than 6, so the third goes to b."""
+    found = with_load([], [])
+    first, second = tuple(range(10)), (*range(6), 90, 91, 92, 93)
+    assert sent_to(found, "r1", *first) == "a"
+    found.handle(large_status("a", [running("r1", 10)], seen=1), 0.0)
+    assert sent_to(found, "r2", *second) == "a"
+    assert sent_to(found, "r3", *second) == "b"
+    found = with_load([], [], by_prefix=False)
+    assert sent_to(found, "r1", *range(10)) == "a"
+    found.handle(large_status("a", [running("r1", 10)], seen=1), 0.0)
+    assert sent_to(found, "r2", *range(10)) == "b", "nothing is remembered of prompts"
+
+
+# -- why a queue head waits ----------------------------------------------------------------------
+
+
+def with_head(free: int, demand: int = 0, running: int = 1, watermark: int = 0) -> InstanceSnapshot:
+    return InstanceSnapshot(
+        instance_id=f"i-{free}",
+        incarnation=1,
+        block_size=16,
+        num_total_blocks=100,
+        num_free_blocks=free,
+        watermark_blocks=watermark,
+        max_num_running=8,
+        num_running=running,
+        queue_head=QueueHead("r", 0, demand, 0.0) if demand else None,
+    )
+
+
+FULL = with_head(50, demand=50, running=8)
+
+
+@pytest.mark.parametrize(
+    ("here", "elsewhere", "why"),
+    [
+        (with_head(50), with_head(50), None),
+        (with_head(50, demand=50), with_head(0), QueueReason.NEXT_STEP),
+        (FULL, with_head(50), QueueReason.BATCH_FULL),
+        (with_head(20, demand=50, running=8), with_head(0), QueueReason.BATCH_FULL),
+        (with_head(20, demand=50), with_head(30), QueueReason.FRAGMENTED),
+        (with_head(20, demand=50), with_head(29), QueueReason.MEMORY),
+        (with_head(50, demand=50, watermark=1), with_head(0), QueueReason.MEMORY),
+        (with_head(50, demand=50, watermark=1), with_head(1), QueueReason.FRAGMENTED),
+        (with_head(0, demand=5, watermark=9), with_head(4), QueueReason.MEMORY),
+        # A batch of unknown size is not called full.
+        (replace(FULL, max_num_running=0), with_head(0), QueueReason.NEXT_STEP),
+    ],
+)
+def test_why(here: InstanceSnapshot, elsewhere: InstanceSnapshot, why: QueueReason | None) -> None:
+    assert queue_reason(here, [here, elsewhere]) is why
+    if why is QueueReason.FRAGMENTED:
+        assert queue_reason(here, []) is QueueReason.MEMORY, "they take nothing"
