@@ -8,16 +8,14 @@ import pytest
 from controller.core.admission import records
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.record.event_log import EventKind
-from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
     DispatchCancelled,
-    InstanceStarted,
     Reject,
     RejectCode,
     Ticked,
 )
 from controller.core.settings import HoldingConfig
-from tests.unit.core.core_builders import request, running, status
+from tests.unit.core.core_builders import request, running, scheduler_with, status
 
 PLUS = SchedulerConfig(
     policy="llumnix+", holding=HoldingConfig(room_to_grow_tokens=0), stall_timeout_s=1e6
@@ -28,14 +26,10 @@ class Watched:
     """Two instances of 100 blocks with 30 and 10 free ones; ticks come every 0.1 s."""
 
     def __init__(self, config: SchedulerConfig = PLUS) -> None:
-        self.scheduler = GlobalScheduler(config)
+        self.scheduler = scheduler_with(config, a=70, b=90)
         self.records = records.AdmissionRecords(self.scheduler)
         self._told: list[records.PutOnRecord] = []
         self.now_s = 0.0
-        if config.holding is not None:
-            for instance_id, used in (("a", 70), ("b", 90)):
-                self.scheduler.handle(InstanceStarted(instance_id, 1), 0.0)
-                self.reports(instance_id, used)
 
     def reports(self, instance_id: str, used: int, seen: int = 0) -> None:
         self.scheduler.handle(
@@ -136,13 +130,6 @@ def test_overtaking_is_on_record_at_each_power_of_ten_of_each_head() -> None:
         ("r1", 100),
         ("r2", 10),
     ]
-
-
-def test_without_late_binding_a_queue_is_on_record_too() -> None:
-    watched = Watched(SchedulerConfig(hold_timeout_s=1e6))
-    watched.asks("r1", 50)
-    watched.waits(3.0)
-    assert [event.kind for event in watched.told()] == ["held"]
 
 
 # -- refusals ------------------------------------------------------------------------------

@@ -71,19 +71,6 @@ def other(instance_id: str, free: int, **what: object) -> InstanceSnapshot:
 # -- the plan -----------------------------------------------------------------------------
 
 
-def test_the_queue_goes_first_in_its_order_then_low_ranks_then_short_ones() -> None:
-    requests = [
-        leaving("long", 9),
-        leaving("short", 2),
-        leaving("high", 1, rank=1),
-        leaving("second", 5, queued=True, arrival=2.0),
-        leaving("first", 5, queued=True, arrival=1.0),
-        leaving("urgent", 5, queued=True, arrival=3.0, rank=1),
-    ]
-    order = [request_id for request_id, _, _ in plan(requests, other("b", 50))]
-    assert order == ["urgent", "first", "second", "short", "long", "high"]
-
-
 FULL_BATCH = InstanceSnapshot("b", 1, BLOCK_SIZE, 100, 90, num_running=4, max_num_running=4)
 FULL = snapshot_of([running("x", 100)], instance_id="b")
 QUEUED = leaving("r", 60, queued=True)
@@ -118,12 +105,6 @@ def test_what_is_no_destination_gets_nothing_though_it_has_room() -> None:
     ]
     planned = planned_departures(requests, [other("c", 80)], closed=["c"])
     assert [each.code for each in planned] == [TOO_BUSY, TOO_BUSY, "no_blocks"]
-
-
-def test_as_many_as_may_move_at_a_time_go_to_the_freest_of_a_round() -> None:
-    requests = [leaving(f"r{n}", 10) for n in range(4)]
-    planned = planned_departures(requests, [other("b", 60), other("c", 58)], max_moves=3)
-    assert [each.destination_id for each in planned] == ["b", "b", "b", "c"]
 
 
 # -- how long -----------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from controller.core.emptying.room_plan import (
 from controller.core.load.freeness import MAX_QUEUED, STEP_TOKENS, Room
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, Unreported
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import InstanceDied, StatusReported
+from controller.core.scheduler_events import StatusReported
 from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import (
     RequestSnapshot,
@@ -427,13 +427,6 @@ def test_who_is_helped(settings, instances, orders) -> None:
     assert helped(waiting(**settings), *instances) == orders
 
 
-def test_room_is_made_on_the_instance_that_is_kept() -> None:
-    placement = waiting(held(1, 60))
-    place(placement, rooms(a=20, b=40))
-    orders = helped(placement, snapshot("a", 20), B40)
-    assert orders == [MakeRoom("b", "r01", 0, 20, {"a": 20})]
-
-
 def test_what_is_kept_for_one_request_takes_what_leaves_for_it() -> None:
     placement = waiting(held(1, 60), reserve_after_s=5.0, reserved_share=0.75)
     assert told(placement, 5.0, a=20, b=40, c=10) == ("", "a-r01 b-r01")
@@ -686,16 +679,6 @@ def test_while_no_instance_takes_requests(config: SchedulerConfig) -> None:
     first = view.first()
     assert (first.reason, first.lacking_blocks) == (WaitingReason.NO_INSTANCE, None)
     assert first.overtaken_by == OvertakenBy.NOBODY
-
-
-def test_after_the_last_instance_died() -> None:
-    to = scheduler_with(PLUS, a=95)
-    to.handle(request("r1"), 0.0)
-    to.handle(InstanceDied("a", 1), 1.0)
-    view = to.waiting_view()
-    assert [each.demand_blocks for each in view.entries] == [10]
-    assert view.reserved == {}
-    assert view.first().reason == WaitingReason.NO_INSTANCE  # type: ignore[union-attr]
 
 
 # -- a request goes where its first token comes soonest, and of those to the freest --------------

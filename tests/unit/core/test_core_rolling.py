@@ -134,15 +134,6 @@ def test_one_that_has_not_started_is_passed_over_and_one_that_cannot_goes_first(
     assert rolling_step(replace(ORDER, left=("i-1", "i-2", "i-0")), now, 1.0).begins == ("i-2",)
 
 
-def test_one_that_is_removed_meanwhile_is_left_out() -> None:
-    order = with_turn(FIRST)
-    for rest in ([], [being_emptied("i-0", removes=True)]):
-        step = rolling_step(order, [*rest, *THREE[1:]], 106.0)
-        assert (step.order.done, step.begins) == ({}, ("i-1",))
-    only = rolling_step(replace(order, left=("i-1",)), [serving("i-2")], 106.0)
-    assert only.order.state == "done"
-
-
 def test_as_many_go_at_once_as_the_others_have_room_for() -> None:
     order = replace(ORDER, at_once=AS_MANY_AS_FIT)
     light = [serving(each, num_tokens=10, num_requests=2) for each in ORDER.left]

@@ -30,7 +30,6 @@ from controller.core.fleet.autoscaler import ScaleState, decide
 from controller.core.fleet.cluster_spec import ClusterSpec, plan_scale
 from controller.core.fleet.liveness import Rest, Silent, Slowness, StepsSeen, to_fence
 from controller.core.fleet.outlook import ClusterLoad
-from controller.core.fleet.rolling import InstanceNow, in_turn
 from controller.core.load.freeness import Room
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef, InstanceSnapshot
 from controller.core.scheduler import GlobalScheduler
@@ -47,7 +46,6 @@ from tests.unit.core.core_builders import (
 
 Ids = Sequence[str]
 IDS = ("i-10", "i-3", "i-2")
-BY_NUMBER = ["i-2", "i-3", "i-10"]
 AS_TEXT, LAST_FIRST = ["i-10", "i-2", "i-3"], ["i-3", "i-2", "i-10"]
 RULES = ReschedulingConfig()
 
@@ -262,12 +260,6 @@ def found_slow(ids: Ids) -> str:
     return told[0].instance_id
 
 
-def restarted(_ids: Ids) -> list[str]:
-    """In the order of the spec, which numbers them."""
-    serving = [InstanceNow(each, "n", serving=True) for each in BY_NUMBER]
-    return list(in_turn(serving))
-
-
 def row(place: Callable[[Ids], list[str]], expected: list[str] = AS_TEXT) -> object:
     return pytest.param(place, expected, id=place.__qualname__.removesuffix(".<locals>.found"))
 
@@ -297,7 +289,6 @@ def single(choose: Callable[[Ids], str], expected: list[str] = AS_TEXT) -> objec
         row(brought_back, LAST_FIRST),
         row(fenced),
         single(found_slow),
-        row(restarted, BY_NUMBER),
     ],
 )
 def test_of_equal_instances(place: Callable[[Ids], list[str]], expected: list[str]) -> None:
