@@ -1,7 +1,7 @@
 """Auto-scaling, rule by rule, then by targets for TTFT and TPOT. Instances have 100 blocks of 16
 tokens, so an idle one has room for 1,600 tokens; the range is [160, 960] steps. Then the
-auto-scaler in a cluster of plain values: starts that take long or fail, instances that die, operators, full
-disks, and answers that never come."""
+auto-scaler in a cluster of plain values: starts that take long or fail, instances that
+die, operators, full disks, and answers that never come."""
 
 import random
 from collections.abc import Sequence

@@ -3,6 +3,7 @@ compares the plan with the moves."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,41 +20,24 @@ from controller.core.migration.move_records import (
 )
 from controller.core.settings import ReschedulingConfig
 from tests.unit.core.core_builders import BLOCK_SIZE, queued, running, snapshot_of
+from tests.unit.rescheduling import relief_builders
 
 
 def leaving(
-    request_id: str = "r",
-    blocks: int = 10,
-    *,
-    rank: int = 0,
-    queued: bool = False,
-    arrival: float = 0.0,
-    refusal: str | None = None,
+    request_id: str = "r", blocks: int = 10, *, queued: bool = False, **more: Any
 ) -> Candidate:
-    held = 0 if queued else blocks
-    return Candidate(
-        request_id,
-        rank,
-        blocks * BLOCK_SIZE,
-        held,
-        held,
-        queued,
-        arrival_time_s=arrival,
-        refusal=refusal,
-    )
+    kind = relief_builders.queued if queued else relief_builders.running
+    return kind(request_id, blocks, **more)
 
 
 def planned_departures(
-    requests: list[Candidate],
-    others: Sequence[InstanceSnapshot],
-    max_moves: int = 1,
-    closed: Sequence[str] = (),
+    requests: list[Candidate], others: Sequence[InstanceSnapshot], closed: Sequence[str] = ()
 ) -> tuple[Departure, ...]:
     """Each request once, in the order in which they are tried. Every instance may be a
     destination, however full it is."""
     config = ReschedulingConfig(source_below_steps=-1e9, destination_above_steps=-1e9)
     here = snapshot_of(instance_id="here", draining=True)
-    forecast = DrainForecast(here, requests, others, DEFAULT_LEVELS, config, max_moves, closed)
+    forecast = DrainForecast(here, requests, others, DEFAULT_LEVELS, config, 1, closed)
     while forecast.round():
         pass
     return forecast.departures({each.request_id: "" for each in requests})

@@ -72,6 +72,15 @@ def test_unreported_requests_count_until_a_status_names_them() -> None:
         _feed(scheduler, 0.0, status("a", seen=seen))
         assert record.unreported == unreported
     assert scheduler.instances["b"].unreported == Unreported(2, 20)
+    _feed(scheduler, 0.0, request("other's", frontend_id="g", tokens=160))
+    _feed(scheduler, 0.0, request("another's", frontend_id="g", tokens=320), FrontendDied("f"))
+    assert [each.unreported for each in scheduler.instances.values()] == [
+        Unreported(1, 10),
+        Unreported(1, 20),
+    ]
+    _feed(scheduler, 0.0, status("a", seen=500))
+    (dispatch,) = _feed(scheduler, 0.0, request("r"))
+    assert (dispatch.instance_id, dispatch.seq) == ("a", 501), "a predecessor gave 500"
 
 
 def test_a_dispatch_that_never_arrives_is_not_charged_for_ever() -> None:
@@ -89,6 +98,7 @@ def test_a_dispatch_that_never_arrives_is_not_charged_for_ever() -> None:
     ("history", "refusal"),
     [
         ([STARTED, status("a", incarnation=2)], "no_status"),
+        ([InstanceStarted("a", 2), SERVES], "no_status"),
         ([STARTED, ClosedBy("a", DRAINS), SERVES], "draining"),
         ([ClosedBy("a", DRAINS), STARTED, SERVES], "draining"),
         # Until it says so itself: it refuses moves still.
@@ -153,7 +163,8 @@ def test_a_request_is_held_once_per_frontend_until_it_is_cancelled_or_its_fronte
     scheduler = GlobalScheduler(CONFIG)
     _feed(scheduler, 0.0, request("x"), request("x", tokens=9), request("y"))
     _feed(scheduler, 0.0, request("x", frontend_id="g"))
-    assert scheduler.num_waiting == 3
+    assert scheduler.reconfigure(replace(CONFIG, max_held_reqs=1), 0.0) == []
+    assert scheduler.num_waiting == 3, "those that are held stay"
     _feed(scheduler, 0.0, DispatchCancelled("x", "f"), DispatchCancelled("never", "f"))
     assert scheduler.num_waiting == 2
     _feed(scheduler, 0.0, FrontendDied("f"), FrontendDied("nobody"))
