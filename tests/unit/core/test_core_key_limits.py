@@ -6,25 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core import scheduler_events as events
 from controller.core.admission.api_keys import KeyTable, KeyUse, refusal
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.record.windows import CountWindow
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import (
-    DispatchRequested,
-    FrontendDied,
-    InstanceStarted,
-    KeysTold,
-    RejectCode,
-)
 from controller.core.settings import KeyLimits
 from tests.unit.core.core_builders import status
 
 
 def of_key(
     name: str, key: str = "k", frontend_id: str = "f", tokens: int = 100
-) -> DispatchRequested:
-    return DispatchRequested(name, frontend_id, tokens, 0, 0.0, api_key=key)
+) -> events.DispatchRequested:
+    return events.DispatchRequested(name, frontend_id, tokens, 0, 0.0, api_key=key)
 
 
 def test_the_window_is_a_minute() -> None:
@@ -83,7 +77,7 @@ def test_limits_of_its_own_take_the_place_of_the_general_ones_one_by_one() -> No
     [(99, 100, None), (100, 100, 1), (200, 100, 31), (10**9, 1, 60), (10**9, 0, None)],
 )
 def test_it_is_told_when_to_come_again(num_used, most, retry_after_s) -> None:
-    asked = DispatchRequested("r", "f", 9, 0, 0.0, api_key="k", num_tokens_of_key=num_used)
+    asked = events.DispatchRequested("r", "f", 9, 0, 0.0, api_key="k", num_tokens_of_key=num_used)
     found = refusal(asked, KeyLimits(tokens_per_minute=most))
     assert (found and found.retry_after_s) == retry_after_s
 
@@ -123,12 +117,12 @@ def test_no_key_ever_has_more_live_requests_than_it_may(steps: list[tuple[str, s
         elif what == "end" and front.live:
             front.use.ended(front.live.pop(), ran=True)
         elif what == "tell":
-            table.told(KeysTold(name, front.use.news(0.0)))
+            table.told(events.KeysTold(name, front.use.news(0.0)))
         assert sum(len(each.live) for each in fronts.values()) <= MAX_LIVE
         front.use.check()
     for front in fronts.values():
         front.use.tell_all_again()
-        table.told(KeysTold(front.name, front.use.news(0.0)))
+        table.told(events.KeysTold(front.name, front.use.news(0.0)))
     num_live = sum(len(each.live) for each in fronts.values())
     assert sum(total.num_live for total in table.totals()) == num_live
 
@@ -140,7 +134,7 @@ def test_a_question_that_is_asked_again_does_not_make_the_count_less() -> None:
     other = KeyUse().began(of_key("s", frontend_id="g"), 0.0)
     assert table.asked(other) is not None
     use.ended("r2", ran=True)
-    table.told(KeysTold("f", use.news(0.0)))
+    table.told(events.KeysTold("f", use.news(0.0)))
     assert table.asked(other) is None
 
 
@@ -148,10 +142,10 @@ def test_a_client_that_leaves_before_an_instance_is_found_is_told_of() -> None:
     table, use = KeyTable(KeyLimits(live_requests=1)), KeyUse()
     use.began(of_key("before"), 0.0)
     use.ended("before", ran=True)
-    table.told(KeysTold("f", use.news(0.0)))
+    table.told(events.KeysTold("f", use.news(0.0)))
     assert table.asked(use.began(of_key("left"), 0.0)) is None
     use.ended("left", ran=False)
-    table.told(KeysTold("f", use.news(0.0)))
+    table.told(events.KeysTold("f", use.news(0.0)))
     assert table.asked(KeyUse().began(of_key("r", frontend_id="g"), 0.0)) is None
 
 
@@ -161,7 +155,7 @@ def test_the_tokens_of_all_frontends_count() -> None:
     assert table.asked(f.began(of_key("a", tokens=600), 0.0)) is None
     assert table.asked(g.began(of_key("b", frontend_id="g", tokens=500), 0.0)) is None
     found = table.asked(g.began(of_key("c", frontend_id="g", tokens=1), 0.0))
-    assert found.code is RejectCode.TOKEN_LIMIT
+    assert found.code is events.RejectCode.TOKEN_LIMIT
     (total,) = table.totals()
     assert (total.num_live, total.num_tokens, total.num_refused) == (2, 1100, 1)
     table.frontend_died("f")
@@ -173,7 +167,7 @@ def test_the_mean_output_of_a_key_counts_what_ended_and_what_runs() -> None:
 
     def mean(now_s: float, told: KeyUse = use) -> float:
         told.check()
-        table.told(KeysTold("f", told.news(now_s)))
+        table.told(events.KeysTold("f", told.news(now_s)))
         return table.mean_output("k")
 
     use.began(of_key("a"), 0.0)
@@ -192,12 +186,12 @@ def test_the_mean_output_of_a_key_counts_what_ended_and_what_runs() -> None:
 def test_the_scheduler_refuses_what_a_key_may_not_and_nothing_that_is_replayed() -> None:
     limits = KeyLimits(live_requests=1)
     scheduler = GlobalScheduler(SchedulerConfig(key_limits=limits), {"vip": {"live_requests": 2}})
-    scheduler.handle(InstanceStarted("a", 1), 0.0)
+    scheduler.handle(events.InstanceStarted("a", 1), 0.0)
     scheduler.handle(status("a"), 0.0)
     use = KeyUse()
 
     def ask(name: str, key: str, replayed: bool = False) -> str:
-        asked = DispatchRequested(name, "f", 16, 0, 0.0, replayed=replayed, api_key=key)
+        asked = events.DispatchRequested(name, "f", 16, 0, 0.0, replayed=replayed, api_key=key)
         (told,) = scheduler.handle(use.began(asked, 0.0), 0.0)
         return getattr(told, "code", "sent")
 
@@ -207,5 +201,5 @@ def test_the_scheduler_refuses_what_a_key_may_not_and_nothing_that_is_replayed()
     assert ask("d", "k", replayed=True) == "sent"
     scheduler.reconfigure(SchedulerConfig(), 0.0)
     assert ask("e", "k") == "sent"
-    scheduler.handle(FrontendDied("f"), 0.0)
+    scheduler.handle(events.FrontendDied("f"), 0.0)
     assert sum(total.num_live for total in scheduler.keys.totals()) == 0

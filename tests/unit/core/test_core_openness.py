@@ -1,5 +1,5 @@
-"""What is avoided for a while, above all destinations that failed. `test_core_scheduler` asks who is
-open in random histories."""
+"""What is avoided for a while, above all destinations that failed. `test_core_scheduler` asks who
+is open in random histories."""
 
 from controller.core.emptying.openness import Avoided, Cooling
 

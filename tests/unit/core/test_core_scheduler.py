@@ -27,6 +27,8 @@ from tests.unit.core.core_builders import (
 
 CONFIG = SchedulerConfig(max_held_reqs=3, hold_timeout_s=30.0, stall_timeout_s=10.0)
 STARTED, SERVES = events.InstanceStarted("a", 1), status("a")
+DIED, DRAINED = events.InstanceDied("a", 1), events.ClosedBy("a", DRAINS)
+STARTED_AGAIN = events.InstanceStarted("a", 2)
 
 
 def _scheduler(*instance_ids: str) -> GlobalScheduler:
@@ -37,9 +39,7 @@ def _scheduler(*instance_ids: str) -> GlobalScheduler:
     return scheduler
 
 
-def _feed(
-    scheduler: GlobalScheduler, now_s: float, *told: events.Event
-) -> list[events.Instruction]:
+def _feed(scheduler: GlobalScheduler, now_s: float, *told: events.Event):
     instructions: list[events.Instruction] = []
     for event in told:
         instructions += scheduler.handle(event, now_s)
@@ -96,28 +96,18 @@ def test_a_dispatch_that_never_arrives_is_not_charged_for_ever() -> None:
     ("history", "refusal"),
     [
         ([STARTED, status("a", incarnation=2)], "no_status"),
-        ([events.InstanceStarted("a", 2), SERVES], "no_status"),
-        ([STARTED, events.ClosedBy("a", DRAINS), SERVES], "draining"),
-        ([events.ClosedBy("a", DRAINS), STARTED, SERVES], "draining"),
+        ([STARTED_AGAIN, SERVES], "no_status"),
+        ([STARTED, DRAINED, SERVES], "draining"),
+        ([DRAINED, STARTED, SERVES], "draining"),
         # Until it says so itself: it refuses moves still.
-        ([STARTED, SERVES, events.ClosedBy("a", DRAINS), events.ClosedBy("a")], "draining"),
-        ([STARTED, SERVES, events.ClosedBy("a", DRAINS), events.ClosedBy("a"), SERVES], None),
-        (
-            [STARTED, SERVES, events.ClosedBy("a", DRAINS), events.InstanceStalled("a", 1)],
-            "stalled",
-        ),
-        ([events.ClosedBy("a", DRAINS), events.InstanceRemoved("a"), STARTED, SERVES], None),
-        ([STARTED, SERVES, events.InstanceDied("a", 1), STARTED, SERVES], "not_serving"),
+        ([STARTED, SERVES, DRAINED, events.ClosedBy("a")], "draining"),
+        ([STARTED, SERVES, DRAINED, events.ClosedBy("a"), SERVES], None),
+        ([STARTED, SERVES, DRAINED, events.InstanceStalled("a", 1)], "stalled"),
+        ([DRAINED, events.InstanceRemoved("a"), STARTED, SERVES], None),
+        ([STARTED, SERVES, DIED, STARTED, SERVES], "not_serving"),
         ([STARTED, SERVES, events.InstanceDied("a", 2)], "not_serving"),
-        ([STARTED, SERVES, events.InstanceStarted("a", 2)], "no_status"),
-        (
-            [
-                events.InstanceStarted("a", 2),
-                status("a", incarnation=2),
-                events.InstanceDied("a", 1),
-            ],
-            None,
-        ),
+        ([STARTED, SERVES, STARTED_AGAIN], "no_status"),
+        ([STARTED_AGAIN, status("a", incarnation=2), DIED], None),
     ],
 )
 def test_who_is_schedulable(history: list[events.Event], refusal: str | None) -> None:
@@ -143,12 +133,7 @@ def test_a_stalled_instance_comes_back_by_its_status_or_when_that_is_told() -> N
 
 def test_an_unknown_instance_is_nobody() -> None:
     scheduler = GlobalScheduler(CONFIG)
-    told = (
-        status("a"),
-        events.InstanceStalled("a", 1),
-        events.InstanceDied("a", 1),
-        events.InstanceRemoved("a"),
-    )
+    told = SERVES, events.InstanceStalled("a", 1), DIED, events.InstanceRemoved("a")
     assert _feed(scheduler, 0.0, *told) == []
     assert not scheduler.instances
 
@@ -178,9 +163,8 @@ def test_a_request_is_held_once_per_frontend_until_it_is_cancelled_or_its_fronte
     _feed(scheduler, 0.0, request("x", frontend_id="g"))
     assert scheduler.reconfigure(replace(CONFIG, max_held_reqs=1), 0.0) == []
     assert scheduler.num_waiting == 3, "those that are held stay"
-    _feed(
-        scheduler, 0.0, events.DispatchCancelled("x", "f"), events.DispatchCancelled("never", "f")
-    )
+    for name in ("x", "never"):
+        _feed(scheduler, 0.0, events.DispatchCancelled(name, "f"))
     assert scheduler.num_waiting == 2
     _feed(scheduler, 0.0, events.FrontendDied("f"), events.FrontendDied("nobody"))
     assert _feed(scheduler, 0.0, STARTED, SERVES) == [events.Dispatch("x", "g", "a", 1, seq=1)]
@@ -191,9 +175,7 @@ def test_who_waits_for_too_long_is_refused_at_its_time_and_under_a_shorter_limit
 
     def refused(now_s: float) -> list[str]:
         told = scheduler.handle(events.Ticked(), now_s)
-        assert all(
-            x == events.Reject(x.request_id, "f", events.RejectCode.UNAVAILABLE) for x in told
-        )
+        assert {each.code for each in told} <= {events.RejectCode.UNAVAILABLE}
         return [each.request_id for each in told]
 
     scheduler.handle(request("a"), 0.0)

@@ -16,12 +16,6 @@ from controller.core.admission.waiting_requests import (
     ShedOrder,
 )
 from controller.core.scheduler import GlobalScheduler
-from controller.core.scheduler_events import (
-    DispatchCancelled,
-    DispatchRequested,
-    Reject,
-    RejectCode,
-)
 from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import request, running, scheduler_with, status
 
@@ -69,21 +63,21 @@ ASKED = st.tuples(
 @given(st.booleans(), st.integers(0, 4), st.lists(ASKED, max_size=25))
 def test_nobody_is_refused_while_a_later_one_stays(late_binding, max_held, asked) -> None:
     scheduler = _scheduler(late_binding, max_held)
-    held: dict[tuple[str, str], DispatchRequested] = {}
+    held: dict[tuple[str, str], events.DispatchRequested] = {}
     for number, (rank, arrival, frontend_id, replayed, what) in enumerate(asked):
         if what == "leave" and held:
             key = sorted(held)[number % len(held)]
             del held[key]
-            scheduler.handle(DispatchCancelled(key[1], key[0]), 0.0)
+            scheduler.handle(events.DispatchCancelled(key[1], key[0]), 0.0)
             continue
-        one = DispatchRequested(
+        one = events.DispatchRequested(
             f"r{number}", frontend_id, 320, rank, float(arrival), replayed=replayed
         )
         held[frontend_id, one.request_id] = one
         told = scheduler.handle(one, 0.0)
         assert len(told) <= 1
         for reject in told:
-            assert reject.code is RejectCode.OVERLOADED
+            assert reject.code is events.RejectCode.OVERLOADED
             refused = held.pop((reject.frontend_id, reject.request_id))
             assert not refused.replayed
             others = [each for each in held.values() if not each.replayed]
@@ -101,7 +95,7 @@ def test_a_higher_rank_takes_the_place_of_the_newest_of_the_lowest() -> None:
         for name, rank, arrival in (("a", 0, 1), ("b", 0, 3), ("c", 0, 2)):
             assert scheduler.handle(request(name, rank=rank, arrival=arrival), 0.0) == []
         (told,) = scheduler.handle(request("d", rank=1, arrival=9), 0.0)
-        assert told == Reject("b", "f", RejectCode.OVERLOADED, MOST_RETRY_S)
+        assert told == events.Reject("b", "f", events.RejectCode.OVERLOADED, MOST_RETRY_S)
         (told,) = scheduler.handle(request("e", rank=0, arrival=0), 0.0)
         assert told.request_id == "c"
         (told,) = scheduler.handle(request("f", rank=0, arrival=8), 0.0)
@@ -117,7 +111,7 @@ def test_what_fits_at_once_is_not_refused_though_the_queue_is_full() -> None:
     (told,) = scheduler.handle(request("small", tokens=32), 0.0)
     assert told.instance_id == "a"
     (told,) = scheduler.handle(request("large", tokens=1600), 0.0)
-    assert told.code is RejectCode.OVERLOADED
+    assert told.code is events.RejectCode.OVERLOADED
 
 
 # -- when to come again ---------------------------------------------------------------------
@@ -144,7 +138,9 @@ def test_a_refused_request_is_told_how_fast_the_queue_drains() -> None:
     for number in range(6):
         assert scheduler.handle(request(f"s{number}", tokens=160, arrival=50), 4.0) == []
     (told,) = scheduler.handle(request("late", tokens=160, arrival=99), 4.0)
-    assert told == Reject("late", "f", RejectCode.OVERLOADED, 10), "6 went in 3 s, 20 are held"
+    assert told == events.Reject("late", "f", events.RejectCode.OVERLOADED, 10), (
+        "6 went in 3 s, 20 are held"
+    )
 
 
 # -- turns ------------------------------------------------------------------------------------
