@@ -3,11 +3,8 @@ tried by the tests that import the module."""
 
 import ast
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-
-import pytest
 
 from tools.seeded_defects import (
     Defect,
@@ -38,13 +35,10 @@ class Queue:
 '''
 
 
-def found(source: str = SOURCE) -> list[tuple[str, Kind, str, str]]:
-    return [(each.name, each.kind, each.before, each.after) for each in places(source)]
-
-
 def test_places_are_those_of_behaviour() -> None:
     give = "Queue.give"
-    assert found() == [
+    found = [(each.name, each.kind, each.before, each.after) for each in places(SOURCE)]
+    assert found == [
         ("LIMIT", Kind.CONSTANT_CHANGED, "4", "8"),
         (give, Kind.SWAPPED_BRANCH, "len(items) > 2", "not (len(items) > 2)"),
         (give, Kind.WRONG_COMPARISON, "len(items) > 2", "len(items) >= 2"),
@@ -55,15 +49,8 @@ def test_places_are_those_of_behaviour() -> None:
         (give, Kind.CONSTANT_CHANGED, "True", "False"),
         (give, Kind.OFF_BY_ONE, "1", "2"),
     ]
-
-
-def test_a_defect_changes_its_place_and_nothing_else() -> None:
-    lines = SOURCE.splitlines()
     for place in places(SOURCE):
-        changed = seeded(SOURCE, place)
-        ast.parse(changed)
-        pairs = zip(lines, changed.splitlines(), strict=True)
-        assert [b for b, after in pairs if b != after] == [lines[place.node.lineno - 1]]
+        ast.parse(seeded(SOURCE, place))
 
 
 def a_tree(root: Path, module: str = "controller/core/queue.py") -> Path:
@@ -82,16 +69,6 @@ def a_tree(root: Path, module: str = "controller/core/queue.py") -> Path:
     return root
 
 
-def test_a_seed_draws_the_same_defects_of_all_modules(tmp_path: Path) -> None:
-    root = a_tree(tmp_path)
-    drawn = draw(root, 8, seed=3)
-    assert drawn == draw(root, 8, seed=3) != draw(root, 8, seed=4)
-    assert len({each.id for each in drawn}) == 8
-    by_module = Counter(each.module for each in drawn)
-    assert by_module["controller.core.queue"] in (5, 6, 7)
-    assert by_module["controller.core.other"] in (1, 2, 3)
-
-
 def test_a_defect_is_found_where_its_function_went(tmp_path: Path) -> None:
     drawn = draw(a_tree(tmp_path / "before"), 6, seed=1)
     moved = a_tree(tmp_path / "after", "controller/runtime/queues.py")
@@ -103,25 +80,20 @@ def test_a_defect_is_found_where_its_function_went(tmp_path: Path) -> None:
             assert place[1].before == defect.before
 
 
-@pytest.mark.parametrize(("reach", "wanted"), [(0, ["helped"]), (1, ["helped", "other"])])
-def test_tests_that_import_the_module_come_nearest_first(
-    tmp_path: Path, reach: int, wanted: list[str]
-) -> None:
-    tests = files_of_tests(a_tree(tmp_path), "controller.core.queue", reach)
-    assert [each.stem.removeprefix("test_") for each in tests] == wanted
+def test_tests_that_import_the_module_come_nearest_first(tmp_path: Path) -> None:
+    tests = files_of_tests(a_tree(tmp_path), "controller.core.queue", 1)
+    assert [each.stem for each in tests] == ["test_helped", "test_other"]
 
 
 class Pytest:
-    """Fails where the text of a defect is in the tree."""
+    """Fails where the first defect is in the tree."""
 
-    def __init__(self, *texts: str, always: bool = False) -> None:
-        self.texts, self.always, self.calls = texts, always, 0
+    calls = 0
 
     def __call__(self, tree: Path, tests: Sequence[str], _: float) -> tuple[int | None, str]:
         self.calls += 1
         assert tests
-        source = (tree / "controller/core/queue.py").read_text()
-        if self.always or any(text in source for text in self.texts):
+        if "    pass\n" in (tree / "controller/core/queue.py").read_text():
             return 1, "\nFAILED tests/unit/test_helped.py::test_it - assert 1 == 2\n"
         return 0, "1 passed"
 
@@ -135,7 +107,7 @@ DEFECTS = [
 
 def test_each_defect_is_seeded_alone_and_what_finds_it_is_recorded(tmp_path: Path) -> None:
     root, to = a_tree(tmp_path / "tree"), tmp_path / "results.jsonl"
-    run = Pytest("    pass\n")
+    run = Pytest()
     outcomes = [each.outcome for each in run_all(root, DEFECTS, to, 1, run)]
     assert outcomes == ["found", "not found"]
     assert results(to)[0].by == "tests/unit/test_helped.py::test_it"
@@ -144,10 +116,8 @@ def test_each_defect_is_seeded_alone_and_what_finds_it_is_recorded(tmp_path: Pat
 
 
 def test_the_first_failure_is_named() -> None:
-    output = "....F\nFAILED tests/unit/test_a.py::test_b[1] - x\nFAILED tests/unit/test_c.py::d\n"
-    assert failed(output) == "tests/unit/test_a.py::test_b[1]"
     log = "ERROR    uvicorn.error:httptools_impl.py:427 Exception in ASGI application\n"
-    assert failed(f"{log}FAILED tests/a.py::test_b[with words] - assert 1 == 2\n") == (
+    assert failed(f"{log}FAILED tests/a.py::test_b[with words] - x\nFAILED tests/c.py::d\n") == (
         "tests/a.py::test_b[with words]"
     )
     assert failed("interrupted") == ""

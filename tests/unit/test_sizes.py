@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tools.sizes import circles, importers, modules_of, table
+from tools.sizes import modules_of, table
 
 FILES = {
     "controller/__init__.py": '"""Nothing else."""\n',
@@ -16,33 +16,12 @@ FILES = {
 }
 
 
-def tree(folder: Path) -> Path:
+def test_the_table_has_a_row_for_each_room_and_one_for_all(tmp_path: Path) -> None:
     for name, text in FILES.items():
-        path = folder / name
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return folder
-
-
-def test_importers_count_also_inside_functions_and_a_package_only_for_itself(
-    tmp_path: Path,
-) -> None:
-    counts = importers(modules_of(tree(tmp_path)))
-    assert counts == {
-        "controller.core.room": 2,
-        "controller.core.load": 1,
-        "controller.core.long": 1,
-    }
-
-
-def test_circles_are_groups_that_reach_each_other() -> None:
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a", "e"}}) == [
-        ["a", "b", "c"]
-    ]
-
-
-def test_the_table_has_a_row_for_each_room_and_one_for_all(tmp_path: Path) -> None:
-    rows = [line.split() for line in table(modules_of(tree(tmp_path)), 1234)]
+    rows = [line.split() for line in table(modules_of(tmp_path), 1234)]
     assert ["controller/core", "4", "63", "2", "2"] in rows
     assert ["together", "8", "66", "3", "2"] in rows
     assert ["import", "circles:", "1", "(aim:", "0)"] in rows

@@ -4,6 +4,7 @@ told not to."""
 import asyncio
 import contextlib
 import json
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -25,7 +26,6 @@ class Behaviour:
     break_after: int | None = None
     wait_before_first: asyncio.Event | None = None
     step_s: float = 0.0
-    tokens_per_event: int = 1
 
 
 class LocalServer:
@@ -33,6 +33,7 @@ class LocalServer:
 
     url = ""
     num_connections = 0
+    tls: ssl.SSLContext | None = None
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answers one request. Returns whether the connection stays open."""
@@ -56,8 +57,9 @@ class LocalServer:
                 await writer.wait_closed()
             tasks.discard(task)
 
-        server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 26)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 26, ssl=self.tls)
+        scheme = "https" if self.tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             yield self
         finally:
@@ -127,7 +129,7 @@ class FakeServer(LocalServer):
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
-        for number, begin in enumerate(range(0, len(tokens), behaviour.tokens_per_event)):
+        for number, token in enumerate(tokens):
             if number == behaviour.error_after:
                 error = {"message": "the instance died", "code": 503}
                 _write_events(writer, json.dumps({"error": error}), "[DONE]")
@@ -137,22 +139,14 @@ class FakeServer(LocalServer):
                 return False
             if behaviour.step_s:
                 await asyncio.sleep(behaviour.step_s)
-            _write_events(writer, self._chunk(body, tokens, begin, behaviour))
+            finish = "length" if number == len(tokens) - 1 else None
+            choice = {"index": 0, "text": " w", "finish_reason": finish, "token_ids": [token]}
+            _write_events(writer, json.dumps({"choices": [choice]}))
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
         _write_events(writer, json.dumps({"choices": [], "usage": usage}), "[DONE]")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
-
-    def _chunk(
-        self, body: dict[str, Any], tokens: list[int], begin: int, behaviour: Behaviour
-    ) -> str:
-        end = begin + behaviour.tokens_per_event
-        finish = "length" if end >= len(tokens) else None
-        choice: dict[str, Any] = {"index": 0, "text": " w", "finish_reason": finish}
-        if body.get("return_token_ids"):
-            choice["token_ids"] = tokens[begin:end]
-        return json.dumps({"choices": [choice]})
 
 
 def _write_events(writer: asyncio.StreamWriter, *events: str) -> None:

@@ -27,20 +27,11 @@ def answer(tokens: list[int] | None = None, **fields: object) -> Answer:
     return found
 
 
-def test_a_right_answer() -> None:
-    assert judge(answer(), 3, 40, START) == RIGHT
-    assert judge(answer(), 3, 40, None) == RIGHT
-    assert judge(answer([], num_output_tokens=40), 3, 40, None) == RIGHT, "no ids, right count"
-
-
 @pytest.mark.parametrize(
     ("tokens", "kind", "faults"),
     [
-        (TOKENS[:20] + TOKENS[27:], "wrong-count", TokenFaults(num_lost=7)),
         (TOKENS[:-1], "wrong-count", TokenFaults(num_lost=1)),
-        (TOKENS[1:], "wrong-count", TokenFaults(num_lost=1)),
         ([], "wrong-count", TokenFaults(num_lost=40)),
-        (TOKENS[:20] + TOKENS[15:], "wrong-count", TokenFaults(num_doubled=5)),
         ([*TOKENS, TOKENS[-1]], "wrong-count", TokenFaults(num_doubled=1)),
         ([*TOKENS[:20], 7, *TOKENS[21:]], "wrong-tokens", TokenFaults(num_wrong=1)),
         (TOKENS[:10] + TOKENS[11:20] + TOKENS[19:], "wrong-count", TokenFaults(1, 1)),
@@ -54,8 +45,9 @@ def test_token_faults(tokens: list[int], kind: str, faults: TokenFaults) -> None
 def test_without_reference_only_the_number_counts() -> None:
     assert judge(answer(TOKENS[:38]), 3, 40, None).faults == TokenFaults(num_lost=2)
     assert judge(answer([*TOKENS, 1, 2]), 3, 40, None).faults == TokenFaults(num_doubled=2)
+    assert judge(answer([], num_output_tokens=40), 3, 40, None) == RIGHT, "no ids, right count"
     swapped = answer([*TOKENS[:5], TOKENS[6], TOKENS[5], *TOKENS[7:]])
-    assert judge(swapped, 3, 40, None) == RIGHT
+    assert judge(swapped, 3, 40, None) == judge(answer(), 3, 40, START) == RIGHT
     assert judge(swapped, 3, 40, START).faults
 
 
@@ -78,16 +70,13 @@ def test_other_failures(fields: dict[str, object], kind: str) -> None:
     assert judge(answer(**fields), 3, 40, START).kind == kind
 
 
-@pytest.mark.parametrize(
-    ("tokens", "faults"),
-    [
+def test_what_came_before_an_error_is_checked_too() -> None:
+    for tokens, faults in (
         (TOKENS[:10], TokenFaults()),
         (TOKENS[:5] + TOKENS[4:10], TokenFaults(num_doubled=1)),
         (TOKENS[:5] + TOKENS[6:10], TokenFaults(num_lost=1)),
-    ],
-)
-def test_what_came_before_an_error_is_checked_too(tokens: list[int], faults: TokenFaults) -> None:
-    assert judge(answer(tokens, errors=[("503", "died")]), 3, 40, START).faults == faults
+    ):
+        assert judge(answer(tokens, errors=[("503", "died")]), 3, 40, START).faults == faults
 
 
 def test_any_drop_and_insertion_is_counted_exactly() -> None:

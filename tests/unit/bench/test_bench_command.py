@@ -31,18 +31,14 @@ def small(url: str, *more: str) -> list[str]:
 def test_table(capsys: Captured) -> None:
     with FakeServer().in_thread() as server:
         assert run(small(server.url, "--verify", "tokens", "--priority", "high=0.5")) == 0
-    summary, table, note = capsys.readouterr().out.split("\n\n")
-    assert f"endpoint {server.url}  model {MODEL}" in summary
+    summary, table, _ = capsys.readouterr().out.split("\n\n")
     assert "requests 20 right of 20 sent  0 failed" in summary
-    assert "tokens 180 " in summary
     assert "0 lost  0 doubled  0 wrong (by tokens)" in summary
-    header, *rows = [line.split() for line in table.splitlines()]
-    assert header == ["LATENCY", "LEVEL", "COUNT", "MEAN", "P50", "P90", "P99", "MAX"]
+    _, *rows = [line.split() for line in table.splitlines()]
     counts = {(row[0], row[1]): int(row[2]) for row in rows}
     all_of = {name: counts[name, "all"] for name in ("ttft_s", "tpot_s", "itl_s", "e2e_latency_s")}
     assert all_of == {"ttft_s": 20, "tpot_s": 20, "itl_s": 160, "e2e_latency_s": 20}
     assert counts["ttft_s", "high"] + counts["ttft_s", "normal"] == 20
-    assert "due" in note
 
 
 @pytest.mark.long
@@ -58,40 +54,15 @@ def test_json_records_and_plot(capsys: Captured, tmp_path: Path) -> None:
     assert report["schema_version"] == 1
     parameters = {"seed": 4, "lengths": "6,9", "verify": "counts"}
     assert parameters.items() <= report["parameters"].items()
-    assert report["target"]["max_model_len"] == 8192
     assert (report["num_sent"], report["num_right"], report["num_failed"]) == (20, 19, 1)
     assert report["failures"] == {"http-503": 1}
     assert report["latencies"]["all"]["ttft_s"]["count"] == 19
-    assert report["interrupted"] is False
     assert "http-503" in captured.err
     records = [json.loads(line) for line in records_file.read_text().splitlines()]
     assert [record["index"] for record in records] == list(range(20))
     assert [record["outcome"] for record in records].count("http-503") == 1
     right = next(record for record in records if record["outcome"] == "right")
     assert 0 < right["ttft_s"] <= right["e2e_latency_s"]
-    assert plot.read_bytes().startswith(PNG)
-
-
-def test_wrong_tokens_are_a_failure(capsys: Captured) -> None:
-    behave = lambda num: Behaviour(edit=lambda t: [*t[:-1], 7] if num == 2 else t)  # noqa: E731
-    with FakeServer(behave=behave).in_thread() as server:
-        assert run(small(server.url, "--verify", "tokens")) == 1
-        assert "wrong-tokens" in capsys.readouterr().err
-        server.bodies.clear()
-        assert run(small(server.url, "--verify", "counts")) == 0
-
-
-@pytest.mark.long
-def test_many_failures_are_not_all_listed_and_can_be_plotted(
-    capsys: Captured, tmp_path: Path
-) -> None:
-    plot = tmp_path / "r.png"
-    with FakeServer(behave=lambda _: Behaviour(status=503)).in_thread() as server:
-        assert run(small(server.url, "--plot", str(plot))) == 1
-    captured = capsys.readouterr()
-    assert "failures http-503 20" in captured.out
-    assert captured.err.count("http-503") == 10
-    assert "and 10 more" in captured.err
     assert plot.read_bytes().startswith(PNG)
 
 
@@ -116,15 +87,6 @@ def test_a_cluster(capsys: Captured) -> None:
     assert captured.err.endswith("try:   llumctl bench --priority vip=0.1\n")
 
 
-def test_shortened_requests_are_told(capsys: Captured) -> None:
-    with FakeServer(context=10).in_thread() as server:
-        assert run(small(server.url)) == 0
-    assert "20 of 20 requests are longer than the model's context (10 tokens)" in (
-        capsys.readouterr().err
-    )
-    assert {len(body["prompt"]) for body in server.bodies} == {1}
-
-
 def test_an_endpoint_with_a_key(capsys: Captured, tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("\nsesame normal,high\nother\n")
@@ -141,7 +103,6 @@ def test_an_endpoint_with_a_key(capsys: Captured, tmp_path: Path) -> None:
         (b"sesame\n", 0o640, "is open to other users (mode 0640)"),
         (b"sesame\n", 0o604, "is open to other users (mode 0604)"),
         (b" \n", 0o600, "is empty"),
-        (b"a\x07b\n", 0o600, "holds no key"),
         (b"\xff", 0o600, "not"),
     ],
 )
@@ -201,23 +162,15 @@ def test_interruption_reports_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--rate", "nan"], "--rate: must be a positive"),
-        (["--arrivals", "weibull"], "--arrivals"),
         (["--duration", "0"], "--duration: must be a positive number of seconds, not 0"),
-        (["--timeout", "nan"], "--timeout: must be a positive number of seconds"),
         (["--warmup", "-1"], "--warmup: must be at least 0, not -1"),
         (["--requests", "0"], "--requests: must be at least 1, not 0"),
-        (["--max-tokens-cap", "0"], "--max-tokens-cap: must be at least 1"),
-        (["--lengths", "N-N"], "--lengths: 'N-N' is neither"),
         (["--trace", "/nonexistent.csv"], "--trace: cannot read /nonexistent.csv: No such file"),
         (["--trace", "x.csv", "--rate", "3"], "--rate: not with --trace"),
-        (["--trace", "x.csv", "--scale-rate", "0"], "--scale-rate: must be a positive"),
         (["--scale-rate", "2"], "--scale-rate: there is no trace"),
         (["--json", "/nonexistent/x"], "--json: there is no folder /nonexistent"),
-        (["--plot", "/nonexistent/x"], "--plot: there is no folder"),
         (["--url", "127.0.0.1:8000"], "--url: '127.0.0.1:8000' is not of the form"),
         (["--url", "http://h", "--cluster", "c"], "--url: a cluster has an endpoint of its own"),
-        (["--url", "http://h", "--api-key-file", "/none"], "--api-key-file: cannot read /none"),
     ],
 )
 def test_bad_input(options: list[str], why: str, capsys: Captured) -> None:
@@ -231,7 +184,6 @@ def test_bad_input(options: list[str], why: str, capsys: Captured) -> None:
 
 def test_nobody_to_send_to(capsys: Captured) -> None:
     assert run(["bench"]) == 3
-    assert capsys.readouterr().err == ("error: cluster default is not running\ntry:   llumctl up\n")
     assert run(["bench", "--url", "http://127.0.0.1:1"]) == 3
     assert "cannot be reached" in capsys.readouterr().err
     with FakeServer().in_thread() as server:

@@ -69,17 +69,13 @@ def test_byte_by_byte() -> None:
     assert [found + 1 for found in answer.token_times_s] == [end - 1 for end in ends]
 
 
-@pytest.mark.parametrize("size", [2, 7, 1000])
-def test_any_pieces(size: int) -> None:
-    data = CHUNKED + framed(EVENTS)
-    check_whole(*read([data[i : i + size] for i in range(0, len(data), size)]))
-
-
-@pytest.mark.parametrize("size", [1, 50])
-def test_chunks_that_are_no_events(size: int) -> None:
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("chunk_size", [1, 50])
+def test_any_pieces_of_chunks_that_are_no_events(size: int, chunk_size: int) -> None:
     whole = b"".join(EVENTS)
-    chunks = [whole[i : i + size] for i in range(0, len(whole), size)]
-    check_whole(*read([CHUNKED + framed(chunks)]))
+    chunks = [whole[i : i + chunk_size] for i in range(0, len(whole), chunk_size)]
+    data = CHUNKED + framed(chunks)
+    check_whole(*read([data[i : i + size] for i in range(0, len(data), size)]))
 
 
 def test_lines_that_end_in_cr_lf_comments_and_extensions() -> None:
@@ -97,26 +93,19 @@ def test_a_stream_that_the_connection_ends() -> None:
     assert not reader.keeps_alive
     assert answer.token_ids == [11, 12, 13, 14, 15]
     assert answer.ended_s == 99.0
-
-
-def test_a_chunked_stream_that_the_connection_cuts_is_not_done() -> None:
     _, reader = read([CHUNKED + framed(EVENTS)[:-5]])
     reader.end(99.0)
-    assert not reader.done
+    assert not reader.done, "it was cut"
 
 
-@pytest.mark.parametrize(
-    ("events", "num_tokens"),
-    [
+def test_without_token_ids_the_events_count() -> None:
+    for events, num_tokens in (
         # The last event has no token of its own.
         ([chunk(None), chunk(None, text=""), chunk(None, "length", text="")], 2),
         ([chunk([]), chunk([5]), chunk([], "length")], 1),
-    ],
-    ids=["no ids", "empty ids"],
-)
-def test_without_token_ids_the_events_count(events: list[bytes], num_tokens: int) -> None:
-    answer, _ = read([CHUNKED + framed([*events, *EVENTS[4:]])])
-    assert len(answer.token_times_s) == num_tokens
+    ):
+        answer, _ = read([CHUNKED + framed([*events, *EVENTS[4:]])])
+        assert len(answer.token_times_s) == num_tokens
 
 
 def test_errors_in_the_stream() -> None:
@@ -148,14 +137,11 @@ def test_a_refusal(head: bytes, body: bytes, keeps_alive: bool) -> None:
     "data",
     [
         b"SSH-2.0-OpenSSH\r\n\r\n",
-        b"HTTP/1.1 OK\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n",
         CHUNKED + b"xyz\r\n",
-        CHUNKED + b"-5\r\n",
         CHUNKED + b"3\r\nabcdef\r\n",
         CHUNKED + framed([b"data: {\n\n"]),
         CHUNKED + framed([b'data: {"choices": 5}\n\n']),
-        b"x" * (1 << 17),
         b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * (1 << 17),
         CHUNKED + framed(EVENTS) + b"HTTP/1.1 200 OK\r\n",
     ],

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 from dataclasses import replace
 
 import httpx
@@ -59,15 +57,6 @@ async def test_all_right() -> None:
     assert results.client_cpu_s > 0
 
 
-async def test_tokens_of_an_event_are_asked_for_only_where_they_are_several() -> None:
-    async with FakeServer().serving() as server:
-        for stream_interval in (1, 16):
-            asking = replace(sender(server), stream_interval=stream_interval)
-            results = await Run(requests(1), asking).run()
-            assert kinds(results) == {}
-    assert [body.get("stream_interval") for body in server.bodies] == [None, 16]
-
-
 async def test_what_is_sent() -> None:
     load = Load(rate=500, num_requests=20, lengths="5,3")
     levels = [bench_load.DEFAULT_LEVEL, bench_load.Level("high", -1)]
@@ -76,8 +65,11 @@ async def test_what_is_sent() -> None:
     async with FakeServer(api_key="secret").serving() as server:
         await ran(server, list(plan.requests), Verify.COUNTS)
         await ran(server, [Request(0, 0.0, 5, 3)], Verify.USAGE)
-    assert len(server.bodies) == 21
-    *counted, last = server.bodies
+        several = replace(sender(server), stream_interval=16)
+        await Run([Request(0, 0.0, 5, 3)], several).run()
+    assert len(server.bodies) == 22
+    *counted, last, of_several = server.bodies
+    assert of_several["stream_interval"] == 16
     assert {body.pop("priority", None) for body in counted} == {None, -1}
     salts = [body["cache_salt"] for body in counted]
     for body in counted:
@@ -144,27 +136,13 @@ async def test_a_slow_server_does_not_hold_up_the_load() -> None:
     assert waited_s >= 39 * 0.005, "it counts from when it was due"
 
 
-async def test_several_tokens_in_one_event() -> None:
-    async with FakeServer(behave=lambda _: Behaviour(tokens_per_event=5)).serving() as server:
-        results = await ran(server, requests(3))
-    assert kinds(results) == {}
-    assert [len(result.answer.token_times_s) for result in results.ended] == [3, 3, 3]
-    assert [result.num_output_tokens for result in results.ended] == [12, 12, 12]
-
-
-async def test_a_request_that_takes_too_long() -> None:
+async def test_a_request_that_takes_too_long_and_one_that_nobody_hears() -> None:
     never = asyncio.Event()
     server = FakeServer(behave=lambda _: Behaviour(wait_before_first=never))
     async with server.serving():
         results = await ran(server, requests(1), Verify.TOKENS, 0.2)
     assert kinds(results) == {0: "timed-out"}
-
-
-async def test_nobody_listens() -> None:
-    async with FakeServer().serving() as server:
-        pass
-    results = await ran(server, requests(3))
-    assert set(kinds(results).values()) == {"cannot-connect"}
+    assert kinds(await ran(server, requests(1))) == {0: "cannot-connect"}
 
 
 async def test_stop_ends_it_early() -> None:
@@ -180,20 +158,6 @@ async def test_stop_ends_it_early() -> None:
     assert 1 <= len(results.ended) < results.num_sent < 1000
     assert len(results.live) == results.num_sent - len(results.ended)
     assert kinds(results) == {}, "what was cut off has not failed"
-
-
-async def test_sigint_stops_it() -> None:
-    never = asyncio.Event()
-    server = FakeServer(behave=lambda _: Behaviour(wait_before_first=never))
-    async with server.serving():
-        running = asyncio.create_task(
-            measure(Run(requests(1000, gap_s=0.02), sender(server)), None)
-        )
-        await asked(server, 1)
-        os.kill(os.getpid(), signal.SIGINT)
-        results, observed = await running
-    assert results.interrupted
-    assert observed.statuses == []
 
 
 async def test_a_controller_that_fails_is_only_counted() -> None:
@@ -215,15 +179,6 @@ async def test_a_defect_of_ours_is_not_swallowed(monkeypatch: pytest.MonkeyPatch
             await ran(server, requests(3))
 
 
-async def test_progress_is_told() -> None:
-    told: list[tuple[int, int]] = []
-    async with FakeServer(behave=lambda _: Behaviour(step_s=0.05)).serving() as server:
-        run = Run(requests(2), sender(server), lambda r: told.append((r.num_sent, len(r.ended))))
-        await run.run()
-    assert (2, 0) in told
-    assert told[-1] == (2, 2)
-
-
 async def test_a_connection_that_was_cancelled_is_not_used_again() -> None:
     never = asyncio.Event()
     async with FakeServer(behave=lambda _: Behaviour(wait_before_first=never)).serving() as server:
@@ -239,20 +194,9 @@ async def test_a_connection_that_was_cancelled_is_not_used_again() -> None:
             await connection.exchange(message, Answer())
 
 
-@pytest.mark.parametrize(
-    ("base_url", "url"),
-    [
-        ("http://h:1", "http://h:1/v1/models"),
-        ("http://h/prefix/v1/", "http://h/prefix/v1/models"),
-    ],
-)
-def test_urls(base_url: str, url: str) -> None:
-    assert Endpoint(base_url).url("models") == url
-
-
 def test_the_request_on_the_wire() -> None:
     head, _, body = (
-        Endpoint("http://h:1/x", "k").encode("completions", {"a": 1}).partition(b"\r\n\r\n")
+        Endpoint("http://h:1/x/v1/", "k").encode("completions", {"a": 1}).partition(b"\r\n\r\n")
     )
     assert head.split(b"\r\n") == [
         b"POST /x/v1/completions HTTP/1.1",
@@ -262,3 +206,4 @@ def test_the_request_on_the_wire() -> None:
         b"Content-Length: 7",
     ]
     assert body == b'{"a":1}'
+    assert Endpoint("http://h:1").url("models") == "http://h:1/v1/models"

@@ -26,8 +26,6 @@ def _evicted(time_s: float, num_outputs: int) -> Eviction:
 @pytest.mark.parametrize(
     ("its_evictions", "expected"),
     [
-        ([], 0.0),
-        ([_evicted(2.5, 2)], 2.5),
         ([_evicted(0.2, 0)], 0.8),  # in mid-prefill: until its first token
         ([_evicted(2.5, 2), _evicted(4.0, 2), _evicted(5.5, 3)], 2.5 + 0.5),  # twice in a gap
         ([_evicted(1.999, 2)], 5.0 - 1.999),  # the second token was under way

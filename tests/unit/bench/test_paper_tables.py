@@ -5,11 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-from typer.main import get_command
-
 from benchmarks import paper_tables
-from llumctl.app import app
 
 
 def _interval(mean: float) -> dict[str, float]:
@@ -71,16 +67,3 @@ def test_committed_tables_are_the_planned_ones_with_the_columns_that_are_written
         if paper_tables.plan()[path.stem][0] == "figures":
             assert header == list(paper_tables.COLUMNS)
         assert {len(line) for line in lines} == {len(header)}, path.name
-
-
-@pytest.mark.long
-def test_commands_of_the_plan_are_commands() -> None:
-    """Their options exist: nothing is simulated."""
-    for _, runs in paper_tables.plan().values():
-        for given in runs.values():
-            names = ["simulate", "paper"] if given[0] == "paper" else ["simulate"]
-            command: Any = get_command(app)
-            for name in names:
-                command = command.commands[name]
-            options = {name for option in command.params for name in option.opts}
-            assert {word for word in given if word.startswith("-")} <= options

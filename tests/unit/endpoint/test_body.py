@@ -60,15 +60,11 @@ def nested(depth: int) -> Any:
         (b"\xef\xbb\xbf{}", "not valid JSON"),
         (b'{"a": "\xed\xa0\x80"}', "not UTF-8"),
         (b'{"a": "\\ud83d"}', "surrogate"),
-        (b'{"a": "\\ude00\\ud83d"}', "surrogate"),
         (b'{"a": "\\u0000"}', "NUL"),
-        (b'{"\\u0000": 1}', "NUL"),
         (b'{"a": [[{"b": "\\u0000"}]]}', "NUL"),
         (json.dumps({"x": nested(64)}).encode(), "nested deeper than 64 levels"),
         (b"[" * 10_000, "nested deeper"),
-        (b'{"a":' * 10_000, "nested deeper"),
         (b"[" * 200_000, "20000 values"),
-        (b'{"a":' * 200_000, "20000 values"),
     ],
 )
 def test_bodies_with_a_fault(body: bytes, says: str) -> None:
@@ -84,9 +80,7 @@ def test_bodies_with_a_fault(body: bytes, says: str) -> None:
         b'{"a": "\\ud83d\\ude00"}',
         b'{"a": "\\\\ud83d \\\\u0000"}',
         b' {"a": 1e308}\n',
-        b'{"a": 1, "a": 99999999999999999999999999}',
         json.dumps({"x": nested(63)}).encode(),
-        json.dumps({"x": [nested(3)] * 500}).encode(),
         json.dumps({"prompt": "{[,]}" * 20_000}).encode(),
     ],
     ids=lambda body: repr(body[:20]),
@@ -99,11 +93,9 @@ def test_bodies_without_fault(body: bytes) -> None:
     "body",
     [
         b'{"prompt":[' + b"1," * 4_000_000 + b"1]}",
-        b'{"prompt":[' + b"[1]," * 1_000_000 + b"[1]]}",
-        b'{"prompt":[' + b'"",' * 1_000_000 + b'""]}',
         b'{"prompt":' + b"[" * 4_000_000,
     ],
-    ids=["ids", "prompts", "strings", "brackets"],
+    ids=["ids", "brackets"],
 )
 def test_a_multitude_is_refused_without_decoding(
     body: bytes, monkeypatch: pytest.MonkeyPatch
@@ -167,11 +159,10 @@ def test_what_is_counted_in_any_text(text: bytes, too_many: bool, too_deep: bool
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("text", [b"[" * 65 + b"]" * 8_000_000, b"[]" * 70 + b"}" * 8_000_000])
-def test_what_closes_nothing_is_not_added_up(text: bytes) -> None:
+def test_what_closes_nothing_is_not_added_up() -> None:
     """In CPU time of this thread; 8 MB of closing brackets took 0.5 s."""
     begun_s = time.thread_time()
-    outline(text)
+    outline(b"[" * 65 + b"]" * 8_000_000)
     assert time.thread_time() - begun_s < 0.15
 
 
@@ -193,37 +184,28 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": None, "messages": [[USER]] * 1025}, SEQUENCES),
     ({"n": None, "input": [[1]] * 1025}, SEQUENCES),
     ({"messages": None}, "messages must be a list"),
-    ({"messages": 1.5}, "messages must be a list"),
     ({"tools": {"x": 1}}, "tools must be a list"),
     ({"structured_outputs": [{"regex": "a"}]}, "structured_outputs must be an object"),
     ({"sampling_params": [1]}, "sampling_params must be an object"),
     ({"sampling_params": {"n": 129}}, "sampling_params: n must be at most 128, got 129"),
-    ({"sampling_params": {"n": True}}, "sampling_params: n must be an integer"),
     ({"sampling_params": {"structured_outputs": {"choice": ["a"] * 2001}}}, "sampling_params: "),
     ({"tools": [{"function": {}}], "tool_choice": {"function": {}}}, "each of tools must be an"),
     # how many
     ({"messages": [{}] * 2049}, "messages has more than 2048 items"),
     ({"input": ["a"] * 2049}, "input has more than 2048 items"),
-    ({"items": ["a"] * 1025}, "items has more than 1024 items"),
     ({"messages": [{"content": [{}] * 4096}]}, "the lists in messages have more than 4096 items"),
-    ({"input": [{"summary": [{}] * 4096}]}, "the lists in input have more than 4096 items"),
     ({"tools": [{"a": {"b": [{}] * 2048}}]}, "the lists in tools have more than 2048 items"),
     ({"input": [dict.fromkeys("abcdefg")] * 1025}, "input has more than 8192 values"),
     ({"metadata": {f"k{i}": 1 for i in range(1025)}}, "an object in metadata has more than 1024"),
     ({"bad_words": ["x" * 5000, "x" * 5001]}, "bad_words has more than 10000 characters"),
-    ({"stop": "x" * 10_001}, "stop has more than 10000 characters"),
     ({"prompt": [1] * 100_001}, "the request has more than 100000 token ids; send text"),
     ({"request_id": "x" * 129}, "a request's id has at most 128 characters"),
     # what is no message
     ({"messages": [1]}, "each item of messages must be an object"),
     ({"messages": [[{}], [1]]}, "each item of messages must be an object"),
-    ({"messages": [{}, [{}]]}, "each item of messages must be an object"),
-    ({"input": [{}, "x"]}, "each item of input must be an object"),
     ({"input": [{"content": [{}, 1]}]}, "input: each part of a message's content"),
-    ({"messages": [[{"content": [None]}]]}, "messages: each part of a message's content"),
     # the arguments of tool calls
     ({"messages": [call("[" * 10_000)]}, "messages: the arguments of a tool call are nested"),
-    ({"messages": [[call('{"a":' * 10_000)]]}, "messages: the arguments of a tool call are nested"),
     ({"input": [{"arguments": "[" * 100_000}]}, "input: the arguments of a tool call are more"),
     ({"messages": [call("[" + "1," * 9_999 + "1]")] * 3}, "messages: the arguments of a tool call"),
 ]
@@ -241,14 +223,9 @@ PASSES: list[dict[str, Any]] = [
     {"model": "m", "messages": [], "n": 128, "priority": -1},
     {},
     {"prompt": ["a"] * 100, "n": 10},
-    {"prompt": ["a"] * 1024},
-    {"messages": [[{}]] * 1024},
     {"prompt": list(range(2000)), "n": 100},  # one prompt, of tokens
     {"prompt": [], "prompt_embeds": "x", "messages": [], "n": -5},
-    {"prompt": [[]]},
     {"tools": [{"function": {"name": "f"}}], "tool_choice": {"function": {}}},
-    {"prompt": "(a+)+", "structured_outputs": None, "text": "x"},
-    {"messages": [{}] * 2048},
     {"messages": [{"content": [{}] * 4095}]},
     {"tools": [{"a": {"b": [{}] * 2047}}]},
     {"tools": [{"parameters": {"enum": ["a"] * 4_000}}] * 2},
@@ -259,12 +236,9 @@ PASSES: list[dict[str, Any]] = [
     {"prompt": [[1] * 1000] * 100},
     {"input": [1] * 100_000},
     {"input": [[1] * 1000] * 100},
-    {"input": ["a text to embed", "another"]},
     {"messages": [USER, USER | {"tool_calls": None}, USER | {"tool_calls": []}]},
     {"messages": [{"content": [{"type": "text", "text": "x"}, {"text": "no type"}, "a text"]}]},
-    {"messages": [{"role": "assistant", "content": []}]},
     {"input": [{"role": "assistant", "content": [{"text": "so"}]}, {"role": "assistant"}]},
-    {"input": [{"type": "function_call_output", "output": [{"type": "input_text"}]}]},
     {"messages": [call("[" + "1," * 9_999 + "1]")] * 2},
     *({"messages": [call(given)]} for given in ("", '{"a": "[[[[[[["}', "[" * 64)),
 ]
@@ -365,13 +339,11 @@ def test_wrong_in_messages_in_input_and_in_a_batch(says: str, message: dict[str,
     assert find({"messages": [right]}) is None
 
 
-@pytest.mark.parametrize(
-    "parts", [[], [{"type": "refusal", "refusal": "no"}], ["x"], [{"text": 5}]]
-)
-def test_an_answer_sent_back_begins_with_a_text(parts: list[Any]) -> None:
-    said = {"type": "message", "role": "assistant", "content": parts}
-    assert "begin with a text" in (fault_of({"input": [said]}) or "")
-    assert fault_of({"input": [user(*parts)]}) is None
+def test_an_answer_sent_back_begins_with_a_text() -> None:
+    for parts in ([], [{"type": "refusal", "refusal": "no"}], ["x"], [{"text": 5}]):
+        said = {"type": "message", "role": "assistant", "content": parts}
+        assert "begin with a text" in (fault_of({"input": [said]}) or "")
+        assert fault_of({"input": [user(*parts)]}) is None
 
 
 # -- fields that vLLM ignores --------------------------------------------------------------
@@ -386,17 +358,14 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name(field: str) -> 
         assert found.message.startswith(f"{field} is not supported")
     for value in (None, *HARMLESS[field]):
         assert find({field: value, "store": True, "user": "u"}) is None
-
-
-def test_what_to_use_instead() -> None:
     instead = fault_of({"guided_regex": "a+"})
     assert instead == "guided_regex is not supported; use structured_outputs"
-    assert fault_of({"best_of": 5}) == "best_of is not supported, except as 1"
 
 
 # -- structured outputs --------------------------------------------------------------------
 
 COSTLY = {"pattern": "(a+)+"}
+MANY_KEYS = [f"p{i}" for i in range(101)]
 
 
 @pytest.mark.parametrize(
@@ -404,12 +373,10 @@ COSTLY = {"pattern": "(a+)+"}
     [
         {"structured_outputs": {"regex": "(a+)+"}},
         {"structured_outputs": {"json": {"type": "string", "pattern": "(a+)+"}}},
-        {"structured_outputs": {"json": '{"items": {"pattern": "(a+)+"}}'}},
         {"structured_outputs": {"structural_tag": '{"x": [{"pattern": "(a+)+"}]}'}},
         {"response_format": {"json_schema": {"schema": {"$defs": {"a": COSTLY}}}}},
         {"response_format": {"schema": {"patternProperties": {"(a+)+": {}}}}},
         {"tools": [{"function": {"parameters": {"properties": {"a": COSTLY}}}}]},
-        {"text": {"format": {"schema": COSTLY}}},
         {"output_config": {"format": {"schema": COSTLY}}},
     ],
 )
@@ -426,24 +393,17 @@ def test_costly_patterns_are_found_wherever_they_are(request_: dict[str, Any]) -
         ({"json": {"minLength": 501}}, "minLength"),
         ({"json": {"properties": {"a": {"minItems": 1e9}}}}, "minItems"),
         ({"structural_tag": '{"format": {"type": "repeat", "min": 501}}'}, "repeat's min"),
-        (
-            {"json": {"minProperties": 1, "properties": {f"p{i}": {} for i in range(101)}}},
-            "100 properties",
-        ),
+        ({"json": {"minProperties": 1, "properties": dict.fromkeys(MANY_KEYS)}}, "100 properties"),
         ({"json": {"enum": ["a"] * 10_001}}, "10000 values"),
         ({"choice": ["a"] * 2001}, "2000 choices"),
         ({"grammar": "x" * 8193}, "8192 characters"),
         ({"json": "[" * 100_000}, "nested too deeply"),
-        ({"json": '{"type":'}, "json is not valid JSON"),
         ({"structural_tag": '{"type":'}, "structural_tag is not valid JSON"),
         ({"json": "[" * 300_000}, "262144 characters"),
         ({"json": {"description": "x" * 262_144}}, "262144 characters"),
-        ({"json": {"x" * 300_000: 1}}, "262144 characters"),
         ({"json": {"enum": ["x" * 600] * 200}}, "to choose from"),
-        ({"json": {"anyOf": [{"const": "x" * 600}] * 200}}, "to choose from"),
         ({"choice": ["x" * 64] * 1025}, "to choose from"),
         ({"json": {"pattern": "[a-z]{1,2001}"}}, "too large in all"),
-        ({"json": [{"pattern": "[a-z]{1,1500}"}] * 2}, "too large in all"),
         ({"json": {"patternProperties": {f"a{i}{{1,300}}": {} for i in range(50)}}}, "in all"),
         ({"json": [{"pattern": "a"}] * 501}, "500 patterns"),
         ({"json": [{"pattern": "[" + "a" * 998 + "]"}] * 21}, "20000 characters"),
@@ -460,15 +420,11 @@ def test_too_much(found: dict[str, Any], says: str) -> None:
     [
         {"json": {"properties": {"pattern": {"type": "string"}, "minLength": {}}}},
         {"json": {"minLength": 500, "maxLength": 10**6, "maxItems": 10**6}},
-        {"json": {"properties": {f"p{i}": {} for i in range(500)}}},
-        {"json": {"minProperties": 1, "properties": {f"p{i}": {} for i in range(100)}}},
+        {"json": {"minProperties": 1, "properties": dict.fromkeys(MANY_KEYS[:100])}},
         {"structural_tag": '{"format": {"type": "repeat", "min": 500, "max": 10000}}'},
-        {"json": {"type": "object", "min": 501}},
         {"json": 3, "regex": 3, "choice": 3, "grammar": 3},
         {"json": {"items": [{"pattern": "^[a-z]{1,64}$"}] * 400}},
         {"json": {"pattern": "[a-z]{1,2000}"}},
-        {"json": {"enum": [f"word number {i}" for i in range(2000)]}},
-        {"regex": "[a-z]{1,10000}"},
         {"grammar": "root ::= [a]{1,5000} [b]{,5000}"},
         {"choice": ["x" * 64] * 1024},
         {"choice": ["a"] * 2000},
@@ -487,14 +443,10 @@ def test_the_bounds_are_for_all_fields_together() -> None:
 
 LARGE: dict[str, Callable[[], dict[str, Any]]] = {
     "costly patterns": lambda: {"json": {"anyOf": [{"pattern": "(a|b?)" * 330}] * 4000}},
-    "classes": lambda: {"json": {"anyOf": [{"pattern": "[" + "a-z" * 660 + "]"}] * 4000}},
     "numbers": lambda: {"json": {"enum": [list(range(900_000))] * 2}},
-    "texts": lambda: {"json": {"enum": ["x" * 700] * 9_000}},
     "a text of JSON": lambda: {"json": json.dumps({"enum": ["x"] * 1_500_000})},
-    "choices": lambda: {"choice": ["x" * 2000] * 2000},
     "grammar": lambda: {"grammar": "{" * 8_000_000},
     "regex": lambda: {"regex": "(" * 8_000_000},
-    "structural tag": lambda: {"structural_tag": "[" * 8_000_000},
 }
 """The test makes these bodies: if they were parameters, every collection would make them."""
 

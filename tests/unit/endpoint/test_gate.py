@@ -37,7 +37,7 @@ def placing() -> Placing:
     return found
 
 
-async def streaming(send: Any, *events: bytes, placed: bool = True, ends: bool = False) -> None:
+async def streaming(send: Any, *events: bytes, placed: bool = True) -> None:
     """`placed`: whether the request has an instance."""
     if placed:
         placing().began()
@@ -46,8 +46,6 @@ async def streaming(send: Any, *events: bytes, placed: bool = True, ends: bool =
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for event in events:
         await send({"type": "http.response.body", "body": event, "more_body": True})
-    if ends:
-        await send({"type": "http.response.body", "body": b""})
 
 
 def given(*pieces: bytes, leaves: bool = False) -> Callable[[], Any]:
@@ -133,25 +131,13 @@ async def test_a_large_body_is_not_read_to_its_end(declared: bool) -> None:
     assert num_sent == (0 if declared else 11)
 
 
-@pytest.mark.parametrize(
-    ("path", "size", "status"),
-    [
-        (PATH, 1 << 20, 200),
-        (PATH, (1 << 20) + 1, 413),
-        ("/tokenize", 512 << 10, 200),
-        ("/tokenize", (512 << 10) + 1, 413),
-    ],
-)
-async def test_a_body_may_be_exactly_as_large_as_the_limit(
-    path: str, size: int, status: int
-) -> None:
+async def test_a_body_may_be_exactly_as_large_as_the_limit() -> None:
     found = gate(OK, GateLimits(max_body_bytes=1 << 20))
-    assert (await ask(found, path, content=b"{}".ljust(size))).status_code == status
-
-
-@pytest.mark.parametrize(("length", "status"), [("0" * 5000 + "2", 200), ("9" * 5000, 413)])
-async def test_a_length_of_thousands_of_digits(length: str, status: int) -> None:
-    assert (await ask(gate(OK), headers={"content-length": length})).status_code == status
+    for path, limit in ((PATH, 1 << 20), ("/tokenize", 512 << 10)):
+        assert (await ask(found, path, content=b"{}".ljust(limit))).status_code == 200
+        assert (await ask(found, path, content=b"{}".ljust(limit + 1))).status_code == 413
+    for length, status in (("0" * 5000 + "2", 200), ("9" * 5000, 413)):  # thousands of digits
+        assert (await ask(gate(OK), headers={"content-length": length})).status_code == status
 
 
 async def stuck(*pieces: bytes) -> AsyncIterator[bytes]:
@@ -286,12 +272,6 @@ async def test_room_is_given_back_by_those_that_fail(monkeypatch: pytest.MonkeyP
         assert found.room.num_free_bytes == 32_000
 
 
-async def test_a_client_that_leaves_before_its_body_has_come() -> None:
-    found, sent = gate(never), list[Any]()
-    await found(POST, given(leaves=True), noting(sent))
-    assert (found.num_live, sent) == (0, [])
-
-
 async def test_other_routes_read_their_bodies_themselves() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await answering(200, (await receive())["body"])(scope, receive, send)
@@ -299,6 +279,12 @@ async def test_other_routes_read_their_bodies_themselves() -> None:
     for method, path in (("POST", "/ping"), ("PUT", PATH)):
         answer = await ask(gate(app), path, method, content=b"no JSON")
         assert answer.content == b"no JSON"
+    found, sent = gate(never, keys=("k",)), list[Any]()
+    await found({"type": "websocket", "path": "/v1/realtime"}, given(), noting(sent))
+    assert sent == ["websocket.close"]
+    sent.clear()
+    await gate(never)(POST, given(leaves=True), noting(sent))  # before its body has come
+    assert sent == []
 
 
 async def test_head_is_asked_as_get_and_a_slash_at_the_end_is_none() -> None:
@@ -314,13 +300,6 @@ async def test_head_is_asked_as_get_and_a_slash_at_the_end_is_none() -> None:
     assert seen == [("GET", "/health"), ("GET", "/health"), ("GET", "/")]
     answer = await ask(gate(never), PATH + "/", content=b'{"n": 1000}')
     assert (answer.status_code, error(answer)["param"]) == (400, "n"), "checked as without it"
-
-
-async def test_web_sockets_are_not_served() -> None:
-    sent: list[Any] = []
-    scope = {"type": "websocket", "path": "/v1/realtime"}
-    await gate(never, keys=("k",))(scope, given(), noting(sent))
-    assert sent == ["websocket.close"]
 
 
 # -- headers, keys, limits ----------------------------------------------------------------
@@ -346,9 +325,9 @@ RIGHT = [
 ]
 WRONG = [
     {},
-    *({"authorization": given} for given in ("", "Bearer", "Bearer two", "one", "Basic one")),
+    *({"authorization": given} for given in ("Bearer", "Bearer two", "one", "Basic one")),
     *({"authorization": given} for given in ("Bearer one two", "bearer ONE", "Bearer on")),
-    *({"x-api-key": given} for given in ("two", "", "Bearer one")),
+    {"x-api-key": "Bearer one"},
     {"x-api-key": "one", "authorization": "Bearer two"},
 ]
 
@@ -491,7 +470,8 @@ async def test_a_stream_that_is_refused_before_it_is_placed_has_the_refusal_s_st
 async def test_an_error_that_a_stream_begins_with_is_its_status() -> None:
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         told = b'data: {"error": {"message": "no such adapter", "code": 404}}\n\n'
-        await streaming(send, told, b"data: [DONE]\n\n", placed=False, ends=True)
+        await streaming(send, told, b"data: [DONE]\n\n", placed=False)
+        await send({"type": "http.response.body", "body": b""})
 
     answer = await ask(gate(app))
     assert (answer.status_code, error(answer)["message"]) == (404, "no such adapter")
@@ -531,12 +511,6 @@ async def test_a_huge_error_of_the_app_is_cut() -> None:
         answer = await ask(gate(answering(400, body)))
         assert answer.status_code == 400
         assert len(answer.content) < 8192
-
-
-async def test_what_is_no_error_passes_as_it_is() -> None:
-    app = answering(200, b'data: {"error": 1}', (b"x-a", b"b"))
-    answer = await ask(gate(app, GateLimits(request_timeout_s=30.0)))
-    assert (answer.content, answer.headers["x-a"]) == (b'data: {"error": 1}', "b")
 
 
 async def test_an_app_that_raises(caplog: pytest.LogCaptureFixture) -> None:
@@ -600,13 +574,8 @@ async def test_a_failed_stream_ends_with_a_short_error(
     assert told["message"].startswith(says)
     assert len(answer.content) < 8192
     assert ("Traceback" in caplog.text) == logged
-
-
-async def test_at_the_deadline_a_stream_of_anthropic_s_ends_with_its_error() -> None:
-    found = gate(stream_that(is_late), GateLimits(request_timeout_s=0.02))
-    first, failure, _ = (await ask(found, "/v1/messages")).text.split("\n\n")
-    assert first == "data: 1"
-    event, data = failure.split("\n")
-    assert event == "event: error"
-    told = json.loads(data.removeprefix("data: "))
-    assert (told["type"], told["error"]["code"]) == ("error", 504)
+    if goes_on is is_late:
+        found = gate(stream_that(is_late), GateLimits(request_timeout_s=0.02))
+        first, failure, _ = (await ask(found, "/v1/messages")).text.split("\n\n")
+        assert failure.startswith("event: error\ndata: ")
+        assert json.loads(failure.partition("data: ")[2])["error"]["code"] == 504

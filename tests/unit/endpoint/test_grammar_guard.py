@@ -37,7 +37,8 @@ class PlayedGrammar:
         return WatchedGrammar(self, "r", lambda: self.now_s)
 
 
-def test_many_quick_steps_are_fine() -> None:
+@pytest.mark.parametrize("slow", ["fill_s", "accept_s"])
+def test_one_slow_step_ends_it_and_many_quick_ones_are_fine(slow: str) -> None:
     grammar = PlayedGrammar()
     found = grammar.watched()
     grammar.fill_s = grammar.accept_s = grammar_guard.MAX_CALL_S
@@ -45,22 +46,13 @@ def test_many_quick_steps_are_fine() -> None:
         found.fill_bitmask(None, index)
         assert found.accept_tokens("r", [1])
     assert grammar.filled == list(range(100))
-
-
-@pytest.mark.parametrize("slow", ["fill_s", "accept_s"])
-def test_one_slow_step_ends_it(slow: str) -> None:
-    grammar = PlayedGrammar()
-    found = grammar.watched()
     setattr(grammar, slow, grammar_guard.MAX_CALL_S * 1.01)
     found.fill_bitmask(None, 0)
     assert not found.accept_tokens("r", [1])
-
-
-def test_a_token_that_is_not_accepted_stays_so() -> None:
-    grammar = PlayedGrammar()
-    grammar.accepts = False
-    assert not grammar.watched().accept_tokens("r", [1])
-    assert grammar.watched().is_terminated(), "what is not watched is the grammar's own"
+    refusing = PlayedGrammar()
+    refusing.accepts = False
+    assert not refusing.watched().accept_tokens("r", [1])
+    assert refusing.watched().is_terminated(), "what is not watched is the grammar's own"
 
 
 def test_a_grammar_is_free_with_its_request() -> None:
@@ -192,21 +184,14 @@ def test_who_was_given_up_is_told_to_come_again(manager: Manager, engine: Engine
     assert marks == [None, grammar_guard.NOT_COMPILED, None, None, None]
 
 
-def test_the_time_in_which_the_process_was_stopped_does_not_count(
-    manager: Manager, engine: Engine
-) -> None:
-    (one,) = manager.begin("a")
-    engine.now_s += 10 * grammar_guard.MAX_COMPILE_S
-    engine.waits(1.0, one)
-    future_of(one)
-
-
 def test_what_the_engine_does_not_have_yet_is_not_given_up(
     manager: Manager, engine: Engine
 ) -> None:
     """A replay or a move is about to arrive, possibly while an earlier attempt of the request is
-    still here."""
+    still here. The time in which the process was stopped does not count either."""
     comes, earlier = manager.begin("a", "a")
     engine.waits(grammar_guard.MAX_COMPILE_S + 1)
     engine.waits(1.0, earlier)
+    engine.now_s += 10 * grammar_guard.MAX_COMPILE_S
+    engine.waits(1.0, comes)
     future_of(comes)

@@ -100,7 +100,6 @@ WRONG = "the grammar cannot be compiled: no rule a"
 @pytest.mark.parametrize(
     ("text", "busy_below_s", "num_deaths", "tried_s", "status", "says", "again_after_s"),
     [
-        ("quick 1", 0.0, 0, [1.0], 200, "", 1),
         ("takes-long 1.1", 0.0, 0, [1.0, 10.0], 200, "", 1),
         ("takes-too-long 10.1", 0.0, 0, [1.0, 10.0], 400, COSTLY, 1),
         ("wrong", 0.0, 0, [1.0], 400, WRONG, 1),
@@ -154,7 +153,7 @@ async def test_requests_under_one_grammar_share_its_trial(
     assert len(process.tried) == 2
 
 
-async def test_costly_ones_do_not_keep_others_waiting(
+async def test_costly_ones_do_not_keep_others_waiting_and_whoever_leaves_gives_its_place_up(
     trials: GrammarTrials, process: PlayedProcess
 ) -> None:
     costly = [check(trials, f"a 5{i}") for i in range(3)]
@@ -164,8 +163,10 @@ async def test_costly_ones_do_not_keep_others_waiting(
     await process.finish("b 0.1")
     await good
     assert not any(task.done() for task in costly)
-    for task in costly:
+    for task in costly[:2]:
         task.cancel()
+    await process.finish("a 52")
+    assert (await outcome(costly[2]))[0] == 400
 
 
 @pytest.mark.parametrize(("cpu_s", "num_places"), [("0.1", 6), ("5", 3)])
@@ -204,17 +205,6 @@ async def test_a_trial_ends_with_the_last_that_waits(
     await until(lambda: process.under_way)
     third.cancel()
     await until(lambda: process.cancelled == ["a 0.1", "b 0.1"])
-
-
-async def test_whoever_leaves_gives_its_place_up(
-    trials: GrammarTrials, process: PlayedProcess
-) -> None:
-    asking = [check(trials, f"a{i} 0.1") for i in range(6)]
-    await until(lambda: len(process.under_way) == 2)
-    for task in asking[:5]:
-        task.cancel()
-    await process.finish("a5 0.1")
-    await asking[5]
 
 
 async def test_what_is_remembered_is_bounded(

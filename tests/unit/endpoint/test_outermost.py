@@ -37,24 +37,16 @@ async def ask(
     return await ask_only(found, path, method, **what)
 
 
-async def test_nothing_stands_there_unless_asked_for() -> None:
-    answer = await ask(app(), headers={"Origin": PAGE})
-    assert "access-control-allow-origin" not in answer.headers
-    assert "x-request-id" not in answer.headers
-
-
-@pytest.mark.parametrize(
-    ("path", "inner"),
-    [
+async def test_the_root_path_is_taken_away() -> None:
+    for path, inner in (
         ("/llm/v1/models", "/v1/models"),
         ("/llm", "/"),
         ("/v1/models", "/v1/models"),
         ("/llmx/v1/models", "/llmx/v1/models"),
-    ],
-)
-async def test_the_root_path_is_taken_away(path: str, inner: str) -> None:
-    answer = await ask(app(root_path="/llm"), path)
-    assert answer.json()["path"] == inner
+    ):
+        answer = await ask(app(root_path="/llm"), path)
+        assert answer.json()["path"] == inner
+        assert "x-request-id" not in answer.headers
 
 
 @pytest.mark.parametrize("root_path", ["/llm", "/v1"])

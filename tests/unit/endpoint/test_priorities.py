@@ -23,7 +23,6 @@ from tests.unit.endpoint import gate_support
 from tests.unit.endpoint.gate_support import LEVELS, OK, PATH, error, gate
 
 KEYS = ("sk-all", "sk-batch low live_requests=2", "sk-board\thigh,normal", "sk-both  low, normal")
-FORM = "/v1/audio/transcriptions"
 
 
 class Heard:
@@ -70,18 +69,12 @@ def by_header(*levels: str) -> list[tuple[str, str]]:
     ("key", "levels", "body", "rank"),
     [
         ("", (), {}, 0),
-        ("", (), {"priority": None}, 0),
-        ("", (), {"priority": 0}, 0),
         ("", (), {"priority": -1}, 1),
         ("", (), {"priority": 2}, -2),
         ("", ("high",), {}, 1),
-        ("", ("low",), {}, -2),
         ("", (" high ",), {}, 1),
-        ("", ("high", "high"), {}, 1),
         ("", ("high",), {"priority": None}, 1),
         ("", ("low",), {"priority": 2}, -2),
-        ("sk-all", ("high",), {}, 1),
-        ("sk-batch", ("low",), {}, -2),
         ("sk-batch", (), {"priority": 2}, -2),
         ("sk-batch", (), {}, -2),  # it may not have rank 0, so it gets what it may have
         ("sk-board", (), {}, 0),
@@ -98,15 +91,12 @@ async def test_what_a_client_gets(
     ("levels", "body", "says"),
     [
         (("urgent",), {}, "there is no priority level 'urgent'; there are normal, high, low"),
-        (("High",), {}, "there is no priority level 'High'"),
-        (("h\u00f8gh",), {}, "there is no priority level"),
         (("x" * 4000,), {}, "there is no priority level 'xxxx"),
         (("\x1b[31m",), {}, "there is no priority level '\\x1b[31m'"),
         (("high", "low"), {}, "is given more than once"),
         (("high",), {"priority": 0}, "the header X-Llumctl-Priority: high, which is -1"),
         (("low",), {"priority": -2}, "priority -2 is not one of 2, 0, -1"),
         (("high",), {"priority": "-1"}, "priority must be an integer"),
-        ((), {"priority": 10**30}, "is not one of"),
     ],
 )
 async def test_what_is_refused(levels: tuple[str, ...], body: dict[str, Any], says: str) -> None:
@@ -124,8 +114,6 @@ async def test_what_is_refused(levels: tuple[str, ...], body: dict[str, Any], sa
     [
         ("sk-batch", ("high",), {}, "may not ask for the priority high; it may ask for low"),
         ("sk-batch", (), {"priority": -1}, "may not ask for the priority high"),
-        ("sk-batch", (), {"priority": 0}, "may not ask for the priority normal"),
-        ("sk-board", ("low",), {}, "it may ask for high, normal"),
     ],
 )
 async def test_what_a_key_may_not_ask_for(
@@ -138,20 +126,17 @@ async def test_what_a_key_may_not_ask_for(
     assert app.ranks == []
 
 
-async def test_a_body_that_is_no_json_of_ours_is_asked_for_when_it_leaves() -> None:
-    answer, app = await ask(*by_header("high"), path=FORM)
-    assert (answer.status_code, app.ranks) == (200, [1])
-
-
-def test_a_wish_of_a_request_that_the_gate_could_not_read() -> None:
+async def test_a_wish_of_a_request_that_the_gate_could_not_read() -> None:
     """A body that is not JSON gains nothing: vLLM's own priority of the request counts."""
+    answer, app = await ask(*by_header("high"), path="/v1/audio/transcriptions")
+    assert (answer.status_code, app.ranks) == (200, [1])
     asked_priority = AskedPriority(LEVELS, None, ("low",))
     assert asked_priority.rank_of_sequence(0) == asked_priority.rank_of_sequence(2) == -2
     with pytest.raises(Exception, match="may not ask for the priority high"):
         asked_priority.rank_of_sequence(-1)
 
 
-async def test_a_session_is_known_by_its_hash_alone() -> None:
+async def test_a_session_and_a_key_are_known_by_their_hashes_alone() -> None:
     async def session(*headers: tuple[str, str]) -> str:
         _, app = await ask(*headers)
         return app.session
@@ -163,6 +148,8 @@ async def test_a_session_is_known_by_its_hash_alone() -> None:
     assert found != await session(("X-Session-Id", "bob@example.org"))
     assert len(await session(("X-Session-Id", "\xff" * 9000))) == 16, "bytes that are no text"
     assert await session() == await session(("X-Session-Id", " ")) == ""
+    _, app = await ask(keys=KEYS, key="sk-batch")
+    assert app.key == hashlib.sha256(b"sk-batch").hexdigest()[:12]
 
 
 # -- the file -----------------------------------------------------------------------------
@@ -173,8 +160,6 @@ async def test_a_session_is_known_by_its_hash_alone() -> None:
     [
         ("  sk  ", ApiKey("sk")),
         ("sk\thigh, low", ApiKey("sk", ("high", "low"))),
-        ("sk high low", ApiKey("sk", ("high", "low"))),
-        ("s,k", ApiKey("s,k")),
         ("s,k high", ApiKey("s,k", ("high",))),
     ],
 )
@@ -197,7 +182,6 @@ def test_a_line_may_have_limits_of_its_own() -> None:
     [
         ("sk-1 urgent", "line 1: what follows the key is no list of priority levels (normal, high"),
         ("sk-1\n\nsk-2 high,urgent", "line 3: "),
-        ("sk-1 sk-2", "line 1: "),
         ("sk-1\nsk-2 high\nsk-1 low", "line 3: the same key as in line 1"),
     ],
 )
@@ -231,10 +215,3 @@ async def test_keys_are_in_no_log_no_answer_and_no_repr(
     config = FrontendConfig(**others | {"api_keys": KEYS})
     for shown in (repr(config), repr(parse_line(KEYS[1])), repr(vars(ApiKeys(KEYS)))):
         assert "sk-" not in shown
-
-
-async def test_a_request_carries_the_hash_of_its_key() -> None:
-    _, app = await ask(keys=KEYS, key="sk-batch")
-    assert app.key == hashlib.sha256(b"sk-batch").hexdigest()[:12]
-    _, app = await ask()
-    assert app.key == ""

@@ -1,22 +1,15 @@
 """The fuzzer finds what is planted, names its culprit, and can send it again."""
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error
 from tools.footprints import Footprint, ProcessKey
 from tools.fuzz import families
 from tools.fuzz.__main__ import main
-from tools.fuzz.case import Case, post
-from tools.fuzz.exchange import Answer
-from tools.fuzz.judge import judge
+from tools.fuzz.case import Case
 from tools.fuzz.watch import growth, last_lines
-
-FREEZE_S = 0.6
 
 
 def fuzzed(plant: Callable[[bytes], bytes | None], out: Path, *more: str) -> int:
@@ -37,31 +30,17 @@ def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
     assert len(run["outcomes"]) >= 8
 
 
-@pytest.mark.parametrize(("kind", "planted"), [("5xx", error(500)), ("no answer", b" ")])
-def test_a_bad_answer_is_found_shrunk_and_sent_again(
-    kind: str, planted: bytes, tmp_path: Path
-) -> None:
+def test_a_bad_answer_is_found_shrunk_and_sent_again(tmp_path: Path) -> None:
     def plant(request: bytes) -> bytes | None:
-        return planted if b'"tool_choice"' in request else None
+        return error(500) if b'"tool_choice"' in request else None
 
     assert fuzzed(plant, tmp_path, "--families", "tools") == 1
-    found = next(each for each in findings(tmp_path) if each["kind"] == kind)
+    found = next(each for each in findings(tmp_path) if each["kind"] == "5xx")
     assert list(json.loads(found["shrunk"]["body"])) == ["tool_choice"]
     again = tmp_path / "finding-000-x.json"
     again.write_text(json.dumps(found))
     assert fuzzed(plant, tmp_path, "--replay", str(again)) == 1
     assert fuzzed(lambda _: None, tmp_path, "--replay", str(again)) == 0
-
-
-def test_the_culprit_of_a_stall_is_found(tmp_path: Path) -> None:
-    def plant(request: bytes) -> None:
-        if b'"suffix"' in request:
-            time.sleep(FREEZE_S)
-
-    assert fuzzed(plant, tmp_path, "--families", "grammars,sampling", "--clients", "1") == 1
-    stalls = [each for each in findings(tmp_path) if each["kind"] == "stall"]
-    # On a busy machine others may have stalled as well.
-    assert any('"suffix"' in each["case"]["body"] for each in stalls)
 
 
 def test_every_case_comes_again_and_can_be_written() -> None:
@@ -74,31 +53,10 @@ def test_every_case_comes_again_and_can_be_written() -> None:
         assert b"".join(case.pieces()) == case.head + case.body
 
 
-def test_verdicts_on_streams() -> None:
-    case = post("f", "n", "/v1/completions", b"{}")
-    good = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
-    failed = b'data: {"error": {"code": 500, "message": "x"}}\n\ndata: [DONE]\n\n'
-
-    def kinds(stream: bytes) -> list[str]:
-        headers = {"content-type": "text/event-stream"}
-        answer = Answer(0.0, 200, headers, stream, is_whole=True)
-        return [each.kind for each in judge(case, answer)]
-
-    assert kinds(good) == []
-    assert kinds(good[:-14]) == ["cut answer"]
-    assert kinds(failed) == ["5xx"]
-    assert kinds(failed.replace(b"500", b"400")) == []
-    assert judge(case, Answer(0.0, left=True)) == []
-    assert [each.kind for each in judge(case, Answer(0.0, late=True))] == ["late"]
-
-
 def test_tracebacks_and_growth() -> None:
     log = "x\nTraceback (most recent call last):\n  File \"a\"\n    b\nKeyError: 'name'\nnext\n"
     assert last_lines(log) == ["KeyError: 'name'"]
-    vllm = log.replace("\n", "\n(Main pid=7) ERROR 11-25 23:52:23 [serving.py:310]   | ")
-    assert last_lines(vllm) == ["KeyError: 'name'"]
     small, key = Footprint(100 << 20, 0, 30, 10, 0.0), ProcessKey("f-0", 7)
     large = Footprint(900 << 20, 0, 90, 60, 0.0)
     assert growth({key: small}, {key: small}) == []
     assert len(growth({key: small}, {key: large})) == 3
-    assert [each.what for each in growth({key: small}, {})] == ["f-0 is not there any more"]

@@ -58,11 +58,3 @@ def test_a_wait_while_the_clock_is_read_does_not_turn_it_back(
     now_s += 0.005
     waits_s.append(0.05)
     assert clock() - began_s == pytest.approx(0.005)
-
-
-def test_without_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "SCHEDSTAT", tmp_path / "none")
-    clock = CoreClock()
-    before_s, found_s, after_s = time.perf_counter(), clock(), time.perf_counter()
-    assert before_s <= found_s <= after_s
-    assert clock.waited_ratio == 0

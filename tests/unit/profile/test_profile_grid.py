@@ -11,16 +11,14 @@ from controller.main.profile.engine_process import STEPS_PER_RUNG, chunks_of, gr
 from tests.unit.profile.profile_points import SIZES
 
 
-def test_lengths_double_and_contexts_grow_eightfold() -> None:
+def test_lengths_double_and_contexts_grow_eightfold_within_the_cache() -> None:
     grid = grid_of(SIZES)
     assert grid.lengths == (64, 128, 256, 512, 1024, 2048, 4096, 8191)
     assert grid.contexts == (64, 512, 4096)
-
-
-def test_the_cache_bounds_them() -> None:
     grid = grid_of(replace(SIZES, num_total_blocks=72))  # 64 but for the watermark: 1,024 tokens
     assert grid.lengths == (32, 64, 128, 256, 512, 1023)
     assert grid.contexts == (32, 256)
+    assert chunks_of(6000, 2560) == ((2560, 0), (2560, 2560), (880, 5120)), "as vLLM cuts it"
 
 
 @pytest.mark.parametrize("max_model_len", [16, 32, 1000])
@@ -51,8 +49,3 @@ def test_what_is_said_to_fit_does(
         assert 1 <= size <= min(wanted, num_running)
         held = size * blocks_for(prompt + STEPS_PER_RUNG, sizes.block_size)
         assert held <= num_blocks - sizes.watermark_blocks
-
-
-def test_a_long_prompt_is_cut_as_vllm_cuts_it() -> None:
-    assert chunks_of(100, 2560) == ((100, 0),)
-    assert chunks_of(6000, 2560) == ((2560, 0), (2560, 2560), (880, 5120))

@@ -3,6 +3,7 @@ tests/contract/test_vllm_profile.py)."""
 
 import asyncio
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import pytest
@@ -44,16 +45,15 @@ def test_stages_are_copied(most: int, num_copied: int, monkeypatch: pytest.Monke
 
 
 @pytest.mark.process
-def test_the_other_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "receive_all", ends_at_once)
-    with pytest.raises(TransferError, match="is gone"):
-        engine_process.measure_link(BLOCKS, NUM_BLOCKS)
-
-
-@pytest.mark.process
-def test_the_other_process_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "receive_all", sleeps)
-    monkeypatch.setattr(engine_process, "START_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(engine_process, "END_TIMEOUT_S", 0.1)
-    with pytest.raises(TransferError, match="nothing came from the other end"):
+@pytest.mark.parametrize(
+    ("does", "why"), [(ends_at_once, "is gone"), (sleeps, "nothing came from the other end")]
+)
+def test_the_other_process_dies_or_is_silent(
+    does: Callable[..., None], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "receive_all", does)
+    if does is sleeps:
+        monkeypatch.setattr(engine_process, "START_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(engine_process, "END_TIMEOUT_S", 0.1)
+    with pytest.raises(TransferError, match=why):
         engine_process.measure_link(BLOCKS, NUM_BLOCKS)

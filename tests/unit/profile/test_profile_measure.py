@@ -11,7 +11,7 @@ import pytest
 
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.main.profile.engine_process import DrivenEngine, UnexpectedError, grid_of, measure
-from controller.main.profile.points import EngineSizes, FitError, Step, StepPoints, fit
+from controller.main.profile.points import EngineSizes, FitError, Step, fit
 from controller.model.profile import LatencyProfile, ModelConfig
 from tests.unit.emulated.emulated_builders import Clock, frames
 from tests.unit.profile.profile_points import A10
@@ -47,57 +47,22 @@ def driven(
         yield found, engine
 
 
-def measured(profile: LatencyProfile = PROFILE, num_rounds: int = 2) -> StepPoints:
-    sizes = sizes_of(profile)
-    with driven(profile) as (engine, emulated):
-        points = measure(engine, sizes, grid_of(sizes), num_rounds, lambda _: None)
-        assert not emulated.has_work()
-        assert emulated.snapshot("", 0).num_free_blocks == profile.num_total_blocks
-    return points
-
-
-@pytest.fixture(scope="module")
-def points() -> StepPoints:
-    return measured()
-
-
-def test_the_constants_come_out(points: StepPoints) -> None:
+def test_the_constants_come_out() -> None:
+    sizes = sizes_of(PROFILE)
+    with driven() as (engine, emulated):
+        points = measure(engine, sizes, grid_of(sizes), 2, lambda _: None)
+        assert emulated.snapshot("", 0).num_free_blocks == PROFILE.num_total_blocks
     found = asdict(fit(points))
     assert found == {key: pytest.approx(getattr(PROFILE, key), rel=1e-6) for key in found}
-
-
-def test_the_mixed_steps_agree_with_the_rule_of_the_model(points: StepPoints) -> None:
     assert len(points.mixed) >= 3
     assert all(p.steps[0].num_decoding and p.steps[0].prefill for p in points.mixed)
     error = FitError.of(points.mixed, PROFILE)
     assert error is not None
-    assert error.largest < 1e-6
-
-
-def test_the_grid_is_covered(points: StepPoints) -> None:
+    assert error.largest < 1e-6, "they agree with the rule of the model"
     lengths = [sum(s.num_prefill_tokens for s in p.steps) for p in points.prefill]
     assert lengths == [64, 128, 256, 512, 1024, 2048, 4095]
     steps = [p.steps[0] for p in points.decode]
     assert {1, 2, 4, 8, 16, 24} <= {step.num_decoding for step in steps}
-    contexts = [step.num_context_tokens // step.num_decoding for step in steps]
-    assert min(contexts) < 100
-    assert max(contexts) > 500
-
-
-def test_what_lies_between_two_steps_counts() -> None:
-    """Between two steps an instance's thread takes time, too."""
-    clock = Clock()
-    with driven(clock=clock) as (engine, emulated):
-        take_events = emulated.take_events
-
-        def take_slowly() -> Any:
-            clock.sleep(0.01)
-            return take_events()
-
-        emulated.take_events = take_slowly  # type: ignore[method-assign]
-        engine.add(64, 20)
-        engine.step()
-        assert engine.step().time_s == pytest.approx(PROFILE.step_time_s([], 1, 65) + 0.01)
 
 
 def test_slow_steps_among_others_are_told_and_do_not_count() -> None:
