@@ -25,6 +25,7 @@ from tools import synthetic_cluster as synthetic
 from tools.synthetic_cluster import instance
 
 LIMITS = ConsoleTable()
+MOVES = "alarm_failed_moves"
 EXAMPLE = synthetic.moving(next(synthetic.late_binding(1)).status)
 """A cluster with moves, and with requests that are held at the controller."""
 KEPT_FOR = KeptForStatus(
@@ -32,21 +33,14 @@ KEPT_FOR = KeptForStatus(
 )
 
 
-def head(waited_s: float = 180.0, **fields: Any) -> QueueHeadStatus:
-    known: dict[str, Any] = {
-        "request_id": "r1",
-        "level": "normal",
-        "demand_blocks": 280,
-        "evicted": False,
-        "why": "fragmented",
-    }
-    return QueueHeadStatus(waited_s=waited_s, **(known | fields))
+def head(waited_s: float = 180.0, demand: int = 280, **fields: Any) -> QueueHeadStatus:
+    known = {"request_id": "r1", "level": "normal", "evicted": False, "why": "fragmented"} | fields
+    return QueueHeadStatus(waited_s=waited_s, demand_blocks=demand, **known)
 
 
-def waiting(num: int = 2, *, demand: int = 500, why: str = "fragmented", **more: Any) -> Any:
+def waiting(**more: Any) -> InstanceStatus:
     """i-0 with a queue."""
-    queue = head(demand_blocks=demand, why=why)
-    return instance("i-0", num_waiting_reqs=num, queue_head=queue, **more)
+    return instance("i-0", **{"num_waiting_reqs": 2, "queue_head": head(demand=500), **more})
 
 
 def texts(*found: InstanceStatus, limits: ConsoleTable = LIMITS, **fields: Any) -> list[str]:
@@ -67,23 +61,23 @@ def test_the_worst_is_named_with_its_cause() -> None:
 # -- limits -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fields", "limits"),
-    [
+def test_an_alarm_begins_at_its_limit_and_0_is_none() -> None:
+    never = ConsoleTable(alarm_head_waited_s=0, alarm_waiting_reqs=0, alarm_ttft_p99_s=0)
+    assert not texts(
+        instance("i-0", num_waiting_reqs=999, queue_head=head(), ttft_p99_s=99.0), limits=never
+    )
+    fields: dict[str, Any]
+    for fields, limit in (
         ({"num_waiting_reqs": 5}, {"alarm_waiting_reqs": 5}),
         ({"queue_head": head(2.0)}, {"alarm_head_waited_s": 2.0}),
         ({"ttft_p99_s": 3.0}, {"alarm_ttft_p99_s": 3.0}),
-    ],
-)
-def test_an_alarm_begins_at_its_limit_and_0_is_none(
-    fields: dict[str, Any], limits: dict[str, Any]
-) -> None:
-    item = instance("i-0", **fields)
-    assert not texts(item)
-    assert len(texts(item, limits=ConsoleTable(**limits))) == 1
-    worse = instance("i-0", num_waiting_reqs=999, queue_head=head(), ttft_p99_s=99.0)
-    never = ConsoleTable(alarm_head_waited_s=0, alarm_waiting_reqs=0, alarm_ttft_p99_s=0)
-    assert not texts(worse, limits=never)
+    ):
+        item = instance("i-0", **fields)
+        assert not texts(item)
+        assert len(texts(item, limits=ConsoleTable(**limit))) == 1
+    for waited_s, num, is_alarm in ((9.9, 19, False), (9.9, 20, True), (10.0, 1, True)):
+        found = texts(instance("i-9"), held=held(waited_s), num_held_reqs=num)
+        assert bool(found) is is_alarm, "the queue at the controller has the limits of others"
 
 
 @pytest.mark.parametrize(
@@ -91,10 +85,7 @@ def test_an_alarm_begins_at_its_limit_and_0_is_none(
     [
         ({"instances": (instance("i-0", num_waiting_reqs=16),)}, "alarm_waiting_reqs"),
         ({"instances": (instance("i-0", ttft_p99_s=8.0),)}, "alarm_ttft_p99_s"),
-        (
-            {"num_failed_moves_last_minute": 24, "num_migrated_last_minute": 29},
-            "alarm_failed_moves",
-        ),
+        ({"num_failed_moves_last_minute": 24, "num_migrated_last_minute": 29}, MOVES),
     ],
 )
 def test_an_alarm_ends_below_a_share_of_its_limit(fields: dict[str, Any], limit: str) -> None:
@@ -119,66 +110,28 @@ def held(waited_s: float = 45.0, **fields: Any) -> HeldStatus:
     return HeldStatus(oldest_wait_s=waited_s, head=head)
 
 
-def with_an_older_one(what: HeldStatus) -> HeldStatus:
-    other = {"level": "normal", "place": 4, "why": "fragmented", "waited_s": 62.0}
-    oldest = what.head.model_copy(
-        update={**other, "demand_blocks": 20, "instance_id": None, "lacking_blocks": None}
-    )
-    return what.model_copy(update={"oldest": oldest, "oldest_wait_s": 62.0})
-
-
-NOWHERE = {"instance_id": None, "lacking_blocks": None}
-
-
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("fields", "words"),
     [
+        ({}, "head for 45s needs 360 blocks, lacks 172 on i-9, kept for it, 36% of an instance"),
+        ({"lacking_blocks": 0}, "head for 45s needs 360 blocks; i-9 is kept for it and has no"),
         (
-            held(),
-            "head for 45s needs 360 blocks, lacks 172 on i-9, kept for it, 36% of an instance",
-        ),
-        (
-            held(lacking_blocks=0, demand_blocks=20),
-            "head for 45s needs 20 blocks; i-9 is kept for it and has no place for it yet",
-        ),
-        (
-            held(why="memory", demand_blocks=20, **NOWHERE),
-            "head for 45s needs 20 blocks; all instances together do not have enough free memory",
-        ),
-        (
-            held(why="no-instance", demand_blocks=None, **NOWHERE),
+            {"why": "no-instance", "demand_blocks": None, "instance_id": None},
             "head for 45s; no instance takes requests",
-        ),
-        (
-            with_an_older_one(held(0.5)),
-            "longest 1m02s (normal) needs 20 blocks; no instance has enough free memory;"
-            " all together have; 3 before it",
         ),
     ],
 )
 def test_a_long_wait_at_the_controller_is_named_with_its_cause(
-    what: HeldStatus, words: str
+    fields: dict[str, Any], words: str
 ) -> None:
-    kept = instance("i-9", num_running_reqs=20)
-    assert texts(kept, held=what, num_held_reqs=3) == [f"cluster: 3 held, {words}"]
-
-
-@pytest.mark.parametrize(
-    ("num", "usage", "named"), [(10, 0.75, True), (11, 0.75, False), (10, 0.74, False)]
-)
-def test_few_requests_that_hold_most_of_the_kept_instance_are_named(num, usage, named) -> None:
-    kept = instance("i-9", num_running_reqs=num, kv_cache_usage=usage)
-    (text,) = texts(kept, held=held(), num_held_reqs=3)
-    assert text.endswith("; 10 requests hold 75% of i-9") is named
-
-
-@pytest.mark.parametrize(
-    ("waited_s", "num", "is_alarm"), [(9.9, 19, False), (9.9, 20, True), (10.0, 1, True)]
-)
-def test_the_queue_at_the_controller_has_the_limits_of_others(
-    waited_s: float, num: int, is_alarm: bool
-) -> None:
-    assert bool(texts(instance("i-9"), held=held(waited_s), num_held_reqs=num)) is is_alarm
+    (text,) = texts(instance("i-9", num_running_reqs=20), held=held(**fields), num_held_reqs=3)
+    assert text.startswith(f"cluster: 3 held, {words}")
+    older = {"place": 4, "why": "fragmented", "waited_s": 62.0, "instance_id": None}
+    oldest = held(0.5).head.model_copy(update=older)
+    what = held(0.5).model_copy(update={"oldest": oldest, "oldest_wait_s": 62.0})
+    (text,) = texts(instance("i-9"), held=what, num_held_reqs=3)
+    assert text.startswith("cluster: 3 held, longest 1m02s (high) needs 360 blocks; no instance")
+    assert text.endswith("; 3 before it")
 
 
 # -- members ----------------------------------------------------------------------------------
@@ -216,40 +169,31 @@ def test_a_frontend_is_not_blamed_for_what_an_instance_says() -> None:
     assert texts(starved, frontends=frontends) == ["f-0: restarting", "i-0: P99 TTFT 21s"]
 
 
-@pytest.mark.parametrize(
-    ("evicted_for_s", "told"),
-    [
+def test_an_evicted_head_waits_since_its_eviction() -> None:
+    for evicted_for_s, told in (
         (None, []),  # its age is no wait
         (9.0, []),
         (30.0, ["i-0: 1 wait, head for 30s; memory is fragmented"]),
-    ],
-)
-def test_an_evicted_head_waits_since_its_eviction(
-    evicted_for_s: float | None, told: list[str]
-) -> None:
-    queue = head(evicted=True, evicted_for_s=evicted_for_s)
-    assert texts(instance("i-0", num_waiting_reqs=1, queue_head=queue)) == told
+    ):
+        queue = head(evicted=True, evicted_for_s=evicted_for_s)
+        assert texts(instance("i-0", num_waiting_reqs=1, queue_head=queue)) == told
 
 
 # M is 990 blocks: with 751 of headroom 1,198 are wanted, without it 447.
 FULL = {"freeness_steps": -80.0, "virtual_usage_blocks": 1198}
 
 
-@pytest.mark.parametrize(
-    ("fields", "reserved", "needs"),
-    [
+def test_what_is_kept_free_is_not_in_need() -> None:
+    fields: dict[str, Any]
+    for fields, reserved, needs in (
         ({**FULL, "headroom_blocks": 751}, True, False),
         ({**FULL, "headroom_blocks": 100}, False, True),
         ({"headroom_blocks": 751}, False, False),
         ({"kept_for": KEPT_FOR}, True, False),
         ({**FULL, "kept_for": KEPT_FOR}, False, True),
-    ],
-)
-def test_what_is_kept_free_is_not_in_need(
-    fields: dict[str, Any], reserved: bool, needs: bool
-) -> None:
-    item = instance("i-9", **fields)
-    assert (is_reserved(item), in_need(item)) == (reserved, needs)
+    ):
+        item = instance("i-9", **fields)
+        assert (is_reserved(item), in_need(item)) == (reserved, needs)
 
 
 # -- why a queue waits ------------------------------------------------------------------------
@@ -257,56 +201,30 @@ def test_what_is_kept_free_is_not_in_need(
 WAITING = "i-0: 2 wait, head for 3m00s needs 500 of 440 blocks, 50% of an instance"
 
 
-@pytest.mark.parametrize(
-    ("instances", "why"),
-    [
-        (
-            [waiting(), instance("i-1", num_free_blocks=300)],
-            "memory is fragmented, i-1 has most: 290",
-        ),
-        ([waiting(why="memory")], "memory is full everywhere"),
-        ([waiting(why="batch-full")], "its batch is full"),
-        (
-            [waiting(num_running_reqs=3, kv_cache_usage=0.8)],
-            "memory is fragmented; 3 requests hold 80% of it",
-        ),
-    ],
-)
-def test_why_a_queue_waits(instances: list[InstanceStatus], why: str) -> None:
-    assert texts(*instances) == [f"{WAITING}; {why}"]
-
-
-@pytest.mark.parametrize(
-    "reserved",
-    [
-        {"freeness_steps": -9.0, "virtual_usage_blocks": 1040, "headroom_blocks": 900},
-        {"kept_for": KEPT_FOR},
-    ],
-    ids=["kept beside a high priority", "kept for a held request"],
-)
-def test_what_is_reserved_or_cordoned_has_no_room_for_what_waits_elsewhere(
-    reserved: dict[str, Any],
-) -> None:
+def test_why_a_queue_waits_where_others_have_room_or_are_reserved_or_cordoned() -> None:
+    reserved = {"freeness_steps": -9.0, "virtual_usage_blocks": 1040, "headroom_blocks": 900}
     kept = instance("i-3", num_free_blocks=608, **reserved)
     roomy = instance("i-1", num_free_blocks=550)
     cordoned = instance("i-2", num_free_blocks=600, closed_by=("cordoned",))
-    small = instance("i-3", num_free_blocks=408, **reserved)
-    assert is_reserved(kept)
-    for others, why in (
-        ([kept], "i-3 has room (598 blocks), but it is reserved"),
-        ([kept, roomy], "i-1 has room for it (540 blocks)"),
-        ([cordoned, roomy], "i-1 has room for it (540 blocks)"),
-        ([small], "memory is fragmented"),
+    small = instance("i-1", num_free_blocks=300)
+    large = {"num_running_reqs": 3, "kv_cache_usage": 0.8}
+    for queue, others, why in (
+        (waiting(), [kept], "i-3 has room (598 blocks), but it is reserved"),
+        (waiting(), [kept, roomy], "i-1 has room for it (540 blocks)"),
+        (waiting(), [cordoned, roomy], "i-1 has room for it (540 blocks)"),
+        (waiting(), [small], "memory is fragmented, i-1 has most: 290"),
+        (waiting(**large), [], "memory is fragmented; 3 requests hold 80% of it"),
+        (waiting(queue_head=head(demand=500, why="batch-full")), [], "its batch is full"),
     ):
-        assert texts(waiting(), *others) == [f"{WAITING}; {why}"]
+        assert texts(queue, *others) == [f"{WAITING}; {why}"]
 
 
-@pytest.mark.parametrize(("high", "told"), [(16, "; 16 of 30 running are high"), (15, "")])
-def test_requests_of_a_high_priority_are_named_where_most_are(high: int, told: str) -> None:
+def test_requests_of_a_high_priority_are_named_where_most_are() -> None:
     levels = (LevelStatus(name="high", rank=1, target_load_tokens=1600),)
-    running = {"num_running_reqs": 30, "num_running_by_level": {"high": high}}
-    slow = instance("i-0", ttft_p99_s=20.0, **running)
-    assert texts(slow, levels=levels) == [f"i-0: P99 TTFT 20s{told}"]
+    for high, told in ((16, "; 16 of 30 running are high"), (15, "")):
+        running = {"num_running_reqs": 30, "num_running_by_level": {"high": high}}
+        slow = instance("i-0", ttft_p99_s=20.0, **running)
+        assert texts(slow, levels=levels) == [f"i-0: P99 TTFT 20s{told}"]
 
 
 # -- moves and drains -------------------------------------------------------------------------
@@ -317,20 +235,18 @@ def ended(outcome: str, why: str = "", source: str = "i-0") -> EndedMoveStatus:
     return EXAMPLE.ended_moves[0].model_copy(update=known)
 
 
-@pytest.mark.parametrize(
-    ("moves", "why"),
-    [
+def test_a_drain_that_is_stuck_says_why() -> None:
+    drain = DrainStatus(drain_id="d", num_requests_left=2, num_moved=1, deadline_s=100.0)
+    item = instance("i-0", InstanceState.DRAINING, drain=drain)
+    moves: list[EndedMoveStatus]
+    for moves, why in (
         ([], ""),
         ([ended("kept", "no room"), ended("migrated")], "; its moves fail: no room"),
         ([ended("kept", "no room"), ended("migrated"), ended("migrated")], ""),
-    ],
-)
-def test_a_drain_that_is_stuck_says_why(moves: list[EndedMoveStatus], why: str) -> None:
-    drain = DrainStatus(drain_id="d", num_requests_left=2, num_moved=1, deadline_s=100.0)
-    item = instance("i-0", InstanceState.DRAINING, drain=drain)
-    assert not texts(item, time_s=99.0, ended_moves=moves)
-    late = "i-0: drain 1m00s over its deadline, 2 requests left"
-    assert texts(item, time_s=160.0, ended_moves=moves) == [late + why]
+    ):
+        assert not texts(item, time_s=99.0, ended_moves=moves)
+        late = "i-0: drain 1m00s over its deadline, 2 requests left"
+        assert texts(item, time_s=160.0, ended_moves=moves) == [late + why]
 
 
 def test_moves_that_fail_are_the_clusters() -> None:
@@ -346,19 +262,10 @@ def slow_move(to: str, age_s: float) -> MoveStatus:
     return EXAMPLE.moves[0].model_copy(update={**known, "num_blocks_copied": 9, "num_blocks": 80})
 
 
-@pytest.mark.parametrize(
-    ("moves", "told"),
-    [
-        ({"i-4": (40.0, 20.0)}, "i-4: 2 slow moves to it: 9 of 80 blocks in 40s"),
-        (
-            {"i-4": (40.0,), "i-5": (50.0,), "i-6": (3.0,)},
-            "i-0: 2 slow moves from it: 9 of 80 blocks in 50s",
-        ),
-    ],
-)
-def test_a_slow_link_is_told_by_the_moves_over_it(
-    moves: dict[str, tuple[float, ...]], told: str
-) -> None:
-    found = tuple(slow_move(to, age_s) for to, ages_s in moves.items() for age_s in ages_s)
-    assert texts(instance(), moves=found) == [told]
-    assert not texts(instance(), moves=found, limits=ConsoleTable(alarm_move_s=0))
+def test_a_slow_link_is_told_by_the_moves_over_it() -> None:
+    to_one = (slow_move("i-4", 40.0), slow_move("i-4", 20.0))
+    assert texts(instance(), moves=to_one) == ["i-4: 2 slow moves to it: 9 of 80 blocks in 40s"]
+    from_one = (slow_move("i-4", 40.0), slow_move("i-5", 50.0), slow_move("i-6", 3.0))
+    told = ["i-0: 2 slow moves from it: 9 of 80 blocks in 50s"]
+    assert texts(instance(), moves=from_one) == told
+    assert not texts(instance(), moves=from_one, limits=ConsoleTable(alarm_move_s=0))

@@ -33,10 +33,6 @@ _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 COMMANDS = set(cast(Group, get_command(app)).commands)
 
 
-def each_document() -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-
-
 def code(text: str) -> Iterator[str]:
     """All that is set in code font: blocks, then words in the text around them."""
     yield from _FENCE.findall(text)
@@ -84,8 +80,11 @@ def test_the_package_map_lists_the_packages() -> None:
     assert sorted(listed) == sorted(packages)
 
 
-@each_document()
-def test_links_and_their_anchors_exist(path: Path) -> None:
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_their_anchors_make_targets_and_commands_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert named_after("make", path.read_text()) <= targets
+    assert named_after("llumctl", path.read_text()) <= COMMANDS
     missing = []
     for link in _LINK.findall(prose(path.read_text())):
         file, _, anchor = link.partition("#")
@@ -95,13 +94,6 @@ def test_links_and_their_anchors_exist(path: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
             missing.append(link)
     assert not missing
-
-
-@each_document()
-def test_make_targets_and_commands_exist(path: Path) -> None:
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert named_after("make", path.read_text()) <= targets
-    assert named_after("llumctl", path.read_text()) <= COMMANDS
 
 
 def test_the_index_lists_every_page_once() -> None:

@@ -143,31 +143,17 @@ def test_gpus_that_are_too_few(wanted: dict[str, Any], result: str, cure: str) -
     assert ("node vllm" in checks) == wanted.get("needs_vllm", True)
 
 
-def test_many_nodes_that_fail_are_counted() -> None:
-    nodes = [node(f"192.0.2.{n}", max_open_files=256) for n in range(1, 21)]
-    what = judged(*nodes, num_free_gpus=40)["node open files"].what
-    assert "192.0.2.6" in what
-    assert "192.0.2.7" not in what
-    assert what.endswith("and 14 more")
-
-
-@pytest.mark.parametrize(
-    ("problem", "cure"),
-    [
+def test_a_ray_that_cannot_be_joined() -> None:
+    for problem, cure in (
         ("Version mismatch: ...", "install the same Ray and Python"),
         ("no raylet of this node", "ray start --address=192.0.2.1:6379"),
         ("the head node is away", "ray status --address=192.0.2.1:6379"),
-    ],
-)
-def test_a_ray_that_cannot_be_joined(problem: str, cure: str) -> None:
-    (check,) = node_checks(RayFacts(problem=problem), Wanted(**WANTED))
-    assert (check.name, check.result) == ("nodes", CheckResult.FAIL)
-    assert check.cure.startswith(cure)
-
-
-def test_without_an_answer_nothing_is_said_of_answers() -> None:
+    ):
+        (check,) = node_checks(RayFacts(problem=problem), Wanted(**WANTED))
+        assert (check.name, check.result) == ("nodes", CheckResult.FAIL)
+        assert check.cure.startswith(cure)
     (check,) = judged(node(FIRST, problem="it is gone")).values()
-    assert check.result is CheckResult.FAIL
+    assert check.result is CheckResult.FAIL, "without an answer nothing is said of answers"
 
 
 # -- the probe --------------------------------------------------------------------------------
@@ -208,25 +194,8 @@ def test_what_a_probe_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HF_HUB_CACHE")
     assert not probe.is_cached("Q/Q")
-    assert probe.gpu("NVIDIA H100, 81559, 9.0") == {
-        "name": "NVIDIA H100",
-        "memory_mib": 81559,
-        "compute_capability": "9.0",
-    }
+    assert (probe.gpu("NVIDIA H100, 81559, 9.0") or {})["memory_mib"] == 81559
     assert probe.gpu("No devices were found") is None
-
-
-def test_other_sources_have_another_fingerprint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "some_package_of_a_test"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    before = probe.fingerprint(package.name)
-    (package / "new.py").write_text("")
-    assert probe.fingerprint(package.name) != before != ""
-    assert probe.fingerprint("no_such_package_of_a_test") == ""
 
 
 # -- the process that asks ----------------------------------------------------------------------
@@ -237,7 +206,6 @@ def test_other_sources_have_another_fingerprint(
     ("script", "problem"),
     [
         ("print('noise'); print('{\"problem\": \"so\"}')", "so"),
-        ("import sys; sys.exit('it gave up')", "it gave up"),
         ("import os; os._exit(7)", "it ended with 7"),
         ("import time; time.sleep(60)", "it did not answer within 1 s"),
     ],

@@ -63,20 +63,19 @@ def test_a_raylet_that_is_gone(machine: Machine) -> None:
     assert loss.for_s == 0.0
 
 
-@pytest.mark.parametrize(("given", "ends_s"), [("86400", 86400.0), ("soon", 60.0)])
-def test_how_long_processes_wait_for_a_head(
-    given: str, ends_s: float, monkeypatch: pytest.MonkeyPatch
+def test_how_long_processes_wait_for_a_head_and_the_last_seconds(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(head_watch.RECONNECT_VARIABLE, given)
-    assert head_watch.reconnect_s() == ends_s
-
-
-@pytest.mark.parametrize(
-    ("ends_after_s", "for_s", "soon"),
-    [(60.0, 51.0, False), (60.0, 52.0, True), (10.0, 4.0, False), (10.0, 5.0, True)],
-)
-def test_the_last_seconds(ends_after_s: float, for_s: float, soon: bool) -> None:
-    assert LauncherLoss("w", for_s, ends_after_s).ends_soon(8.0) is soon
+    for given, ends_s in (("86400", 86400.0), ("soon", 60.0)):
+        monkeypatch.setenv(head_watch.RECONNECT_VARIABLE, given)
+        assert head_watch.reconnect_s() == ends_s
+    for ends_after_s, for_s, soon in (
+        (60.0, 51.0, False),
+        (60.0, 52.0, True),
+        (10.0, 4.0, False),
+        (10.0, 5.0, True),
+    ):
+        assert LauncherLoss("w", for_s, ends_after_s).ends_soon(8.0) is soon
     assert not LauncherLoss("w", 1e9, None).ends_soon(8.0)
 
 

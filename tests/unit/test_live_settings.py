@@ -1,32 +1,19 @@
 """Which settings may be changed while the cluster runs, and the configuration that they become."""
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
 
 from controller.adapters.http.live_settings import live_config
-from controller.api.settings.setting_values import LIVE, SettingError, changed, live_settings
-from controller.api.settings.settings import PriorityTable, Settings
+from controller.api.settings.setting_values import SettingError, changed, live_settings
+from controller.api.settings.settings import Settings
 from controller.api.wire import SettingValue
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.settings import AutoscaleConfig, HoldingConfig, KeyLimits, ReplayConfig
 from controller.runtime.controller.roster import LiveConfig
 
 DEFAULTS = Settings()
-
-
-def test_what_is_listed() -> None:
-    found = live_settings(DEFAULTS)
-    for pattern in LIVE:
-        assert any(fnmatchcase(key, pattern) for key in found), pattern
-    assert all(each.meaning for each in found.values())
-    assert all(each.value == each.default for each in found.values())
-    high = found["priority.high.target_load_tokens"]
-    assert (high.value, found["priority.normal.target_load_tokens"].value) == (1600, None)
-    for absent in ("endpoint.port", "priority.high.rank", "cluster.model", "control.port"):
-        assert absent not in found
 
 
 def test_the_defaults_are_those_of_what_goes_by_them() -> None:
@@ -57,6 +44,7 @@ def another(value: SettingValue) -> SettingValue:
 @pytest.mark.parametrize("table", PARTS)
 def test_every_setting_of_a_table_reaches_its_part_of_the_cluster(table: str) -> None:
     known = live_settings(DEFAULTS).values()
+    assert all(each.meaning and each.value == each.default for each in known)
     wanted = {e.key: another(e.value) for e in known if e.key.startswith(f"{table}.")}
     part = PARTS[table](live_config(changed(DEFAULTS, wanted)))
     assert {key: getattr(part, key.removeprefix(f"{table}.")) for key in wanted} == wanted
@@ -105,24 +93,18 @@ def test_the_schedulers_own_times_follow_the_speed_of_emulated_engines(
     assert own == pytest.approx(times_s)
 
 
-@pytest.mark.parametrize(
-    ("policy", "asked"), [("llumnix+", True), ("llumnix", False), ("prefix-aware", True)]
-)
-def test_frontends_hash_prompts_only_for_a_policy_that_goes_by_it(policy: str, asked: bool) -> None:
-    settings = changed(DEFAULTS, {"scheduler.policy": policy})
-    assert live_config(settings).frontends.hash_prefixes is asked
+def test_frontends_hash_prompts_only_for_a_policy_that_goes_by_it() -> None:
+    for policy, asked in (("llumnix+", True), ("llumnix", False), ("prefix-aware", True)):
+        settings = changed(DEFAULTS, {"scheduler.policy": policy})
+        assert live_config(settings).frontends.hash_prefixes is asked
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("migration.enabled", False),
-        ("scheduler.status_push", "begin"),
         ("migration.source_below_steps", -5.5),
-        ("migration.max_moves", 0),
-        ("scheduler.hold_timeout_s", 3),
         ("endpoint.request_timeout_s", None),
-        ("priority.high.target_load_tokens", None),
         ("priority.normal.target_load_tokens", 4000),
     ],
 )
@@ -143,25 +125,13 @@ def test_one_setting_is_changed_and_no_other(key: str, value: SettingValue) -> N
         ({"migration.max_moves": -1}, "migration.max_moves must be at least 0, not -1"),
         ({"migration.max_moves": 1025}, "migration.max_moves must be at most 1024, not 1025"),
         ({"migration.max_moves": 2.5}, "migration.max_moves must be an integer, not"),
-        ({"migration.max_moves": True}, "migration.max_moves must be an integer, not"),
-        ({"migration.max_moves": None}, "migration.max_moves must be an integer, not"),
         ({"migration.enabled": 1}, "migration.enabled must be true or false, not 1"),
         ({"autoscale.mode": "any"}, "autoscale.mode must be 'off', 'dry-run' or 'on'"),
-        (
-            {"migration.source_below_steps": float("nan")},
-            "source_below_steps must be a finite",
-        ),
-        (
-            {"migration.source_below_steps": 60},
-            "migration: source_below_steps (60) must not exceed destination_above_steps (48)",
-        ),
-        (
-            {"priority.high.target_load_tokens": -1},
-            "high.target_load_tokens must be at least 0",
-        ),
+        ({"migration.source_below_steps": float("nan")}, "source_below_steps must be a finite"),
+        ({"migration.source_below_steps": 60}, "must not exceed destination_above_steps (48)"),
+        ({"priority.high.target_load_tokens": -1}, "high.target_load_tokens must be at least 0"),
         ({"priority.low.target_load_tokens": 1}, "there is no setting 'priority.low.target_load"),
         ({"migration.max_move": 1}, "did you mean migration.max_moves?"),
-        ({"migration": 1}, "there is no setting 'migration'"),
         ({"a" * 500: 1}, "there is no setting 'aaaaaa"),
         ({"engine.seed": 1}, "engine.seed cannot be changed while"),
         ({"priority.high.rank": 1}, "priority.high.rank cannot be changed while"),
@@ -176,24 +146,11 @@ def test_what_may_not_be_is_said(changes: dict[str, SettingValue], why: str) -> 
         assert raised.value.hint == "llumctl down      then      llumctl up"
 
 
-def test_levels_of_ones_own() -> None:
-    levels = (*DEFAULTS.priority, PriorityTable(name="batch", rank=-1, target_load_tokens=5))
-    after = changed(
-        DEFAULTS.model_copy(update={"priority": levels}), {"priority.batch.target_load_tokens": 9}
-    )
-    found = live_settings(after)["priority.batch.target_load_tokens"]
-    assert (found.value, found.default) == (9, None)
-
-
-@pytest.mark.parametrize(
-    ("policy", "why", "hint"),
-    [
+def test_a_policy_that_does_not_exist_is_refused() -> None:
+    for policy, why, hint in (
         ("lumnix", "unknown dispatch policy 'lumnix': did you mean", ""),
         ("power-of-two", "'power-of-two': valid are llumnix, ", "llumctl simulate -p"),
-    ],
-    ids=["mistyped", "of the simulator"],
-)
-def test_a_policy_that_does_not_exist_is_refused(policy: str, why: str, hint: str) -> None:
-    with pytest.raises(SettingError, match=why) as raised:
-        live_config(changed(DEFAULTS, {"scheduler.policy": policy}))
-    assert hint in raised.value.hint
+    ):
+        with pytest.raises(SettingError, match=why) as raised:
+            live_config(changed(DEFAULTS, {"scheduler.policy": policy}))
+        assert hint in raised.value.hint

@@ -31,7 +31,6 @@ def test_a_long_message_or_traceback_loses_its_middle(written: io.StringIO) -> N
     text = written.getvalue()
     assert text.startswith("WARNING unknown role: xxx")
     assert text.endswith("x!\n")
-    assert " 995919 characters " in text
     assert len(text) < MAX_MESSAGE_CHARS + 100
     try:
         raise ValueError("y" * 1_000_000)

@@ -23,17 +23,15 @@ def module() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("num_instances", "num_gpus", "free_gpus", "num_bytes", "unknown", "says"),
+    ("num_instances", "num_gpus", "free_gpus", "memory", "says"),
     [
-        (2, 2, 4.0, 0, "", ""),
-        (3, 2, 4.0, 0, "", "6 GPUs are needed, Ray has 4 free"),
-        (1, 1, 0.0, 0, "", "1 GPUs are needed, Ray has 0 free"),
-        (2, 0, 0.0, GIB, "", ""),
-        (3, 0, 0.0, GIB, "", "about 3.0 GiB are needed, 2.0 GiB are available"),
+        (2, 2, 4.0, (0, ""), ""),
+        (3, 2, 4.0, (0, ""), "6 GPUs are needed, Ray has 4 free"),
+        (1, 1, 0.0, (0, ""), "1 GPUs are needed, Ray has 0 free"),
+        (2, 0, 0.0, (GIB, ""), ""),
+        (3, 0, 0.0, (GIB, ""), "about 3.0 GiB are needed, 2.0 GiB are available"),
         # `scale --force` starts the instances nevertheless.
-        (1, 0, 0.0, GIB, "m is not all here", "fit into the memory: m is not all here"),
-        # what is not known speaks against nothing
-        (1000, 0, 0.0, 0, "", ""),
+        (1, 0, 0.0, (GIB, "m is not all here"), "fit into the memory: m is not all here"),
     ],
 )
 def test_room(
@@ -42,16 +40,13 @@ def test_room(
     num_instances: int,
     num_gpus: int,
     free_gpus: float,
-    num_bytes: int,
-    unknown: str,
+    memory: tuple[int, str],
     says: str,
 ) -> None:
     plan = module.ActorPlan("m:f", {}, num_gpus)
     resources = {"CPU": 4.0} | ({"GPU": free_gpus} if free_gpus else {})
     monkeypatch.setattr(module.ray, "available_resources", lambda: resources)
-    launcher = module.RayLauncher(
-        "n", "/logs", plan, plan, lambda: 2 * GIB, lambda: (num_bytes, unknown)
-    )
+    launcher = module.RayLauncher("n", "/logs", plan, plan, lambda: 2 * GIB, lambda: memory)
     told = launcher.no_room(num_instances)
     assert (told.endswith(says), bool(told)) == (True, bool(says))
 

@@ -49,7 +49,6 @@ def test_what_was_written_is_read_and_nobody_else_s(path: Path) -> None:
     assert path.read_bytes() == before
     header = new_header("c1", 5.0, 1.0)
     assert (header.cluster, header.time_s, header.schema_version) == ("c1", 5.0, 1)
-    assert header.llumctl_version
 
 
 def test_each_frame_is_in_the_file_at_once_and_without_frames_there_is_none(tmp_path: Path) -> None:
@@ -62,13 +61,6 @@ def test_each_frame_is_in_the_file_at_once_and_without_frames_there_is_none(tmp_
         writer.append(FRAMES[0])
     RecordingWriter(tmp_path / "none", HEADER).close()
     assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize("name", ["no/such/folder", "."])
-def test_where_nothing_can_be_written(tmp_path: Path, name: str) -> None:
-    with pytest.raises(LlumctlError) as caught:
-        RecordingWriter(tmp_path / name, HEADER)
-    assert caught.value.exit_code in (1, 5)
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,39 +82,24 @@ def test_a_cut_last_line_is_tolerated(path: Path) -> None:
         assert reader.truncated
 
 
-def test_a_bad_line_is_named(path: Path) -> None:
-    insert(path, '{"type": "ping"}')
-    with RecordingReader(path) as reader:
-        frames = iter(reader)
-        assert next(frames) == FRAMES[0]
-        with pytest.raises(UsageError) as caught:
-            next(frames)
-    assert caught.value.message == f"{path}:3: not a frame of a recording"
-
-
 @pytest.mark.parametrize(
     "line",
     [
         '{"type":"ping","time_s":1.2.3}',
         '{"type":"ping","time_s":1e300}',
-        '{"type":"ping","time_s":"inf"}',
         '{"type":"ping","time_s":"\\u0031e300"}',
         '{"type":"gap","time_s":1,"missed":%s}' % ("9" * 400),
         '{"type":"requests","time_s":1,"num_before":0,"stands":[[0,"running","i-0",1,0,0,1e999]]}',
-        '{"type":"requests","time_s":1,"num_before":0,"stands":[[0,"running","i-0",1,0,0,NaN]]}',
+        '{"type":"ping"}',
     ],
 )
 def test_figures_that_no_clock_shows_are_no_frame(path: Path, line: str) -> None:
     """Such figures used to end the dashboard that replayed them."""
     insert(path, line)
     with RecordingReader(path) as reader, pytest.raises(UsageError, match=":3: not a frame"):
+        list(reader)
+    with RecordingReader(path) as reader, pytest.raises(UsageError, match=":3: not a frame"):
         [reader.frame(mark) for mark in reader.marks()]
-
-
-def test_frames_of_unknown_types_are_skipped(path: Path) -> None:
-    insert(path, '{"type": "later", "time_s": 1}')
-    with RecordingReader(path) as reader:
-        assert list(reader) == FRAMES
 
 
 @pytest.mark.parametrize("text", ["", "\n", "{}", "nonsense", '{"type": "ping", "time_s": 1}\n'])
@@ -130,21 +107,13 @@ def test_what_is_no_recording(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
     with pytest.raises(UsageError, match="x:1: not a recording"):
         RecordingReader(tmp_path / "x")
-
-
-def test_a_newer_recording_asks_for_an_upgrade(tmp_path: Path) -> None:
-    newer = HEADER.model_copy(update={"schema_version": 2})
-    (tmp_path / "x").write_text(newer.model_dump_json() + "\n")
-    with pytest.raises(LlumctlError, match="newer llumctl") as caught:
-        RecordingReader(tmp_path / "x")
-    assert caught.value.hint == "git pull      then      make install"
-
-
-def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such recording"):
         RecordingReader(tmp_path / "none")
-    with pytest.raises(LlumctlError, match="cannot read"):
-        RecordingReader(tmp_path)
+    (tmp_path / "x").write_text(HEADER.model_copy(update={"schema_version": 2}).model_dump_json())
+    with pytest.raises(LlumctlError, match="newer llumctl"):
+        RecordingReader(tmp_path / "x")
+    with pytest.raises(LlumctlError):
+        RecordingWriter(tmp_path / "no/such/folder", HEADER)
 
 
 def test_a_file_of_one_endless_line_stays_out_of_memory(
