@@ -113,7 +113,6 @@ BACK = ["status", "drain", "uncordon"]
         ([DRAIN, "i-0", "true"], {"DRAIN_CODE": "124"}, 124, BACK),
         ([DRAIN, "i-0", "true"], {"DRAIN_CODE": "5"}, 5, ["status", "drain"]),
         ([DRAIN, "i-1", "true"], {}, 5, ["status"]),
-        ([DRAIN, "i-0", "true"], {"STATUS_CODE": "3"}, 3, ["status"]),
         ([SCALE, "2"], {"SCALE_CODE": "6"}, 6, ["status", "scale"] * 3),
     ],
     ids=[
@@ -122,7 +121,6 @@ BACK = ["status", "drain", "uncordon"]
         "a drain that took too long is undone",
         "a drain that was refused is not",
         "another's drain is left alone",
-        "without a status nothing is drained",
         "the night looks again if the cluster changed",
     ],
 )

@@ -1,14 +1,9 @@
 """What an installation of llumctl needs: locks, extras, and the commands in messages."""
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
-import zipfile
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from packaging.markers import default_environment
@@ -140,42 +135,3 @@ def test_a_command_names_the_extra_that_is_missing(
         error, hint = capsys.readouterr().err.splitlines()
         assert error.startswith(f"error: {option} needs the extra [{extra}], which is not")
         assert hint == f"try:   {command}"
-
-
-def index_of_torch(folder: Path, *, empty: bool = False) -> str:
-    """A package index with a torch that holds nothing, or with no torch."""
-    page = folder / "torch" / "index.html"
-    page.parent.mkdir(parents=True)
-    version = lock("cpu")["torch"]
-    wheel = page.with_name(f"torch-{version}-py3-none-any.whl")
-    about = f"torch-{version}.dist-info"
-    metadata_text = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
-    with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr(f"{about}/METADATA", metadata_text)
-        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        file.writestr(f"{about}/RECORD", "")
-    link = f'<a href="{quote(wheel.name)}">{wheel.name}</a>'
-    page.write_text(f"<!DOCTYPE html><html><body>{'' if empty else link}</body></html>")
-    return folder.as_uri()
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("has_it", ["the configured index", "PyTorch's index", "neither"])
-def test_make_asks_for_cpu_wheels_only_where_the_configured_index_has_none(
-    tmp_path: Path, has_it: str
-) -> None:
-    """The Makefile's own commands install llumctl, with folders in place of both indexes."""
-    configured = index_of_torch(tmp_path / "configured", empty=has_it != "the configured index")
-    pytorch = index_of_torch(tmp_path / "pytorch", empty=has_it != "PyTorch's index")
-    done = subprocess.run(
-        ["make", "--eval", f"torch: ; $(call install_torch,{sys.executable})", "torch",
-         "MACHINE=cpu", f"CPU_WHEELS={pytorch}"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull,
-             "PIP_INDEX_URL": configured, "PIP_TARGET": str(tmp_path / "target")},
-    )  # fmt: skip
-    told = "the configured package indexes have no torch"
-    assert (told in done.stdout) == (has_it != "the configured index"), done
-    assert ("docs/installing.md#a-torch-for-the-cpu" in done.stdout) == (has_it == "neither")
-    assert (done.returncode == 0) == (has_it != "neither"), done
-    assert bool(list(tmp_path.glob("target/torch-*+cpu.dist-info"))) == (has_it != "neither")

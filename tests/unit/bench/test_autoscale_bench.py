@@ -18,12 +18,6 @@ TIDE = Tide(1000.0, low_rate=0.5, high_rate=2.5, burst_rate=6.0)
 SCENE = Scene(Tide(600.0, 0.2, 2.4, 6.0), "M-M", seed=1, least=1, most=4, speed=6.0)
 
 
-def test_the_requests_rise_and_fall_with_a_burst_and_nothing_at_all() -> None:
-    assert [TIDE.rate(at_s) for at_s in (0.0, 250.0, 500.0)] == pytest.approx([0.5, 2.5, 0.5])
-    assert TIDE.rate(1000 * BURST[1] - 1) == 6.0
-    assert TIDE.rate(1000 * NOTHING[1] - 1) == 0.0
-
-
 def test_slow_requests_are_told_by_when_they_came() -> None:
     begin_s, end_s = 1000 * BURST[0], 1000 * NOTHING[0]
     arrivals_s = [0.0, begin_s - 1, begin_s, end_s - 1, end_s, 999.0]

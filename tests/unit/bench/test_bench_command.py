@@ -120,21 +120,6 @@ def test_a_key_file_that_is_not_used(
     assert "sesame" not in err
 
 
-def test_a_trace(capsys: Captured, tmp_path: Path) -> None:
-    trace = tmp_path / "t.csv"
-    trace.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:15:46.5,30,4\n2023-11-16 18:15:56.5,20,2\n"
-    )
-    with FakeServer().in_thread() as server:
-        arguments = ["bench", "--url", server.url, "--trace", str(trace), "--scale-rate", "100"]
-        assert run([*arguments, "-o", "json"]) == 0
-        assert [len(body["prompt"]) for body in server.bodies] == [30, 20]
-    report = json.loads(capsys.readouterr().out)
-    assert 0.1 <= report["duration_s"] < 5
-    assert report["parameters"]["trace"] == str(trace)
-
-
 @pytest.mark.process
 def test_interruption_reports_what_there_is(tmp_path: Path) -> None:
     never = asyncio.Event()

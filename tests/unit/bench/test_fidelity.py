@@ -37,21 +37,13 @@ def test_a_tail_may_be_anywhere_in_the_spread_of_five_runs(num_runs: int, is_met
     assert found["TTFT P99"].is_met == is_met
 
 
-def _status(*members: tuple[int, float, int]) -> ClusterStatus:
-    """Of (incarnation, busy seconds, steps)."""
-    return cluster(
-        *(
-            instance(f"i-{number}", incarnation=incarnation, busy_s=busy_s, num_steps=num_steps)
-            for number, (incarnation, busy_s, num_steps) in enumerate(members)
-        )
-    )
-
-
 def test_the_mean_step_is_that_of_all_instances_during_the_load() -> None:
-    statuses = [_status((1, 5.0, 100), (1, 1.0, 10)), _status((1, 7.0, 150), (1, 2.0, 60))]
+    def status(*members: tuple[float, int]) -> ClusterStatus:
+        figures = enumerate(members)
+        return cluster(*(instance(f"i-{n}", busy_s=s, num_steps=num) for n, (s, num) in figures))
+
+    statuses = [status((5.0, 100), (1.0, 10)), status((7.0, 150), (2.0, 60))]
     assert live_steps(statuses, 2.0) == {"busy_s": 6.0, "step_s": pytest.approx(0.06)}
-    restarted = [_status((1, 5.0, 100)), _status((2, 1.0, 50))]
-    assert live_steps(restarted, 1.0)["step_s"] is None
 
 
 def test_a_busy_machine_slows_steps_by_what_engines_waited() -> None:

@@ -14,19 +14,10 @@ def _interval(mean: float) -> dict[str, float]:
 
 def _point(workload: str, **over: Any) -> dict[str, Any]:
     cell = {"simulated": _interval(6.0), "paper": 12.0}
-    return {
-        "workload": workload,
-        "x": 2.0,
-        "rate": 2.0,
-        "cv": None,
-        "lengths": "",
-        "scale_from_blocks": None,
-        "rank": None,
-        "metric": "ttft_s p99",
-        "policies": {"infaas++": cell, "llumnix": cell},
-        "ratios": {"llumnix": {"simulated": _interval(4.0), "paper": 3.0}},
-        **over,
-    }
+    point = {"workload": workload, "x": 2.0, "rate": 2.0, "lengths": "", "metric": "ttft_s p99"}
+    point |= dict.fromkeys(("cv", "scale_from_blocks", "rank"))
+    point |= {"policies": {"infaas++": cell, "llumnix": cell}}
+    return point | {"ratios": {"llumnix": {"simulated": _interval(4.0), "paper": 3.0}}} | over
 
 
 def _file(points: Sequence[dict[str, Any]], times: Sequence[float]) -> dict[str, Any]:

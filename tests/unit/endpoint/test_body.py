@@ -74,36 +74,12 @@ def test_bodies_with_a_fault(body: bytes, says: str) -> None:
     assert len(found.message) < 300
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"a": "\\ud83d\\ude00"}',
-        b'{"a": "\\\\ud83d \\\\u0000"}',
-        b' {"a": 1e308}\n',
-        json.dumps({"x": nested(63)}).encode(),
-        json.dumps({"prompt": "{[,]}" * 20_000}).encode(),
-    ],
-    ids=lambda body: repr(body[:20]),
-)
-def test_bodies_without_fault(body: bytes) -> None:
-    assert find_fault(body, anything) is None
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"prompt":[' + b"1," * 4_000_000 + b"1]}",
-        b'{"prompt":' + b"[" * 4_000_000,
-    ],
-    ids=["ids", "brackets"],
-)
-def test_a_multitude_is_refused_without_decoding(
-    body: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_multitude_is_refused_without_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_checks, "_DECODER", None)
-    found = find_fault(body, anything)
-    assert found is not None
-    assert found.message.startswith("the JSON has more than 20000 values")
+    for body in (b'{"prompt":[' + b"1," * 4_000_000 + b"1]}", b'{"prompt":' + b"[" * 4_000_000):
+        found = find_fault(body, anything)
+        assert found is not None
+        assert found.message.startswith("the JSON has more than 20000 values")
 
 
 TEXTS = st.text(alphabet='ab[]{},:"\\ \n\u00e9', max_size=8)
@@ -247,6 +223,17 @@ PASSES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("request_", PASSES, ids=lambda request: str(request)[:40])
 def test_what_passes(request_: dict[str, Any]) -> None:
     assert fault_of(request_) is None
+
+
+def test_texts_that_pass() -> None:
+    for body in (
+        b'{"a": "\\ud83d\\ude00"}',
+        b'{"a": "\\\\ud83d \\\\u0000"}',
+        b' {"a": 1e308}\n',
+        json.dumps({"x": nested(63)}).encode(),
+        json.dumps({"prompt": "{[,]}" * 20_000}).encode(),
+    ):
+        assert find_fault(body, anything) is None
 
 
 # vLLM's models take them for integers.

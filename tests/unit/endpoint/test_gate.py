@@ -97,23 +97,6 @@ async def test_the_app_gets_the_body_in_one_piece_and_then_hears_that_the_client
     assert sent[:2] == [200, b"ok"]
 
 
-async def test_a_crowd_of_requests_lets_the_loop_turn_between_them() -> None:
-    num_requests, turn, begun = 50, 0, []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        begun.append(turn)
-        await OK(scope, receive, send)
-
-    found = gate(app)
-    async with asyncio.TaskGroup() as group:
-        for _ in range(num_requests):
-            group.create_task(found(POST, given(b"{}"), noting([])))
-        while len(begun) < num_requests:
-            await asyncio.sleep(0)
-            turn += 1
-    assert len(set(begun)) == num_requests
-
-
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_large_body_is_not_read_to_its_end(declared: bool) -> None:
     num_sent = 0
@@ -170,30 +153,6 @@ async def test_a_body_that_does_not_come(
     assert (answer.status_code, answer.headers["connection"]) == (status, "close")
     assert error(answer)["type"] == error_type(status)
     assert says in error(answer)["message"]
-
-
-async def test_a_request_has_one_deadline_for_its_body_and_its_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    deadlines_s: list[float] = []
-    timeout_at = asyncio.timeout_at
-
-    def noted(when_s: float) -> asyncio.Timeout:
-        deadlines_s.append(when_s)
-        return timeout_at(when_s)
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        assert await receive() == {"type": "http.disconnect"}
-        await OK(scope, receive, send)  # FastAPI answers then, too
-
-    monkeypatch.setattr(asyncio, "timeout_at", noted)
-    sent: list[Any] = []
-    await gate(app, GateLimits(request_timeout_s=0.05))(POST, given(b"{", b"}"), noting(sent))
-    assert sent[0] == 504
-    assert json.loads(sent[1])["error"]["type"] == "DeadlineExceededError"
-    assert len(set(deadlines_s)) == 1
-    assert len(deadlines_s) >= 3  # two pieces, then whether the client has left
 
 
 async def test_a_slow_body_earns_time_by_what_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,11 +465,10 @@ async def test_what_fails_behind_the_first_token_of_a_stream_stays_in_the_stream
 
 
 async def test_a_huge_error_of_the_app_is_cut() -> None:
-    for size in (50_000, 3_000_000):
-        body = json.dumps({"error": {"message": "x" * size}}).encode()
-        answer = await ask(gate(answering(400, body)))
-        assert answer.status_code == 400
-        assert len(answer.content) < 8192
+    body = json.dumps({"error": {"message": "x" * 3_000_000}}).encode()
+    answer = await ask(gate(answering(400, body)))
+    assert answer.status_code == 400
+    assert len(answer.content) < 8192
 
 
 async def test_an_app_that_raises(caplog: pytest.LogCaptureFixture) -> None:

@@ -142,37 +142,28 @@ def test_every_grammar_of_a_manager_is_watched_and_in_time_is_in_time(
 
 
 def test_what_no_client_waits_for_does_not_begin(manager: Manager, engine: Engine) -> None:
-    plain = SimpleNamespace(request_id="d", structured_output_request=None)
-    first, second, third = manager.begin("a", "b", "c")
-    engine.guard.forget([first, second, plain])
-    called_off = [future_of(each).cancelled() for each in (first, second, third)]
-    assert called_off == [False, True, False]
-    manager.go_on.set()
-    future_of(third).result(10)
-    assert manager.created == ["a", "c"]
-
-
-def test_two_of_one_name_are_told_apart(manager: Manager, engine: Engine) -> None:
     """A move that is tried again comes with the same id, and so does a replay, while the request's
     earlier attempt is about to be aborted."""
-    _, earlier, later = manager.begin("a", "b", "b")
-    engine.guard.forget([earlier])
-    assert (future_of(earlier).cancelled(), future_of(later).cancelled()) == (True, False)
+    plain = SimpleNamespace(request_id="d", structured_output_request=None)
+    first, second, third, same = manager.begin("a", "b", "c", "b")
+    engine.guard.forget([first, second, plain])
+    called_off = [future_of(each).cancelled() for each in (first, second, third, same)]
+    assert called_off == [False, True, False, False]
+    manager.go_on.set()
+    future_of(same).result(10)
+    assert manager.created == ["a", "c", "b"]
 
 
-def test_what_takes_too_long_is_given_up(manager: Manager, engine: Engine) -> None:
-    (late,) = manager.begin("a")
-    engine.waits(grammar_guard.MAX_COMPILE_S, late)
-    (later,) = manager.begin("b")
+def test_what_takes_too_long_is_given_up_and_told_to_come_again(
+    manager: Manager, engine: Engine
+) -> None:
+    late, left = manager.begin("a", "b")
+    engine.waits(grammar_guard.MAX_COMPILE_S, late, left)
+    (later,) = manager.begin("d")
     future_of(late)
-    engine.waits(2.0, late, later)
+    engine.waits(2.0, late, left, later)
     assert isinstance(late.structured_output_request._grammar, TimeoutError)
     future_of(later)
-
-
-def test_who_was_given_up_is_told_to_come_again(manager: Manager, engine: Engine) -> None:
-    late, left = manager.begin("a", "b")
-    engine.waits(grammar_guard.MAX_COMPILE_S + 1, late, left)
     engine.guard.forget([left])
     ends = [("a", None), ("a", "error"), ("b", "error"), ("c", "error"), ("a", "error")]
     outputs = [

@@ -87,18 +87,15 @@ async def test_tokens_that_take_too_long_or_longer_and_longer_end_it(
     await until(lambda: not forks(process))
 
 
-async def test_memory_ends_it(process: GrammarProcess) -> None:
+async def test_memory_or_a_crash_ends_it_alone(process: GrammarProcess) -> None:
+    other = trial(process, "sleep")
+    await until(lambda: len(forks(process)) == 1)
+    assert await trial(process, "crash") == TOO_COSTLY
     assert await trial(process, f"take {32 * MIB}") == GOOD
     assert await trial(process, f"take {96 * MIB}") == TOO_COSTLY
     memory = psutil.Process(process.pid).memory_info().rss
     assert memory < 64 * MIB, "a trial's memory stays"
-
-
-async def test_a_crash_ends_it_alone(process: GrammarProcess) -> None:
-    other = trial(process, "sleep")
-    await until(lambda: len(forks(process)) == 1)
-    assert await trial(process, "crash") == TOO_COSTLY
-    await until(lambda: len(forks(process)) == 1)
+    assert len(forks(process)) == 1
     other.cancel()
 
 

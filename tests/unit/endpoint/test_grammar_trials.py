@@ -94,39 +94,36 @@ async def outcome(task: asyncio.Task[float]) -> tuple[int, str, int]:
 
 
 COSTLY = "takes more than 10 s of CPU time or 1 MiB"
-WRONG = "the grammar cannot be compiled: no rule a"
 
 
 @pytest.mark.parametrize(
-    ("text", "busy_below_s", "num_deaths", "tried_s", "status", "says", "again_after_s"),
+    ("text", "played", "tried_s", "status", "says"),
     [
-        ("takes-long 1.1", 0.0, 0, [1.0, 10.0], 200, "", 1),
-        ("takes-too-long 10.1", 0.0, 0, [1.0, 10.0], 400, COSTLY, 1),
-        ("wrong", 0.0, 0, [1.0], 400, WRONG, 1),
-        (f"large {MAX_COMPILED_BYTES}", 0.0, 0, [1.0], 200, "", 1),
-        (f"large {MAX_COMPILED_BYTES + 1}", 0.0, 0, [1.0], 400, "32 MiB when it is compiled", 1),
-        ("busy-for-a-moment 0.1", 1.0, 0, [1.0, 10.0], 200, "", 1),
-        ("busy 0.1", 10.0, 0, [1.0, 10.0], 503, "too busy", 5),
-        ("the-process-dies-once 0.1", 0.0, 1, [1.0, 1.0], 200, "", 1),
-        ("the-process-dies-again 0.1", 0.0, 2, [1.0, 1.0], 503, "no grammar can be compiled", 1),
+        ("takes-long 1.1", {}, [1.0, 10.0], 200, ""),
+        ("takes-too-long 10.1", {}, [1.0, 10.0], 400, COSTLY),
+        ("wrong", {}, [1.0], 400, "the grammar cannot be compiled: no rule a"),
+        (f"large {MAX_COMPILED_BYTES}", {}, [1.0], 200, ""),
+        (f"large {MAX_COMPILED_BYTES + 1}", {}, [1.0], 400, "32 MiB when it is compiled"),
+        ("busy-for-a-moment 0.1", {"busy_below_s": 1.0}, [1.0, 10.0], 200, ""),
+        ("busy 0.1", {"busy_below_s": 10.0}, [1.0, 10.0], 503, "too busy"),
+        ("the-process-dies-once 0.1", {"num_deaths": 1}, [1.0, 1.0], 200, ""),
+        ("it-dies-again 0.1", {"num_deaths": 2}, [1.0, 1.0], 503, "no grammar can be compiled"),
     ],
 )
 async def test_what_a_trial_says_is_remembered_unless_it_says_nothing_of_the_grammar(
     trials: GrammarTrials,
     process: PlayedProcess,
     text: str,
-    busy_below_s: float,
-    num_deaths: int,
+    played: dict[str, float],
     tried_s: list[float],
     status: int,
     says: str,
-    again_after_s: int,
 ) -> None:
-    process.busy_below_s, process.num_deaths = busy_below_s, num_deaths
+    vars(process).update(played)
     asking = check(trials, text)
-    await process.finish(*[text] * (len(tried_s) - num_deaths))
+    await process.finish(*[text] * (len(tried_s) - int(played.get("num_deaths", 0))))
     first = await outcome(asking)
-    assert (first[0], first[2]) == (status, again_after_s)
+    assert (first[0], first[2]) == (status, 5 if says == "too busy" else 1)
     assert says in first[1]
     assert process.tried == [(text, cpu_s) for cpu_s in tried_s]
     process.busy_below_s = 0.0

@@ -109,21 +109,13 @@ async def test_what_is_refused(levels: tuple[str, ...], body: dict[str, Any], sa
     assert app.ranks == []
 
 
-@pytest.mark.parametrize(
-    ("key", "levels", "body", "says"),
-    [
-        ("sk-batch", ("high",), {}, "may not ask for the priority high; it may ask for low"),
-        ("sk-batch", (), {"priority": -1}, "may not ask for the priority high"),
-    ],
-)
-async def test_what_a_key_may_not_ask_for(
-    key: str, levels: tuple[str, ...], body: dict[str, Any], says: str
-) -> None:
-    answer, app = await ask(*by_header(*levels), keys=KEYS, key=key, **body)
-    assert (answer.status_code, error(answer)["type"]) == (403, "PermissionDeniedError")
-    assert says in error(answer)["message"]
-    assert error(answer)["param"] == ("X-Llumctl-Priority" if levels else "priority")
-    assert app.ranks == []
+async def test_what_a_key_may_not_ask_for() -> None:
+    for levels, body in ((("high",), {}), ((), {"priority": -1})):
+        answer, app = await ask(*by_header(*levels), keys=KEYS, key="sk-batch", **body)
+        assert (answer.status_code, error(answer)["type"]) == (403, "PermissionDeniedError")
+        assert "may not ask for the priority high; it may ask for low" in error(answer)["message"]
+        assert error(answer)["param"] == ("X-Llumctl-Priority" if levels else "priority")
+        assert app.ranks == []
 
 
 async def test_a_wish_of_a_request_that_the_gate_could_not_read() -> None:
@@ -155,21 +147,10 @@ async def test_a_session_and_a_key_are_known_by_their_hashes_alone() -> None:
 # -- the file -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("line", "parsed"),
-    [
-        ("  sk  ", ApiKey("sk")),
-        ("sk\thigh, low", ApiKey("sk", ("high", "low"))),
-        ("s,k high", ApiKey("s,k", ("high",))),
-    ],
-)
-def test_a_line(line: str, parsed: ApiKey) -> None:
-    assert parse_line(line) == parsed
-
-
 def test_a_line_may_have_limits_of_its_own() -> None:
     lines = ["sk-a", "sk-b low,normal live_requests=4", "sk-c tokens_per_minute=9 high"]
     assert [parse_line(line).levels for line in lines] == [(), ("low", "normal"), ("high",)]
+    assert parse_line("  s,k\thigh, low ") == ApiKey("s,k", ("high", "low"))
     assert own_limits(lines) == {
         key_id("sk-b"): {"live_requests": 4},
         key_id("sk-c"): {"tokens_per_minute": 9},
@@ -177,20 +158,17 @@ def test_a_line_may_have_limits_of_its_own() -> None:
     check("\n\n  ".join(lines), list(LEVELS))
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
+def test_a_file_that_is_wrong_is_not_repeated() -> None:
+    for text, says in (
         ("sk-1 urgent", "line 1: what follows the key is no list of priority levels (normal, high"),
         ("sk-1\n\nsk-2 high,urgent", "line 3: "),
         ("sk-1\nsk-2 high\nsk-1 low", "line 3: the same key as in line 1"),
-    ],
-)
-def test_a_file_that_is_wrong_is_not_repeated(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match="line") as refused:
-        check(text, LEVELS)
-    assert says in str(refused.value)
-    assert "sk-" not in str(refused.value)
-    assert "urgent" not in str(refused.value)
+    ):
+        with pytest.raises(ValueError, match="line") as refused:
+            check(text, LEVELS)
+        assert says in str(refused.value)
+        assert "sk-" not in str(refused.value)
+        assert "urgent" not in str(refused.value)
 
 
 # -- keys do not leak ---------------------------------------------------------------------

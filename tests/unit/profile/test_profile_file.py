@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.main.profile import run as profile_run
-from controller.main.profile.points import Point
-from controller.model.profile import MAX_FILE_BYTES, LatencyProfile, load_profile
-from tests.unit.profile.profile_points import A10, points_of, prompt
+from controller.model.profile import LatencyProfile, load_profile
+from tests.unit.profile.profile_points import A10, points_of
 
 
 def back(profile: LatencyProfile, folder: Path) -> LatencyProfile:
@@ -35,15 +34,6 @@ def test_any_text_and_figure(
     assert found.description.split() == description.split()
     assert found.source.split() == profile.source.split()
     assert found.prefill_base_s == profile.prefill_base_s
-
-
-def test_the_points_are_beside_it() -> None:
-    text = profile_run.text_of(A10, points_of())
-    (line,) = [each for each in text.splitlines() if "4,096 tokens in 2 steps" in each]
-    assert line.startswith("# prefill ")
-    assert len(text) < MAX_FILE_BYTES / 2
-    fitted_s = Point(prompt(64), 1.0).fitted_s(A10)
-    assert Point(prompt(64), fitted_s / 2).error(A10) == pytest.approx(1.0), "too slow by half"
 
 
 # -- writing ------------------------------------------------------------------------------

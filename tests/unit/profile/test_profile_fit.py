@@ -1,8 +1,6 @@
 """The fit finds known constants again, also with noise, and refuses points that do not determine
 them."""
 
-import random
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -12,8 +10,6 @@ from hypothesis import strategies as st
 
 from controller.main.profile.points import (
     DegenerateError,
-    FitError,
-    Point,
     Step,
     fit,
     fit_decode,
@@ -21,7 +17,7 @@ from controller.main.profile.points import (
     nonnegative_least_squares,
 )
 from controller.model.profile import load_profile, profile_names
-from tests.unit.profile.profile_points import A10, BATCHES, exact, points_of, prompt
+from tests.unit.profile.profile_points import BATCHES, exact, points_of, prompt
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -29,22 +25,6 @@ def test_known_constants_come_out(name: str) -> None:
     profile = load_profile(name)
     found = asdict(fit(points_of(profile)))
     assert found == {key: pytest.approx(getattr(profile, key), rel=1e-6) for key in found}
-
-
-def test_noise_of_a_few_percent() -> None:
-    """No point is off by much more than its noise, whether it takes 20 ms or 2 s."""
-    dice = random.Random(1)
-    clean = points_of()
-
-    def noisy(points: Sequence[Point]) -> tuple[Point, ...]:
-        return tuple(replace(p, time_s=p.time_s * dice.uniform(0.97, 1.03)) for p in points)
-
-    measured = replace(clean, prefill=noisy(clean.prefill), decode=noisy(clean.decode))
-    profile = replace(A10, **asdict(fit(measured)))
-    for points in (clean.prefill, clean.decode):
-        error = FitError.of(points, profile)
-        assert error is not None
-        assert error.largest < 0.06
 
 
 def test_points_that_tell_too_little(batches: tuple[tuple[int, int], ...], why: str) -> None:

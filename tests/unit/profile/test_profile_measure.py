@@ -144,9 +144,6 @@ def test_a_step_tells_what_it_did() -> None:
         engine.clear()
         with pytest.raises(UnexpectedError, match="has lost a request"):
             engine.step()
-
-
-def test_an_eviction_ends_it() -> None:
     small = replace(PROFILE, num_total_blocks=9, max_model_len=140)
     with driven(small) as (engine, _):
         engine.add(64, 70)
