@@ -106,35 +106,31 @@ def state(folder: Path, address: str, run: str = "run") -> RunState:
 
 
 @pytest.mark.process
-def test_without_a_head_the_members_here_are_ended(
-    tmp_path: Path, member: "subprocess.Popen[bytes]"
-) -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{bound.getsockname()[1]}"
-        said: list[str] = []
-        down._end_actors(state(tmp_path, address, run="another"), said.append)
-        assert member.poll() is None
-        assert said[0].startswith(f"no Ray answers at {address}: processes on other machines end")
-        down._end_actors(state(tmp_path, address), said.append)
-    member.wait(timeout=10)  # raises if it lives on
-
-
-@pytest.mark.process
-def test_with_a_head_that_cannot_be_used_the_members_here_are_ended_too(
-    tmp_path: Path, member: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("answers", [True, False])
+def test_without_a_head_that_can_be_used_the_members_here_are_ended(
+    tmp_path: Path,
+    member: "subprocess.Popen[bytes]",
+    answers: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(_state: RunState) -> None:
         raise LlumctlError("the cluster's actors could not be ended", "ray start")
 
     monkeypatch.setattr(down, "_kill_actors", fails)
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        there = state(tmp_path, f"127.0.0.1:{head.getsockname()[1]}")
-        with pytest.raises(LlumctlError, match="could not be ended"):
-            down._end_actors(there, lambda _: None)
-        member.wait(timeout=10)  # raises if it lives on
-        monkeypatch.setattr(down, "_kill_actors", lambda _: None)
-        down._end_actors(there, lambda _: None)
+    said: list[str] = []
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        if answers:
+            head.listen()
+            with pytest.raises(LlumctlError, match="could not be ended"):
+                down._end_actors(state(tmp_path, address), said.append)
+        else:
+            down._end_actors(state(tmp_path, address, run="another"), said.append)
+            assert member.poll() is None
+            down._end_actors(state(tmp_path, address), said.append)
+            assert said[0].startswith(f"no Ray answers at {address}: processes on other machines")
+    member.wait(timeout=10)  # raises if it lives on
 
 
 def test_a_note_without_a_process_names_none(tmp_path: Path) -> None:

@@ -76,9 +76,7 @@ def test_a_members_log_stays_small_whoever_writes_to_it(tmp_path: Path) -> None:
         member.kill()
         member.wait()
     assert largest <= (1 + 2 * NUM_OLD) * 2 * MAX_BYTES
-    assert sorted(path.name for path in tmp_path.glob("i-0.log*")) == [
-        path.name for path in files_of(log)
-    ]
+    assert sorted(tmp_path.glob("i-0.log*")) == files_of(log)
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files_of(log))
     # Of 300. A reader that a busy machine keeps waiting for two turns misses what was between them.
     for writer in "C ", "child", "xxx":
@@ -117,7 +115,6 @@ def test_a_full_disk_costs_what_was_to_be_put_aside_and_nothing_older(
             turn_over(log, 4)
         assert log.read_text() == ""
     assert [old_file(log, number).read_text() for number in (1, 2)] == ["second", "first"]
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["i-0.log", "i-0.log.1", "i-0.log.2"]
 
 
 def test_a_follower_reads_on_over_a_rotation_and_the_last_lines_reach_behind_it(

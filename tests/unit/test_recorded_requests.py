@@ -21,14 +21,13 @@ from controller.api.recording import (
 from controller.api.wire.requests import Event, RequestList, RequestState, RequestStatus
 from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import EventFrame, RequestsFrame, StatusFrame
+from tests.unit.fake_controller import request_fields
 from tools import synthetic_cluster as synthetic
 
 
 def request(id_: str, instance_id: str | None = "i-0", **fields: Any) -> RequestStatus:
-    known: dict[str, Any] = {"arrival_time_s": 100.0, "age_s": 5.0, "ttft_s": 0.4} | fields
-    known = {"state": RequestState.RUNNING, "level": "normal", "frontend_id": "f-0"} | known
-    known = {"num_prompt_tokens": 512, "num_output_tokens": 40} | known
-    return RequestStatus(id=id_, client_id=f"client-{id_}", instance_id=instance_id, **known)
+    known: dict[str, Any] = {"arrival_time_s": 100.0, "age_s": 5.0, "instance_id": instance_id}
+    return RequestStatus(**request_fields(id_, client_id=f"client-{id_}", **known | fields))
 
 
 def listed(*requests: RequestStatus) -> RequestList:

@@ -1,5 +1,6 @@
 """The gate before an app of a few lines, and how to ask it."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -35,6 +36,12 @@ async def ask(found: Gate, path: str = PATH, method: str = "POST", **what: Any) 
     answer = await ask_only(found, path, method, **what)
     assert found.num_live == 0
     return answer
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 def answering(status: int, body: bytes, *headers: tuple[bytes, bytes]) -> App:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from controller.adapters.vllm.grammars.trials import (
     TrialLimits,
     Verdict,
 )
+from tests.unit.endpoint.gate_support import until
 
 pytestmark = pytest.mark.process
 
@@ -41,12 +42,6 @@ async def process(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GrammarProce
     assert not [
         p for p in psutil.Process().children() if str(grammar_process.PROGRAM) in p.cmdline()
     ]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def trial(

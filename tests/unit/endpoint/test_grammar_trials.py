@@ -1,7 +1,6 @@
 """Which requests wait for which when grammars are tried, with fake trials."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +17,7 @@ from controller.adapters.vllm.grammars.trials import (
     TrialLimits,
     Verdict,
 )
+from tests.unit.endpoint.gate_support import until
 
 SHORT, LONG = TrialLimits(1.0, 4.0, 1 << 20), TrialLimits(10.0, 40.0, 1 << 20)
 
@@ -62,12 +62,6 @@ class PlayedProcess:
             event = self.under_way[text]
             event.set()
             await until(lambda text=text, event=event: self.under_way.get(text) is not event)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 @pytest.fixture

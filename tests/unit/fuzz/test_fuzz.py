@@ -6,9 +6,7 @@ from pathlib import Path
 
 from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error
 from tools.footprints import Footprint, ProcessKey
-from tools.fuzz import families
 from tools.fuzz.__main__ import main
-from tools.fuzz.case import Case
 from tools.fuzz.watch import growth, last_lines
 
 
@@ -41,16 +39,6 @@ def test_a_bad_answer_is_found_shrunk_and_sent_again(tmp_path: Path) -> None:
     again.write_text(json.dumps(found))
     assert fuzzed(plant, tmp_path, "--replay", str(again)) == 1
     assert fuzzed(lambda _: None, tmp_path, "--replay", str(again)) == 0
-
-
-def test_every_case_comes_again_and_can_be_written() -> None:
-    cases = [families.draw(7, number) for number in range(400)]
-    assert {case.family for case in cases} >= set(families.JSON) | {"bodies", "transfer"}
-    assert len({case.head + case.body for case in cases}) > 350
-    for number, case in enumerate(cases):
-        assert families.draw(7, number) == case
-        assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
-        assert b"".join(case.pieces()) == case.head + case.body
 
 
 def test_tracebacks_and_growth() -> None:
