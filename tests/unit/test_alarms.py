@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.status_words import in_need, is_reserved
@@ -16,7 +14,6 @@ from controller.api.wire.status import (
     InstanceState,
     InstanceStatus,
     KeptForStatus,
-    LevelStatus,
     MoveStatus,
     QueueHeadStatus,
 )
@@ -80,25 +77,23 @@ def test_an_alarm_begins_at_its_limit_and_0_is_none() -> None:
         assert bool(found) is is_alarm, "the queue at the controller has the limits of others"
 
 
-@pytest.mark.parametrize(
-    ("fields", "limit"),
-    [
+def test_an_alarm_ends_below_a_share_of_its_limit() -> None:
+    fields: dict[str, Any]
+    for fields, limit in (
         ({"instances": (instance("i-0", num_waiting_reqs=16),)}, "alarm_waiting_reqs"),
         ({"instances": (instance("i-0", ttft_p99_s=8.0),)}, "alarm_ttft_p99_s"),
         ({"num_failed_moves_last_minute": 24, "num_migrated_last_minute": 29}, MOVES),
-    ],
-)
-def test_an_alarm_ends_below_a_share_of_its_limit(fields: dict[str, Any], limit: str) -> None:
-    subject = "i-0" if "instances" in fields else "cluster"
-    before = [Alarm(subject, ("trouble",), (0, 0.0), (limit,))]
-    status = cluster(instance("i-9")).model_copy(update=fields)
-    assert alarms(status, LIMITS) == []
-    (lasting,) = alarms(status, LIMITS, before)
-    assert (lasting.subject, lasting.passed) == (subject, (limit,))
-    assert alarms(status, LIMITS, [Alarm("i-7", ("trouble",), (0, 0.0), (limit,))]) == []
-    well = cluster(instance("i-0", num_waiting_reqs=15, ttft_p99_s=7.9))
-    assert alarms(well, LIMITS, before) == []
-    assert alarms(status, ConsoleTable(**{limit: 0}), before) == []
+    ):
+        subject = "i-0" if "instances" in fields else "cluster"
+        before = [Alarm(subject, ("trouble",), (0, 0.0), (limit,))]
+        status = cluster(instance("i-9")).model_copy(update=fields)
+        assert alarms(status, LIMITS) == []
+        (lasting,) = alarms(status, LIMITS, before)
+        assert (lasting.subject, lasting.passed) == (subject, (limit,))
+        assert alarms(status, LIMITS, [Alarm("i-7", ("trouble",), (0, 0.0), (limit,))]) == []
+        well = cluster(instance("i-0", num_waiting_reqs=15, ttft_p99_s=7.9))
+        assert alarms(well, LIMITS, before) == []
+        assert alarms(status, ConsoleTable(**{limit: 0}), before) == []
 
 
 # -- the queue at the controller --------------------------------------------------------------
@@ -110,22 +105,18 @@ def held(waited_s: float = 45.0, **fields: Any) -> HeldStatus:
     return HeldStatus(oldest_wait_s=waited_s, head=head)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
+def test_a_long_wait_at_the_controller_is_named_with_its_cause() -> None:
+    fields: dict[str, Any]
+    for fields, words in (
         ({}, "head for 45s needs 360 blocks, lacks 172 on i-9, kept for it, 36% of an instance"),
         ({"lacking_blocks": 0}, "head for 45s needs 360 blocks; i-9 is kept for it and has no"),
         (
             {"why": "no-instance", "demand_blocks": None, "instance_id": None},
             "head for 45s; no instance takes requests",
         ),
-    ],
-)
-def test_a_long_wait_at_the_controller_is_named_with_its_cause(
-    fields: dict[str, Any], words: str
-) -> None:
-    (text,) = texts(instance("i-9", num_running_reqs=20), held=held(**fields), num_held_reqs=3)
-    assert text.startswith(f"cluster: 3 held, {words}")
+    ):
+        (text,) = texts(instance("i-9", num_running_reqs=20), held=held(**fields), num_held_reqs=3)
+        assert text.startswith(f"cluster: 3 held, {words}")
     older = {"place": 4, "why": "fragmented", "waited_s": 62.0, "instance_id": None}
     oldest = held(0.5).head.model_copy(update=older)
     what = held(0.5).model_copy(update={"oldest": oldest, "oldest_wait_s": 62.0})
@@ -217,14 +208,6 @@ def test_why_a_queue_waits_where_others_have_room_or_are_reserved_or_cordoned() 
         (waiting(queue_head=head(demand=500, why="batch-full")), [], "its batch is full"),
     ):
         assert texts(queue, *others) == [f"{WAITING}; {why}"]
-
-
-def test_requests_of_a_high_priority_are_named_where_most_are() -> None:
-    levels = (LevelStatus(name="high", rank=1, target_load_tokens=1600),)
-    for high, told in ((16, "; 16 of 30 running are high"), (15, "")):
-        running = {"num_running_reqs": 30, "num_running_by_level": {"high": high}}
-        slow = instance("i-0", ttft_p99_s=20.0, **running)
-        assert texts(slow, levels=levels) == [f"i-0: P99 TTFT 20s{told}"]
 
 
 # -- moves and drains -------------------------------------------------------------------------

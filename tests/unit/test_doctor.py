@@ -73,23 +73,19 @@ def test_what_is_installed(
 # -- GPUs and memory ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("gpus", "instances", "engine", "result", "words"),
-    [
+def test_gpus() -> None:
+    engine: dict[str, Any]
+    for gpus, instances, engine, result, words in (
         (2, 2, {}, "ok", "2 visible: GPU 0"),
         (2, 2, {"pipeline_parallel_size": 2}, "fail", "2 visible, 4 wanted by 2 instances"),
         (2, None, {"tensor_parallel_size": "2"}, "ok", ""),
         (2, None, {"tensor_parallel_size": 4}, "fail", "needs 4 GPUs, this machine has 2"),
         (2, None, {"tensor_parallel_size": 0}, "fail", "is not a number of GPUs"),
-    ],
-)
-def test_gpus(
-    gpus: int, instances: int | None, engine: dict[str, Any], result: str, words: str
-) -> None:
-    table = Settings(cluster=ClusterTable(instances=instances), engine=engine)
-    check = doctor.gpu_check([f"GPU {number}" for number in range(gpus)], table)
-    assert verdict(check) == (result, result != "ok")
-    assert words in check.what
+    ):
+        table = Settings(cluster=ClusterTable(instances=instances), engine=engine)
+        check = doctor.gpu_check([f"GPU {number}" for number in range(gpus)], table)
+        assert verdict(check) == (result, result != "ok")
+        assert words in check.what
 
 
 def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,18 +197,14 @@ def test_temporary_folders_and_options(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("result", "code"), [("ok", 0), ("warn", 0), ("fail", 1)])
 def test_command(result: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    found = [
-        Check(name="a", result=CheckResult.OK, what="fine"),
-        Check(name="b", result=CheckResult(result), what="so so", cure="do it"),
-    ]
+    found = [Check(name="b", result=CheckResult(result), what="so so", cure="do it")]
     monkeypatch.setattr(doctor, "run", lambda _: found)
     assert run(["doctor", "-o", "json"]) == code
     report = json.loads(capsys.readouterr().out)
     assert report["schema_version"] == 1
-    assert report["checks"][1] == {"name": "b", "result": result, "what": "so so", "cure": "do it"}
+    assert report["checks"][0] == {"name": "b", "result": result, "what": "so so", "cure": "do it"}
     assert run(["doctor"]) == code
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["RESULT", "CHECK", "WHAT"]
     assert lines[-1] == "        try: do it"
 
 

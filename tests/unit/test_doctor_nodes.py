@@ -120,22 +120,20 @@ def test_addresses_that_no_other_node_can_use() -> None:
     assert alone.result is CheckResult.OK
 
 
-@pytest.mark.parametrize(
-    ("wanted", "result", "cure"),
-    [
+def test_gpus_that_are_too_few() -> None:
+    wanted: dict[str, Any]
+    for wanted, result, cure in (
         ({"num_instances": 5}, "fail", "llumctl up -n 4"),
         # An instance is on one machine with all of its GPUs.
         ({"num_instances": 1, "num_gpus_per_instance": 4}, "fail", "add nodes"),
         ({"num_free_gpus": 3}, "warn", "ray status"),
         ({"num_gpus_per_instance": 0}, "warn", "llumctl up on a machine with GPUs"),
         ({"num_gpus_per_instance": 0, "needs_vllm": False}, "ok", ""),
-    ],
-)
-def test_gpus_that_are_too_few(wanted: dict[str, Any], result: str, cure: str) -> None:
-    checks = judged(**wanted)
-    assert checks["node gpus"].result.value == result
-    assert checks["node gpus"].cure.startswith(cure)
-    assert ("node vllm" in checks) == wanted.get("needs_vllm", True)
+    ):
+        checks = judged(**wanted)
+        assert checks["node gpus"].result.value == result
+        assert checks["node gpus"].cure.startswith(cure)
+        assert ("node vllm" in checks) == wanted.get("needs_vllm", True)
 
 
 def test_a_ray_that_cannot_be_joined() -> None:
@@ -197,18 +195,15 @@ def test_what_a_probe_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("script", "problem"),
-    [
+def test_how_asking_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for script, problem in (
         ("print('noise'); print('{\"problem\": \"so\"}')", "so"),
         ("import os; os._exit(7)", "it ended with 7"),
         ("import time; time.sleep(60)", "it did not answer within 1 s"),
-    ],
-)
-def test_how_asking_may_end(script: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "COMMAND", (sys.executable, "-c", script))
-    monkeypatch.setattr(doctor, "TIMEOUT_S", 1.0 if "sleep" in script else 30.0)
-    assert doctor.facts_of("192.0.2.1:6379", Questions()).problem == problem
+    ):
+        monkeypatch.setattr(doctor, "COMMAND", (sys.executable, "-c", script))
+        monkeypatch.setattr(doctor, "TIMEOUT_S", 1.0 if "sleep" in script else 30.0)
+        assert doctor.facts_of("192.0.2.1:6379", Questions()).problem == problem
 
 
 def test_no_node_is_asked_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,25 +8,22 @@ from controller.api.errors import UsageError
 from llumctl import arguments
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
+def test_durations() -> None:
+    for text, seconds in (
         ("0", 0.0),
         ("1.5", 1.5),
         ("250ms", 0.25),
         ("1h30m5s", 5405.0),
         (" 5M ", 300.0),
-    ],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert arguments.seconds(text, "--x") == pytest.approx(seconds)
+    ):
+        assert arguments.seconds(text, "--x") == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "s", "-5m", "5x", "1e3", "٣s", "9999999d"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--x: .* is not a duration") as caught:
-        arguments.seconds(text, "--x")
-    assert "1h30m" in caught.value.hint
+def test_what_is_no_duration() -> None:
+    for text in ("", "s", "-5m", "5x", "1e3", "٣s", "9999999d"):
+        with pytest.raises(UsageError, match=r"^--x: .* is not a duration") as caught:
+            arguments.seconds(text, "--x")
+        assert "1h30m" in caught.value.hint
 
 
 def test_moments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +37,7 @@ def test_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     time.tzset()
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "12:00", "2026-13-01", "0001-01-01T00:00:00"])
-def test_what_is_no_moment(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--since: .* is neither a duration nor a time"):
-        arguments.moment(text, "--since", 1000.0)
+def test_what_is_no_moment() -> None:
+    for text in ("", "yesterday", "12:00", "2026-13-01", "0001-01-01T00:00:00"):
+        with pytest.raises(UsageError, match=r"^--since: .* is neither a duration nor a time"):
+            arguments.moment(text, "--since", 1000.0)

@@ -100,57 +100,48 @@ def test_variables_become_settings_and_files_are_relative_to_the_configuration(
     assert found.chat_template == str(tmp_path / "chat.jinja")
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
+def test_mistakes_in_the_file_are_told_with_their_line(tmp_path: Path) -> None:
+    for line, why in (
         ("middleware = ['x']", "c.toml:2: endpoint.middleware is refused: it is code in front"),
         ("enable_log_outputs = true", "endpoint.enable_log_outputs is refused: logs must not"),
         ("override_generation_config = {top = 2}", "override_generation_config.top"),
         ("allowed_origins = 3", "it must be an array of strings"),
         ("generation_config = 'nowhere'", "has no generation_config.json"),
-    ],
-)
-def test_mistakes_in_the_file_are_told_with_their_line(tmp_path: Path, line: str, why: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        load(f"[endpoint]\n{line}\n", tmp_path)
-    assert str(tmp_path / "c.toml") + ":2" in caught.value.message
-    assert why in caught.value.message
+    ):
+        with pytest.raises(UsageError) as caught:
+            load(f"[endpoint]\n{line}\n", tmp_path)
+        assert str(tmp_path / "c.toml") + ":2" in caught.value.message
+        assert why in caught.value.message
 
 
 # -- code ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_code_comes_out_of_a_private_file(tmp_path: Path) -> None:
+    for text in (
         "[endpoint]\ntool_parser_plugin = 'p.py'\n",
         "[endpoint]\nreasoning_parser_plugin = 'p.py'\n",
         "[engine]\nlogits-processors = ['m:f']\n",
         "[engine]\nstructured_outputs_config = {reasoning_parser_plugin = 'p.py'}\n",
-    ],
-)
-def test_code_comes_out_of_a_private_file(tmp_path: Path, text: str) -> None:
-    load(text, tmp_path)
-    for mode in (0o640, 0o604):
-        with pytest.raises(UsageError, match="names code to run") as caught:
-            load(text, tmp_path, mode)
-        assert caught.value.hint == f"chmod 600 {tmp_path / 'c.toml'}"
-        assert str(tmp_path / "c.toml") + ":2" in caught.value.message
+    ):
+        load(text, tmp_path)
+        for mode in (0o640, 0o604):
+            with pytest.raises(UsageError, match="names code to run") as caught:
+                load(text, tmp_path, mode)
+            assert caught.value.hint == f"chmod 600 {tmp_path / 'c.toml'}"
+            assert str(tmp_path / "c.toml") + ":2" in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
+def test_code_comes_out_of_no_variable_and_no_flag() -> None:
+    for variable, value in (
         ("LLUMCTL_ENDPOINT_TOOL_PARSER_PLUGIN", "p.py"),
         ("LLUMCTL_ENGINE_LOGITS_PROCESSORS", '["m:f"]'),
         ("--engine-arg", 'io_processor_plugin="x"'),
-    ],
-)
-def test_code_comes_out_of_no_variable_and_no_flag(variable: str, value: str) -> None:
-    is_flag = variable.startswith("-")
-    environ, engine_args = ({}, [value]) if is_flag else ({variable: value}, [])
-    with pytest.raises(UsageError, match=rf"{variable}: .* names code to run"):
-        llumctl_settings.load(config=None, environ=environ, engine_args=engine_args)
+    ):
+        is_flag = variable.startswith("-")
+        environ, engine_args = ({}, [value]) if is_flag else ({variable: value}, [])
+        with pytest.raises(UsageError, match=rf"{variable}: .* names code to run"):
+            llumctl_settings.load(config=None, environ=environ, engine_args=engine_args)
 
 
 # -- what vLLM gets -----------------------------------------------------------------------

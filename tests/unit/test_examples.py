@@ -66,31 +66,25 @@ esac
 """
 
 
-class Called:
-    """A script that ran with a llumctl that does nothing but note what it is asked for."""
-
-    def __init__(self, folder: Path, name: str, *arguments: str, **extra: str) -> None:
-        command, calls = folder / "llumctl", folder / "calls"
-        command.write_text(FAKE_LLUMCTL)
-        command.chmod(0o755)
-        instances = [{"id": "i-0", "drain": None}, {"id": "i-1", "drain": {"removes": True}}]
-        done = subprocess.run(
-            [str(EXAMPLES / name), *arguments],
-            env=os.environ
-            | {
-                "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
-                "CALLS": str(calls),
-                "STATUS": json.dumps({"revision": 7, "instances": instances}),
-                **extra,
-            },
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            preexec_fn=_hear_hangups,
-        )
-        self.code = done.returncode
-        self.calls = calls.read_text().split()
+def called(folder: Path, name: str, *arguments: str, **extra: str) -> tuple[int, list[str]]:
+    """The exit code of a script and the orders that it gave, with a llumctl that does nothing."""
+    command, calls = folder / "llumctl", folder / "calls"
+    command.write_text(FAKE_LLUMCTL)
+    command.chmod(0o755)
+    instances = [{"id": "i-0", "drain": None}, {"id": "i-1", "drain": {"removes": True}}]
+    environ = {
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "CALLS": str(calls),
+        "STATUS": json.dumps({"revision": 7, "instances": instances}),
+    }
+    done = subprocess.run(
+        [str(EXAMPLES / name), *arguments],
+        env=os.environ | environ | extra,
+        timeout=60,
+        check=False,
+        preexec_fn=_hear_hangups,
+    )
+    return done.returncode, calls.read_text().split()
 
 
 def _hear_hangups() -> None:
@@ -115,17 +109,8 @@ BACK = ["status", "drain", "uncordon"]
         ([DRAIN, "i-1", "true"], {}, 5, ["status"]),
         ([SCALE, "2"], {"SCALE_CODE": "6"}, 6, ["status", "scale"] * 3),
     ],
-    ids=[
-        "the instance is put back",
-        "after a hangup too",
-        "a drain that took too long is undone",
-        "a drain that was refused is not",
-        "another's drain is left alone",
-        "the night looks again if the cluster changed",
-    ],
 )
 def test_a_script_orders(
     tmp_path: Path, command: list[str], environ: dict[str, str], code: int, calls: list[str]
 ) -> None:
-    found = Called(tmp_path, *command, **environ)
-    assert (found.code, found.calls) == (code, calls)
+    assert called(tmp_path, *command, **environ) == (code, calls)

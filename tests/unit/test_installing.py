@@ -111,27 +111,23 @@ def test_only_one_package_of_ours_imports_what_an_extra_brings(extra: str) -> No
     assert found == {Path("llumctl") / extra}
 
 
-@pytest.mark.parametrize(
-    ("extra", "option", "arguments"),
-    [
+def test_a_command_names_the_extra_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command says so before it looks for a cluster, sends load, or simulates."""
+    for extra, option, arguments in (
         ("lab", "--plot", "bench --plot run.png --url http://127.0.0.1:1"),
         ("lab", "--plot", "simulate --workload M-M --rate 1 --plot run.svg"),
         ("lab", "--plot", "simulate paper figure11 --plot run.svg"),
         ("web", "--web", "top --web"),
-    ],
-)
-def test_a_command_names_the_extra_that_is_missing(
-    extra: str,
-    option: str,
-    arguments: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The command says so before it looks for a cluster, sends load, or simulates."""
-    monkeypatch.setattr(options, "find_spec", lambda _: None)
-    for checkout, command in ((True, "make install"), (False, f"pip install 'llumctl[{extra}]'")):
-        monkeypatch.setattr(hints, "is_checkout", lambda found=checkout: found)
-        assert run(arguments.split()) == 1
-        error, hint = capsys.readouterr().err.splitlines()
-        assert error.startswith(f"error: {option} needs the extra [{extra}], which is not")
-        assert hint == f"try:   {command}"
+    ):
+        monkeypatch.setattr(options, "find_spec", lambda _: None)
+        for checkout, command in (
+            (True, "make install"),
+            (False, f"pip install 'llumctl[{extra}]'"),
+        ):
+            monkeypatch.setattr(hints, "is_checkout", lambda found=checkout: found)
+            assert run(arguments.split()) == 1
+            error, hint = capsys.readouterr().err.splitlines()
+            assert error.startswith(f"error: {option} needs the extra [{extra}], which is not")
+            assert hint == f"try:   {command}"

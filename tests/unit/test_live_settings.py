@@ -74,23 +74,18 @@ def test_other_settings_reach_what_goes_by_them() -> None:
     assert targets == {"normal": None, "high": 320}
 
 
-@pytest.mark.parametrize(
-    ("engine", "speed", "times_s"),
-    [
+def test_the_schedulers_own_times_follow_the_speed_of_emulated_engines() -> None:
+    for engine, speed, times_s in (
         ("vllm", 4.0, (0.1, 10.0, 3.0, 60.0)),
         ("emulated", 4.0, (0.025, 2.5, 0.75, 15.0)),
         ("emulated", 0.5, (0.2, 20.0, 6.0, 120.0)),
         ("emulated", 1000.0, (0.01, 0.01, 0.003, 0.06)),  # rounds have a least interval
-    ],
-)
-def test_the_schedulers_own_times_follow_the_speed_of_emulated_engines(
-    engine: str, speed: float, times_s: tuple[float, ...]
-) -> None:
-    tables = {"cluster": {"engine": engine}, "emulated": {"speed": speed}}
-    found = live_config(Settings.model_validate(tables))
-    moves, holding = found.rescheduling, found.scheduler.holding
-    own = (moves.interval_s, moves.not_back_s, holding.reserve_after_s, holding.share_doubles_s)
-    assert own == pytest.approx(times_s)
+    ):
+        tables = {"cluster": {"engine": engine}, "emulated": {"speed": speed}}
+        found = live_config(Settings.model_validate(tables))
+        moves, holding = found.rescheduling, found.scheduler.holding
+        own = (moves.interval_s, moves.not_back_s, holding.reserve_after_s, holding.share_doubles_s)
+        assert own == pytest.approx(times_s)
 
 
 def test_frontends_hash_prompts_only_for_a_policy_that_goes_by_it() -> None:
@@ -99,24 +94,22 @@ def test_frontends_hash_prompts_only_for_a_policy_that_goes_by_it() -> None:
         assert live_config(settings).frontends.hash_prefixes is asked
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
+def test_one_setting_is_changed_and_no_other() -> None:
+    value: SettingValue
+    for key, value in (
         ("migration.enabled", False),
         ("migration.source_below_steps", -5.5),
         ("endpoint.request_timeout_s", None),
         ("priority.normal.target_load_tokens", 4000),
-    ],
-)
-def test_one_setting_is_changed_and_no_other(key: str, value: SettingValue) -> None:
-    before = changed(DEFAULTS, {"endpoint.request_timeout_s": 9.0})
-    after = changed(before, {key: value})
-    values, known = (
-        {name: each.value for name, each in live_settings(settings).items()}
-        for settings in (after, before)
-    )
-    assert values == known | {key: value}
-    assert changed(after, {key: known[key]}) == before
+    ):
+        before = changed(DEFAULTS, {"endpoint.request_timeout_s": 9.0})
+        after = changed(before, {key: value})
+        values, known = (
+            {name: each.value for name, each in live_settings(settings).items()}
+            for settings in (after, before)
+        )
+        assert values == known | {key: value}
+        assert changed(after, {key: known[key]}) == before
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,8 @@ def module() -> ModuleType:
     return ray_launcher
 
 
-@pytest.mark.parametrize(
-    ("num_instances", "num_gpus", "free_gpus", "memory", "says"),
-    [
+def test_room(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    for num_instances, num_gpus, free_gpus, memory, says in (
         (2, 2, 4.0, (0, ""), ""),
         (3, 2, 4.0, (0, ""), "6 GPUs are needed, Ray has 4 free"),
         (1, 1, 0.0, (0, ""), "1 GPUs are needed, Ray has 0 free"),
@@ -32,23 +31,15 @@ def module() -> ModuleType:
         (3, 0, 0.0, (GIB, ""), "about 3.0 GiB are needed, 2.0 GiB are available"),
         # `scale --force` starts the instances nevertheless.
         (1, 0, 0.0, (GIB, "m is not all here"), "fit into the memory: m is not all here"),
-    ],
-)
-def test_room(
-    module: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    num_instances: int,
-    num_gpus: int,
-    free_gpus: float,
-    memory: tuple[int, str],
-    says: str,
-) -> None:
-    plan = module.ActorPlan("m:f", {}, num_gpus)
-    resources = {"CPU": 4.0} | ({"GPU": free_gpus} if free_gpus else {})
-    monkeypatch.setattr(module.ray, "available_resources", lambda: resources)
-    launcher = module.RayLauncher("n", "/logs", plan, plan, lambda: 2 * GIB, lambda: memory)
-    told = launcher.no_room(num_instances)
-    assert (told.endswith(says), bool(told)) == (True, bool(says))
+    ):
+        plan = module.ActorPlan("m:f", {}, num_gpus)
+        resources = {"CPU": 4.0} | ({"GPU": free_gpus} if free_gpus else {})
+        monkeypatch.setattr(module.ray, "available_resources", lambda found=resources: found)
+        launcher = module.RayLauncher(
+            "n", "/logs", plan, plan, lambda: 2 * GIB, lambda found=memory: found
+        )
+        told = launcher.no_room(num_instances)
+        assert (told.endswith(says), bool(told)) == (True, bool(says))
 
 
 def test_the_memory_of_an_instance_follows_its_engine_arguments_and_its_weights(

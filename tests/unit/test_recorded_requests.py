@@ -187,16 +187,3 @@ def test_what_was_held_stands_in_its_order() -> None:
     (kept,) = [item.held for item in found.requests if item.id == "r9002c2"]
     assert kept is not None
     assert (kept.place, kept.instance_id, kept.lacking_blocks) == (3, "i-2", 96)
-
-
-def test_why_a_held_request_waited_is_told_again() -> None:
-    found = explained(recorded(*QUEUE), "r-high", (), 105.0, held_status())
-    assert found is not None
-    assert found.waiting is not None
-    assert found.waiting.why.startswith("the first at the controller; i-9 is kept for it and lacks")
-    went = Event(
-        kind="dispatched", time_s=105.1, cause_id="c", request_id="r-high", instance_id="i-9"
-    )
-    found = explained(recorded(*QUEUE), "r-high", (went,), 105.2, held_status())
-    assert found is not None
-    assert (found.waiting, found.request.instance_id) == (None, "i-9")

@@ -9,7 +9,6 @@ from tools.seeded_defects import (
     Defect,
     Kind,
     draw,
-    failed,
     places,
     results,
     run_all,
@@ -93,11 +92,3 @@ def test_each_defect_is_seeded_alone_and_what_finds_it_is_recorded(tmp_path: Pat
     assert draw(root, 4, seed=3) == draw(root, 4, seed=3) != draw(root, 4, seed=4)
     assert run.calls == 3  # the test that failed once more, without the defect
     assert (root / "controller/core/queue.py").read_text() == SOURCE
-
-
-def test_the_first_failure_is_named() -> None:
-    log = "ERROR    uvicorn.error:httptools_impl.py:427 Exception in ASGI application\n"
-    assert failed(f"{log}FAILED tests/a.py::test_b[with words] - x\nFAILED tests/c.py::d\n") == (
-        "tests/a.py::test_b[with words]"
-    )
-    assert failed("interrupted") == ""

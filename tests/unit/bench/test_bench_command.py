@@ -97,27 +97,22 @@ def test_an_endpoint_with_a_key(capsys: Captured, tmp_path: Path) -> None:
     assert "try:   llumctl bench --api-key-file FILE\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("content", "mode", "why"),
-    [
+def test_a_key_file_that_is_not_used(capsys: Captured, tmp_path: Path) -> None:
+    """Nobody is asked before."""
+    for content, mode, why in (
         (b"sesame\n", 0o640, "is open to other users (mode 0640)"),
         (b"sesame\n", 0o604, "is open to other users (mode 0604)"),
         (b" \n", 0o600, "is empty"),
         (b"\xff", 0o600, "not"),
-    ],
-)
-def test_a_key_file_that_is_not_used(
-    content: bytes, mode: int, why: str, capsys: Captured, tmp_path: Path
-) -> None:
-    """Nobody is asked before."""
-    key_file = tmp_path / "key"
-    key_file.write_bytes(content)
-    key_file.chmod(mode)
-    assert run(["bench", "--url", "http://127.0.0.1:1", "--api-key-file", str(key_file)]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: --api-key-file: ")
-    assert why in err
-    assert "sesame" not in err
+    ):
+        key_file = tmp_path / "key"
+        key_file.write_bytes(content)
+        key_file.chmod(mode)
+        assert run(["bench", "--url", "http://127.0.0.1:1", "--api-key-file", str(key_file)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: --api-key-file: ")
+        assert why in err
+        assert "sesame" not in err
 
 
 @pytest.mark.process

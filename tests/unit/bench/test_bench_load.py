@@ -30,23 +30,18 @@ def planned(load: Load, *priorities: str, context: int | None = 8192) -> Workloa
 # -- arrivals and lengths ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "cv", "found_cv"),
-    [
+def test_arrivals_have_the_mean_rate_and_the_variation() -> None:
+    for kind, cv, found_cv in (
         (Arrivals.POISSON, None, 1.0),
         (Arrivals.GAMMA, 4.0, 4.0),
         (Arrivals.CONSTANT, None, 0.0),
-    ],
-)
-def test_arrivals_have_the_mean_rate_and_the_variation(
-    kind: Arrivals, cv: float | None, found_cv: float
-) -> None:
-    times_s = list(islice(bench_load.arrival_times_s(kind, 7.5, cv, Random(7)), NUM))
-    gaps = [later - earlier for earlier, later in pairwise([0.0, *times_s])]
-    mean = statistics.fmean(gaps)
-    # Four standard errors of the mean.
-    assert mean == pytest.approx(1 / 7.5, rel=4 * found_cv / NUM**0.5 + 1e-9)
-    assert statistics.pstdev(gaps) / mean == pytest.approx(found_cv, rel=0.08, abs=1e-6)
+    ):
+        times_s = list(islice(bench_load.arrival_times_s(kind, 7.5, cv, Random(7)), NUM))
+        gaps = [later - earlier for earlier, later in pairwise([0.0, *times_s])]
+        mean = statistics.fmean(gaps)
+        # Four standard errors of the mean.
+        assert mean == pytest.approx(1 / 7.5, rel=4 * found_cv / NUM**0.5 + 1e-9)
+        assert statistics.pstdev(gaps) / mean == pytest.approx(found_cv, rel=0.08, abs=1e-6)
 
 
 def test_arrivals_that_cannot_be() -> None:
@@ -114,23 +109,20 @@ def test_a_request_is_cut_to_the_context() -> None:
         assert (row.num_prompt_tokens, row.num_output_tokens) == fitted
 
 
-@pytest.mark.parametrize(
-    ("wanted", "why"),
-    [
+def test_shares_of_levels() -> None:
+    found = bench_load.parse_shares(["-7=0.5", "-1=0.25", "normal=0.1"], [NORMAL, HIGH])
+    assert found == pytest.approx({Level("-7", -7): 0.5, HIGH: 0.25, NORMAL: 0.25})
+    for wanted, why in (
         (["hihg=0.1"], "no level 'hihg'; the levels are normal, high"),
         (["high"], "not of the form LEVEL=SHARE"),
         (["high=1.5"], "not a number from 0 to 1"),
         (["high=0.7", "normal=0.7"], "sum to 1.4"),
         (["high=0.1", "-1=0.1"], "high is given twice"),
         (["5000=0.1"], "beyond -100 to 100"),
-    ],
-)
-def test_shares_that_cannot_be(wanted: list[str], why: str) -> None:
-    found = bench_load.parse_shares(["-7=0.5", "-1=0.25", "normal=0.1"], [NORMAL, HIGH])
-    assert found == pytest.approx({Level("-7", -7): 0.5, HIGH: 0.25, NORMAL: 0.25})
-    with pytest.raises(UsageError, match=why) as caught:
-        bench_load.parse_shares(wanted, [NORMAL, HIGH])
-    assert caught.value.hint == "llumctl bench --priority high=0.1"
+    ):
+        with pytest.raises(UsageError, match=why) as caught:
+            bench_load.parse_shares(wanted, [NORMAL, HIGH])
+        assert caught.value.hint == "llumctl bench --priority high=0.1"
 
 
 def test_neither_none_nor_millions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,33 +10,22 @@ from llumctl.lab.bench_client import Answer
 from llumctl.lab.bench_load import Request
 from llumctl.lab.bench_run import Result
 
-NUM_PROMPT_TOKENS = 10
-
 
 def _result(*times_s: float) -> Result:
-    request = Request(0, 0.0, NUM_PROMPT_TOKENS, len(times_s))
+    request = Request(0, 0.0, 10, len(times_s))
     answer = Answer(200, array("d", times_s))
     return Result(request, 0.0, 0.0, answer, num_output_tokens=len(times_s))
 
 
-def _evicted(time_s: float, num_outputs: int) -> Eviction:
-    return Eviction(time_s, NUM_PROMPT_TOKENS + num_outputs)
-
-
-@pytest.mark.parametrize(
-    ("its_evictions", "expected"),
-    [
-        ([_evicted(0.2, 0)], 0.8),  # in mid-prefill: until its first token
-        ([_evicted(2.5, 2), _evicted(4.0, 2), _evicted(5.5, 3)], 2.5 + 0.5),  # twice in a gap
-        ([_evicted(1.999, 2)], 5.0 - 1.999),  # the second token was under way
-        ([_evicted(7.0, 5)], 0.0),  # no token came any more
-    ],
-)
-def test_preemption_loss_is_from_eviction_to_the_next_new_token(
-    its_evictions: list[Eviction], expected: float
-) -> None:
-    result = _result(1.0, 2.0, 5.0, 6.0, 6.5)
-    assert preemption_loss_s(result, its_evictions) == pytest.approx(expected)
+def test_preemption_loss_is_from_eviction_to_the_next_new_token() -> None:
+    for its_evictions, expected in (
+        ([Eviction(0.2, 10)], 0.8),  # in mid-prefill: until its first token
+        ([Eviction(2.5, 12), Eviction(4.0, 12), Eviction(5.5, 13)], 2.5 + 0.5),  # twice in a gap
+        ([Eviction(1.999, 12)], 5.0 - 1.999),  # the second token was under way
+        ([Eviction(7.0, 15)], 0.0),  # no token came any more
+    ):
+        result = _result(1.0, 2.0, 5.0, 6.0, 6.5)
+        assert preemption_loss_s(result, its_evictions) == pytest.approx(expected)
 
 
 def test_evictions_are_found_by_the_loads_own_names() -> None:

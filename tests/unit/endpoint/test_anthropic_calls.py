@@ -4,8 +4,6 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from controller.adapters.vllm.endpoint.answers import mend_calls, without_cut_call
 
 
@@ -25,51 +23,41 @@ class Converter:
         return SimpleNamespace(tools=tools)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "content", "finish_reason", "converted"),
-    [
+def test_calls_that_are_cut_or_of_another_shape() -> None:
+    for arguments, content, finish_reason, converted in (
         (['{"a": 1}', "{}"], None, "tool_calls", ([{"a": 1}, {}], None, "tool_calls")),
         (['{"a": 1}', ""], None, "length", ([{"a": 1}], None, "length")),
         (['{"a": 1}', "[" * 5000], None, "length", ([{"a": 1}], None, "length")),
         # arguments that are no object are shown, and no call is promised
         (["[1]"], "so:", "tool_calls", ([], "so:\n[1]", "stop")),
         (["3", '{"a": 1}'], None, "tool_calls", ([{"a": 1}], "3", "tool_calls")),
-    ],
-)
-def test_calls_that_are_cut_or_of_another_shape(
-    arguments: list[str], content: str | None, finish_reason: str, converted: tuple[Any, ...]
-) -> None:
-    calls = [SimpleNamespace(function=SimpleNamespace(arguments=each)) for each in arguments]
-    message = SimpleNamespace(tool_calls=calls, content=content)
-    choice = SimpleNamespace(message=message, finish_reason=finish_reason)
-    serving = Converter()
-    mend_calls(serving)
-    assert serving.messages_full_converter(SimpleNamespace(choices=[choice])) == converted
+    ):
+        calls = [SimpleNamespace(function=SimpleNamespace(arguments=each)) for each in arguments]
+        message = SimpleNamespace(tool_calls=calls, content=content)
+        choice = SimpleNamespace(message=message, finish_reason=finish_reason)
+        serving = Converter()
+        mend_calls(serving)
+        assert serving.messages_full_converter(SimpleNamespace(choices=[choice])) == converted
 
 
-@pytest.mark.parametrize("choice", ["any", "auto", None])
-def test_a_tool_that_must_be_called_is_strict_unless_it_says_otherwise(choice: str | None) -> None:
-    serving = Converter()
-    mend_calls(serving)
-    tool_choice = None if choice is None else SimpleNamespace(type=choice)
-    request = SimpleNamespace(tool_choice=tool_choice, strict=[None, False, True])
-    chat = serving.to_chat_completion_request(request, merge=True)
-    first = True if choice == "any" else None
-    assert [tool.function.strict for tool in chat.tools] == [first, False, True]
+def test_a_tool_that_must_be_called_is_strict_unless_it_says_otherwise() -> None:
+    for choice in ("any", "auto", None):
+        serving = Converter()
+        mend_calls(serving)
+        tool_choice = None if choice is None else SimpleNamespace(type=choice)
+        request = SimpleNamespace(tool_choice=tool_choice, strict=[None, False, True])
+        chat = serving.to_chat_completion_request(request, merge=True)
+        first = True if choice == "any" else None
+        assert [tool.function.strict for tool in chat.tools] == [first, False, True]
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
+def test_of_calls_one_after_the_other_those_before_the_cut_one_are_kept() -> None:
+    for text, kept in (
         ("<c>{1}</c><c>{2}</c><c>{3", "<c>{1}</c><c>{2}</c>"),
         ("<c>{1}</c><c>{2}</c>", "<c>{1}</c><c>{2}</c>"),
         ("<c>{1", "<c>{1"),
         ('[{"a": 1}, {"b": "é"}, {"c', '[{"a": 1}, {"b": "é"}]'),
         ('[{"a": 1} ,\n{"b": 2', '[{"a": 1}]'),
         ("[" * 9000, "[" * 9000),
-    ],
-)
-def test_of_calls_one_after_the_other_those_before_the_cut_one_are_kept(
-    text: str, kept: str
-) -> None:
-    assert without_cut_call(text, "<c>", "</c>") == kept
+    ):
+        assert without_cut_call(text, "<c>", "</c>") == kept

@@ -302,26 +302,23 @@ def result(*parts: Any) -> dict[str, Any]:
     return user({"type": "tool_result", "tool_use_id": "t", "content": list(parts)})
 
 
-@pytest.mark.parametrize(
-    ("says", "message"),
-    [
+def test_wrong_in_messages_in_input_and_in_a_batch() -> None:
+    for says, message in (
         ("tool_calls must be a list", USER | {"tool_calls": {"id": "c"}}),
         ("type of a part", user({"type": ["text"], "text": "x"})),
         ("type of a part", user({"type": "x" * (MAX_TYPE_CHARS + 1)})),
         ("text of a tool's result", result({"type": "text", "text": None})),
         ("source of an image", result({"type": "image", "source": "x"})),
-    ],
-)
-def test_wrong_in_messages_in_input_and_in_a_batch(says: str, message: dict[str, Any]) -> None:
-    for field, messages in (
-        ("messages", [USER, message]),
-        ("input", [USER, message]),
-        ("messages", [[USER], [USER, message]]),
     ):
-        found = find({field: messages})
-        assert found is not None
-        assert says in found.message
-        assert found.param == field
+        for field, messages in (
+            ("messages", [USER, message]),
+            ("input", [USER, message]),
+            ("messages", [[USER], [USER, message]]),
+        ):
+            found = find({field: messages})
+            assert found is not None
+            assert says in found.message
+            assert found.param == field
     right = result({"type": "x" * MAX_TYPE_CHARS, "text": "x"}, {"type": "image", "source": {}})
     assert find({"messages": [right]}) is None
 

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -42,20 +41,17 @@ def test_a_failure_of_the_server_keeps_quiet() -> None:
     assert secret not in json.dumps(read(reshape(500, shaped, "GET", "/")))
 
 
-@pytest.mark.parametrize(
-    ("body", "message", "param"),
-    [
+def test_other_shapes_become_ours() -> None:
+    for body, message, param in (
         (b'{"detail":"Not Found"}', "Not Found: GET /x", None),
         (b'{"error":"Unauthorized"}', "Unauthorized", None),
         (b'{"error":{"message":"m","type":"T","param":"p","code":1}}', "m", "p"),
         (b'{"error":{"message":null,"param":3}}', "Not Found: GET /x", None),
         (b"[1]", "Not Found: GET /x", None),
         (b"[" * 100_000, "Not Found: GET /x", None),
-    ],
-)
-def test_other_shapes_become_ours(body: bytes, message: str, param: str | None) -> None:
-    found = read(reshape(404, body, "GET", "/x"))
-    assert found == {"message": message, "type": "NotFoundError", "param": param, "code": 404}
+    ):
+        found = read(reshape(404, body, "GET", "/x"))
+        assert found == {"message": message, "type": "NotFoundError", "param": param, "code": 404}
 
 
 def test_of_an_error_in_a_stream_the_code_and_what_follows_stay() -> None:
@@ -69,17 +65,14 @@ def test_of_an_error_in_a_stream_the_code_and_what_follows_stay() -> None:
         assert read(shaped.strip().removeprefix(b"data: "))["message"] == INTERNAL
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
+def test_flags_of_vllm_s_are_told_as_they_are_typed_here() -> None:
+    for theirs, ours in (
         (
-            "requires --enable-auto-tool-choice and --tool-call-parser to be set",
-            "requires endpoint.tool_call_parser (llumctl up --tool-call-parser hermes) to be set",
+            "needs --enable-auto-tool-choice and --tool-call-parser set",
+            "needs endpoint.tool_call_parser (llumctl up --tool-call-parser hermes) set",
         ),
         ("--max-logprobs.", "engine.max_logprobs (llumctl up --engine-arg max_logprobs=...)."),
         ("a --no-such-flag and x--max-logprobs", "a --no-such-flag and x--max-logprobs"),
-    ],
-)
-def test_flags_of_vllm_s_are_told_as_they_are_typed_here(theirs: str, ours: str) -> None:
-    assert in_our_words(theirs) == ours
-    assert read(error_body(400, theirs))["message"] == ours
+    ):
+        assert in_our_words(theirs) == ours
+        assert read(error_body(400, theirs))["message"] == ours

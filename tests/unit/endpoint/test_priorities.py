@@ -65,9 +65,10 @@ def by_header(*levels: str) -> list[tuple[str, str]]:
 # -- header, field and key ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("key", "levels", "body", "rank"),
-    [
+async def test_what_a_client_gets() -> None:
+    levels: tuple[str, ...]
+    body: dict[str, Any]
+    for key, levels, body, rank in (
         ("", (), {}, 0),
         ("", (), {"priority": -1}, 1),
         ("", (), {"priority": 2}, -2),
@@ -78,13 +79,9 @@ def by_header(*levels: str) -> list[tuple[str, str]]:
         ("sk-batch", (), {"priority": 2}, -2),
         ("sk-batch", (), {}, -2),  # it may not have rank 0, so it gets what it may have
         ("sk-board", (), {}, 0),
-    ],
-)
-async def test_what_a_client_gets(
-    key: str, levels: tuple[str, ...], body: dict[str, Any], rank: int
-) -> None:
-    answer, app = await ask(*by_header(*levels), keys=KEYS if key else (), key=key, **body)
-    assert (answer.status_code, app.ranks) == (200, [rank]), answer.text
+    ):
+        answer, app = await ask(*by_header(*levels), keys=KEYS if key else (), key=key, **body)
+        assert (answer.status_code, app.ranks) == (200, [rank]), answer.text
 
 
 @pytest.mark.parametrize(

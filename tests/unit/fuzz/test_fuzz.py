@@ -5,9 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error
-from tools.footprints import Footprint, ProcessKey
 from tools.fuzz.__main__ import main
-from tools.fuzz.watch import growth, last_lines
 
 
 def fuzzed(plant: Callable[[bytes], bytes | None], out: Path, *more: str) -> int:
@@ -39,12 +37,3 @@ def test_a_bad_answer_is_found_shrunk_and_sent_again(tmp_path: Path) -> None:
     again.write_text(json.dumps(found))
     assert fuzzed(plant, tmp_path, "--replay", str(again)) == 1
     assert fuzzed(lambda _: None, tmp_path, "--replay", str(again)) == 0
-
-
-def test_tracebacks_and_growth() -> None:
-    log = "x\nTraceback (most recent call last):\n  File \"a\"\n    b\nKeyError: 'name'\nnext\n"
-    assert last_lines(log) == ["KeyError: 'name'"]
-    small, key = Footprint(100 << 20, 0, 30, 10, 0.0), ProcessKey("f-0", 7)
-    large = Footprint(900 << 20, 0, 90, 60, 0.0)
-    assert growth({key: small}, {key: small}) == []
-    assert len(growth({key: small}, {key: large})) == 3

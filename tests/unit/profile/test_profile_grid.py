@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,15 +18,6 @@ def test_lengths_double_and_contexts_grow_eightfold_within_the_cache() -> None:
     assert grid.lengths == (32, 64, 128, 256, 512, 1023)
     assert grid.contexts == (32, 256)
     assert chunks_of(6000, 2560) == ((2560, 0), (2560, 2560), (880, 5120)), "as vLLM cuts it"
-
-
-@pytest.mark.parametrize("max_model_len", [16, 32, 1000])
-def test_each_engine_gets_three_lengths_and_two_contexts(max_model_len: int) -> None:
-    sizes = replace(SIZES, max_model_len=max_model_len, num_total_blocks=20_000)
-    grid = grid_of(sizes)
-    assert len(set(grid.lengths)) >= 3
-    assert len(set(grid.contexts)) >= 2 or max_model_len < 32
-    assert max(grid.lengths) == max_model_len - 1
 
 
 def test_a_batch_grows_to_what_fits() -> None:

@@ -83,21 +83,11 @@ def test_slow_steps_among_others_are_told_and_do_not_count() -> None:
 
 
 class PipelinedEngine:
-    """Launches each step before the one ahead of it has ended, as vLLM does on a GPU, and returns
-    what the one ahead has put out. Of each step the host takes `HOST_S` before the launch, and as
-    much after it."""
+    """Returns what the step before has put out: vLLM does on a GPU, where it launches ahead."""
 
-    HOST_S = 0.002
-
-    def __init__(self, profile: LatencyProfile, clock: Clock) -> None:
-        config = ModelConfig.of(profile, prefix_caching=False)
-        self._device = Clock()
-        self._clock = clock
-        self._engine = EmulatedEngine(
-            profile, config, 1.0, lambda _: None, clock=self._device, sleep=self._device.sleep
-        )
-        self._free_s = 0.0
-        self._launched: deque[tuple[float, Any]] = deque()
+    def __init__(self, engine: EmulatedEngine) -> None:
+        self._engine = engine
+        self._launched: deque[Any] = deque()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -106,23 +96,17 @@ class PipelinedEngine:
         return self._engine.has_work() or bool(self._launched)
 
     def step(self) -> Any:
-        self._clock.sleep(self.HOST_S)
         if self._engine.has_work():
-            began_s = self._device()
-            outputs = self._engine.step()
-            self._free_s = max(self._free_s, self._clock()) + self._device() - began_s
-            self._launched.append((self._free_s, outputs))
+            self._launched.append(self._engine.step())
             if len(self._launched) == 1:
                 return []
-        ends_s, outputs = self._launched.popleft()
-        self._clock.sleep(max(0.0, ends_s - self._clock()))
-        self._clock.sleep(self.HOST_S)
-        return outputs
+        return self._launched.popleft()
 
 
 def test_of_steps_that_are_launched_ahead_the_mixed_ones_are_left_out() -> None:
     clock, sizes = Clock(), sizes_of(PROFILE)
-    pipelined: Any = PipelinedEngine(PROFILE, clock)
+    with driven(clock=clock) as (_, emulated):
+        pipelined: Any = PipelinedEngine(emulated)
     with DrivenEngine(pipelined, make_request, 0.005, clock) as engine:
         points = measure(engine, sizes, grid_of(sizes), 1, lambda _: None)
     assert not points.mixed

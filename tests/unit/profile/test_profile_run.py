@@ -131,31 +131,23 @@ def test_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("messages", "kind", "why", "hint"),
-    [
-        ((Failed("the engine could not start", "ValueError: The KV cache"),), UsageError,
-         "ValueError: The KV cache", "kv_cache_memory_bytes"),
-        ((NoLink(),), UsageError, "nothing can be copied", "--set copy_bytes_per_s"),
-        ((Said("loading"),), LlumctlError, "died while it was measured", "profile.log"),
-        ((Done(replace(MEASURED, points=StepPoints())),), LlumctlError,
-         "embedded cannot be fitted by a profile", "max_model_len"),
-    ],
-)  # fmt: skip
-def test_what_fails_leaves_no_file(
-    messages: tuple[Message, ...],
-    kind: type[LlumctlError],
-    why: str,
-    hint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(kind) as caught:
-        profiled(tmp_path, monkeypatch, *messages)
-    assert type(caught.value) is kind
-    assert why in caught.value.message
-    assert hint in caught.value.hint
-    assert not list(tmp_path.glob("*mine*"))
+def test_what_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_cache = Failed("the engine could not start", "ValueError: The KV cache")
+    unfitted = Done(replace(MEASURED, points=StepPoints()))
+    message: Message
+    kind: type[LlumctlError]
+    for message, kind, why, hint in (
+        (no_cache, UsageError, "ValueError: The KV cache", "kv_cache_memory_bytes"),
+        (NoLink(), UsageError, "nothing can be copied", "--set copy_bytes_per_s"),
+        (Said("loading"), LlumctlError, "died while it was measured", "profile.log"),
+        (unfitted, LlumctlError, "embedded cannot be fitted by a profile", "max_model_len"),
+    ):
+        with pytest.raises(kind) as caught:
+            profiled(tmp_path, monkeypatch, message)
+        assert type(caught.value) is kind
+        assert why in caught.value.message
+        assert hint in caught.value.hint
+        assert not list(tmp_path.glob("*mine*"))
 
 
 def test_nothing_starts_for_an_emulated_engine(tmp_path: Path) -> None:
