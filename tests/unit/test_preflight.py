@@ -294,7 +294,7 @@ def test_weights_in_the_hub_s_cache(tmp_path: Path) -> None:
     assert weights(None) == MemorySize(4 * GIB), "the index has it before they are here"
 
 
-def test_weights_that_are_at_the_hub(tmp_path: Path, hub_sizes: HubSizes) -> None:
+def test_weights_that_are_at_the_hub_or_in_a_folder(tmp_path: Path, hub_sizes: HubSizes) -> None:
     assert weights().unknown == f"the hub does not tell the size of {HUB_MODEL}: no network"
     cached(tmp_path)
     others = {"original/consolidated.00.pth": 9 * GIB, "pytorch_model.bin": 6 * GIB, "a.md": None}
@@ -305,17 +305,15 @@ def test_weights_that_are_at_the_hub(tmp_path: Path, hub_sizes: HubSizes) -> Non
     hub_sizes({"model.safetensors": None})
     assert "knows of no file of weights" in weights().unknown
     assert "load_format=dummy" in weights(load_format="dummy").unknown
-    for nobodys in (str(tmp_path), "/no/such/folder", "not a/model/name"):
+    for dtype, fields, num_bytes in (
+        ("auto", {}, 1000),
+        ("float32", {}, 2000),
+        ("float32", {"quantization_config": {"quant_method": "awq"}}, 1000),
+    ):
+        folder = model_folder(tmp_path, weight_bytes=1000, torch_dtype="bfloat16", **fields)
+        assert weights(None, model=folder, dtype=dtype).num_bytes == num_bytes
+    for nobodys in ("/no/such/folder", "not a/model/name"):
         assert weights(model=nobodys).unknown
-
-
-def test_weights_are_as_wide_in_memory_as_dtype_says(tmp_path: Path) -> None:
-    def of(dtype: str, **fields: Any) -> int:
-        folder = model_folder(tmp_path, weight_bytes=1000, **{"torch_dtype": "bfloat16"} | fields)
-        return weights(None, model=folder, dtype=dtype).num_bytes
-
-    assert (of("auto"), of("bfloat16"), of("float32")) == (1000, 1000, 2000)
-    assert of("float32", quantization_config={"quant_method": "awq"}) == 1000
 
 
 def test_a_hub_model_that_does_not_fit_is_refused_before_its_download(

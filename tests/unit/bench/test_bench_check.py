@@ -2,10 +2,7 @@
 
 from random import Random
 
-import pytest
-
 from controller.api import token_sequence
-from llumctl.lab import bench_client
 from llumctl.lab.bench_client import RIGHT, Answer, TokenFaults, compare_tokens, judge
 
 START = token_sequence.start([1, 2, 3])
@@ -36,9 +33,9 @@ def test_without_reference_only_the_number_counts() -> None:
     assert judge(swapped, 3, 40, START).faults
 
 
-@pytest.mark.parametrize(
-    ("fields", "kind"),
-    [
+def test_other_failures() -> None:
+    fields: dict[str, object]
+    for fields, kind in (
         ({"status": 503, "body": b"stop"}, "http-503"),
         ({"errors": [("503", "died")]}, "stream-error-503"),
         ({"errors": [("", "died")]}, "stream-error"),
@@ -49,10 +46,8 @@ def test_without_reference_only_the_number_counts() -> None:
         ({"num_prompt_tokens": None, "num_output_tokens": None}, "no-usage"),
         ({"num_prompt_tokens": 4}, "wrong-usage"),
         ({"num_output_tokens": 39}, "wrong-usage"),
-    ],
-)
-def test_other_failures(fields: dict[str, object], kind: str) -> None:
-    assert judge(answer(**fields), 3, 40, START).kind == kind
+    ):
+        assert judge(answer(**fields), 3, 40, START).kind == kind
 
 
 def test_what_came_before_an_error_is_checked_too() -> None:
@@ -76,15 +71,3 @@ def test_any_drop_and_insertion_is_counted_exactly() -> None:
     assert compare_tokens(TOKENS, both) == TokenFaults(num_lost=1, num_doubled=2)
     verdict = judge(answer([*TOKENS[:20], 7, *TOKENS[21:]]), 3, 40, START)
     assert (verdict.kind, verdict.faults) == ("wrong-tokens", TokenFaults(num_wrong=1))
-
-
-def test_drops_and_insertions_are_known_up_to_a_length() -> None:
-    expected = [token_sequence.token(START, i) for i in range(1000)]
-    far = bench_client.MAX_AHEAD
-    without = expected[:100] + expected[100 + far :]
-    assert compare_tokens(expected, without) == TokenFaults(num_lost=far)
-    again = expected[: 100 + far] + expected[100:]
-    assert compare_tokens(expected, again) == TokenFaults(num_doubled=far)
-    assert compare_tokens(expected, expected[:100] + expected[101 + far :]).num_wrong
-    all_wrong = [1_000_000 + i for i in range(1000)]
-    assert compare_tokens(expected, all_wrong) == TokenFaults(num_wrong=1000)

@@ -31,10 +31,7 @@ def test_a_difference_is_of_the_means_and_relative_to_the_live_runs() -> None:
 
 
 def test_a_tail_may_be_anywhere_in_the_spread_of_five_runs() -> None:
-    for num_runs, is_met in (
-        (4, False),
-        (5, True),
-    ):
+    for num_runs, is_met in ((4, False), (5, True)):
         live = [_figures(p99_s=p99_s) for p99_s in (1.0, 3.0, 1.0, 1.0, 1.0)[:num_runs]]
         found = {row.aim.title: row for row in rows(live, [_figures(p99_s=2.9)], 0.0)}
         assert found["TTFT P99"].is_met == is_met

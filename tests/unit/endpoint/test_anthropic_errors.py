@@ -84,14 +84,10 @@ async def test_an_error_of_vllm_s_converter_tells_nothing_of_its_insides() -> No
 KINDS = {
     400: ("BadRequestError", "invalid_request_error"),
     401: ("AuthenticationError", "authentication_error"),
-    403: ("PermissionDeniedError", "permission_error"),
-    404: ("NotFoundError", "not_found_error"),
     410: ("APIStatusError", "invalid_request_error"),
-    413: ("ContentTooLargeError", "request_too_large"),
     429: ("RateLimitError", "rate_limit_error"),
     500: ("InternalServerError", "api_error"),
     503: ("ServiceUnavailableError", "overloaded_error"),
-    504: ("GatewayTimeoutError", "timeout_error"),
     529: ("OverloadedError", "overloaded_error"),
 }
 

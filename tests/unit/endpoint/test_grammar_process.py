@@ -2,12 +2,9 @@
 
 import asyncio
 import socket
-import subprocess
-import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -124,32 +121,6 @@ async def test_the_process_dies(process: GrammarProcess) -> None:
         await trial(process, "kill-parent")
     assert await trial(process, "ok") == GOOD
     assert process.pid != before
-
-
-async def test_whoever_leaves_during_a_start_disturbs_nobody(
-    process: GrammarProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process.close()
-    starts: list[None] = []
-    may_begin = threading.Event()
-
-    class Counted(subprocess.Popen[bytes]):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            starts.append(None)
-            may_begin.wait()
-            super().__init__(*args, **options)
-
-    monkeypatch.setattr(subprocess, "Popen", Counted)
-    first = trial(process, "ok")
-    await until(lambda: starts)
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    second = trial(process, "ok")
-    await asyncio.sleep(0.05)
-    may_begin.set()
-    assert await second == GOOD
-    assert len(starts) == 1
 
 
 async def test_a_process_that_hangs_is_replaced(

@@ -84,9 +84,10 @@ async def test_what_a_client_gets() -> None:
         assert (answer.status_code, app.ranks) == (200, [rank]), answer.text
 
 
-@pytest.mark.parametrize(
-    ("levels", "body", "says"),
-    [
+async def test_what_is_refused() -> None:
+    levels: tuple[str, ...]
+    body: dict[str, Any]
+    for levels, body, says in (
         (("urgent",), {}, "there is no priority level 'urgent'; there are normal, high, low"),
         (("x" * 4000,), {}, "there is no priority level 'xxxx"),
         (("\x1b[31m",), {}, "there is no priority level '\\x1b[31m'"),
@@ -94,16 +95,14 @@ async def test_what_a_client_gets() -> None:
         (("high",), {"priority": 0}, "the header X-Llumctl-Priority: high, which is -1"),
         (("low",), {"priority": -2}, "priority -2 is not one of 2, 0, -1"),
         (("high",), {"priority": "-1"}, "priority must be an integer"),
-    ],
-)
-async def test_what_is_refused(levels: tuple[str, ...], body: dict[str, Any], says: str) -> None:
-    answer, app = await ask(*by_header(*levels), **body)
-    assert (answer.status_code, error(answer)["type"]) == (400, "BadRequestError")
-    assert says in error(answer)["message"]
-    names_level = "level" in says or "once" in says
-    assert error(answer)["param"] == ("X-Llumctl-Priority" if names_level else "priority")
-    assert len(answer.content) < 8192
-    assert app.ranks == []
+    ):
+        answer, app = await ask(*by_header(*levels), **body)
+        assert (answer.status_code, error(answer)["type"]) == (400, "BadRequestError")
+        assert says in error(answer)["message"]
+        names_level = "level" in says or "once" in says
+        assert error(answer)["param"] == ("X-Llumctl-Priority" if names_level else "priority")
+        assert len(answer.content) < 8192
+        assert app.ranks == []
 
 
 async def test_what_a_key_may_not_ask_for() -> None:

@@ -133,23 +133,6 @@ async def test_a_socket_that_nobody_keeps_is_an_error_with_a_way_out(folder: Pat
         await SharedListener(folder, "f-0").open()
 
 
-async def test_a_keeper_that_hangs_is_passed_over(
-    folder: Path, kept: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeper_module, "PATIENCE_S", 0.05)
-    other = Keeper(kept.dup(), keeper_path(folder, "f-7"))
-    listener = SharedListener(folder, "f-0")
-    head = keeper_path(folder, HEAD)
-    head.unlink()
-    with socket.socket(socket.AF_UNIX) as hanging:
-        hanging.bind(str(head))
-        hanging.listen()
-        with await listener.open() as found:
-            assert found.getsockname() == kept.getsockname()
-    listener.close()
-    other.close()
-
-
 @pytest.mark.usefixtures("kept")
 def test_another_user_gets_no_socket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert folder.stat().st_mode & 0o077 == 0

@@ -76,20 +76,17 @@ def test_what_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Pa
 # -- --set --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("assignments", "why"),
-    [
+def test_figures_that_are_given() -> None:
+    given = ["copy_bytes_per_s=10e9", "watermark_ratio = 0", "description=two words"]
+    found = {"copy_bytes_per_s": 10e9, "watermark_ratio": 0.0, "description": "two words"}
+    assert profile_run.parse_given(given) == found
+    for assignments, why in (
         (["copy_bytes_per_s"], "is not of the form key=value"),
         (["copy_bytes=3"], "unknown key 'copy_bytes'; did you mean copy_bytes_per_s?"),
         (["block_size=1\nmax_model_len=2"], "block_size must be of type int, not str"),
         (["block_size=1", "block_size=2"], "block_size is given twice"),
-    ],
-)
-def test_figures_that_are_given(assignments: list[str], why: str) -> None:
-    given = ["copy_bytes_per_s=10e9", "watermark_ratio = 0", "description=two words"]
-    found = {"copy_bytes_per_s": 10e9, "watermark_ratio": 0.0, "description": "two words"}
-    assert profile_run.parse_given(given) == found
-    with pytest.raises(UsageError) as caught:
-        profile_run.parse_given(assignments)
-    assert caught.value.message.startswith("--set: ")
-    assert why in caught.value.message
+    ):
+        with pytest.raises(UsageError) as caught:
+            profile_run.parse_given(assignments)
+        assert caught.value.message.startswith("--set: ")
+        assert why in caught.value.message
