@@ -8,6 +8,7 @@ import sys
 import threading
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pytest
@@ -71,19 +72,16 @@ def test_files_agree_with_each_other(model: Path) -> None:
 @pytest.mark.long
 def test_the_chat_template_marks_every_role_and_shows_tools_and_their_calls(model: Path) -> None:
     template = jinja2.Environment().from_string((model / "chat_template.jinja").read_text())
-
-    def render(*messages: dict[str, object], **values: object) -> str:
-        given = {"bos_token": "<|begin|>", "raise_exception": pytest.fail} | values
-        return template.render(messages=messages, **given)
-
     roles = ("system", "user", "assistant", "tool")
-    messages = [{"role": role, "content": f"{role}?"} for role in roles]
+    messages: list[dict[str, object]] = [{"role": role, "content": f"{role}?"} for role in roles]
+    begin: dict[str, Any] = {"bos_token": "<|begin|>", "raise_exception": pytest.fail}
     expected = "<|begin|>" + "".join(f"<|{role}|>{role}?<|end|>" for role in roles)
-    assert render(*messages) == expected
-    assert render(*messages, add_generation_prompt=True) == expected + "<|assistant|>"
+    text = template.render(messages=messages, add_generation_prompt=True, **begin)
+    assert text == expected + "<|assistant|>"
     find = [{"name": "find"}]
-    text = render({"role": "assistant", "content": None, "tool_calls": find}, tools=find)
+    messages = [{"role": "assistant", "content": None, "tool_calls": find}]
     shown = '[{"name": "find"}]'
+    text = template.render(messages=messages, tools=find, **begin)
     assert text == f"<|begin|><|system|>{shown}<|end|><|assistant|>{shown}<|end|>"
 
 

@@ -49,7 +49,6 @@ FLAGS = {
     '--default-chat-template-kwargs {"a":[1]}': ("default_chat_template_kwargs", {"a": [1]}),
     "--allowed-origins https://a,https://b": ("allowed_origins", ("https://a", "https://b")),
     "--ssl-cert-reqs 2": ("ssl_cert_reqs", 2),
-    "--sse-keep-alive-interval 15": ("sse_keep_alive_interval", 15),
     "--served-model-name a,b": ("served_model_name", ("a", "b")),
     "--no-enable-force-include-usage": ("enable_force_include_usage", False),
 }

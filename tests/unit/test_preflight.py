@@ -3,8 +3,6 @@
 import json
 import resource
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,17 +184,12 @@ def test_what_a_config_says(tmp_path: Path) -> None:
 def test_a_kv_cache_that_cannot_be_judged_is_left_to_vllm(tmp_path: Path) -> None:
     """Each of the values of a config once led to a traceback, or to a size below zero."""
     file = config_file(tmp_path)
-    for changed in (
-        {"max_model_len": -1},
-        {"max_model_len": "9k"},
-        {"kv_cache_memory_bytes": None},
-        {"block_size": -1},
-    ):
-        preflight.check_kv_cache(SMALL | changed, file)
+    for key, value in (("max_model_len", -1), ("max_model_len", "9k"), ("block_size", -1)):
+        preflight.check_kv_cache(SMALL | {key: value}, file)
     none = {"num_key_value_heads": None, "head_dim": None}
     for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"):
-        for value in (0, -4, None, "four", 1.5, []):
-            preflight.check_kv_cache(SMALL, config_file(tmp_path, **none, **{name: value}))
+        for wrong in (0, -4, None, "four", 1.5, []):
+            preflight.check_kv_cache(SMALL, config_file(tmp_path, **none, **{name: wrong}))
     preflight.check_kv_cache(SMALL, config_file(tmp_path, kv_lora_rank=512))
     file.write_text('{"hidden_size": 4}')
     preflight.check_kv_cache(SMALL, file)
@@ -211,9 +204,7 @@ def test_instances_that_do_not_fit_the_memory(
     memory(8.5)
     args = {"kv_cache_memory_bytes": GIB, "model": model_folder(tmp_path, weight_bytes=2 * GIB)}
     assert preflight.check_memory(args, 2).num_bytes == 4 * GIB
-    with pytest.raises(
-        LlumctlError, match=r"need about 12\.0 GiB .*, 8\.5 GiB are avail"
-    ) as caught:
+    with pytest.raises(LlumctlError, match=r"about 12\.0 GiB .*, 8\.5 GiB are avail") as caught:
         preflight.check_memory(args, 3)
     assert caught.value.hint == "llumctl up -n 2"
     memory(3.0)
@@ -331,11 +322,11 @@ def test_a_hub_model_that_does_not_fit_is_refused_before_its_download(
 
 @pytest.mark.process
 def test_visible_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
-    for visible, count in (("", 0), ("-1", 0), ("0,1, 3", 3), ("GPU-ab,MIG-cd", 2)):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert preflight.num_gpus() == count
-    monkeypatch.undo()
+    with monkeypatch.context() as no_driver:
+        no_driver.setattr(preflight.shutil, "which", lambda _: None)
+        for visible, count in (("", 0), ("-1", 0), ("0,1, 3", 3), ("GPU-ab,MIG-cd", 2)):
+            no_driver.setenv("CUDA_VISIBLE_DEVICES", visible)
+            assert preflight.num_gpus() == count
     program = tmp_path / "nvidia-smi"
     listing = "GPU 0: H100 (UUID: GPU-1)\\n  MIG 1g.10gb: ...\\nGPU 1: H100 (UUID: GPU-2)\\n"
     program.write_text(f"#!/bin/sh\nprintf '{listing}'\n")
@@ -367,16 +358,10 @@ def test_how_many_instances_by_default() -> None:
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, cores, instances, threads in (
-        ("", 8, 2, 3),
-        ("", 1, 1, 1),
-        ("5", 8, 2, 5),
-        ("0", 8, 2, 3),
-        ("4,2", 8, 2, 3),
-    ):
+    for given, cores, threads in (("", 8, 3), ("", 1, 1), ("5", 8, 5), ("0", 8, 3), ("4,2", 8, 3)):
         monkeypatch.setenv("OMP_NUM_THREADS", given)
         monkeypatch.setattr(preflight.os, "cpu_count", lambda found=cores: found)
-        assert preflight.threads_per_instance(instances, 1) == threads
+        assert preflight.threads_per_instance(2, 1) == threads
 
 
 def test_a_limit_of_processes_that_ray_would_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,13 +433,3 @@ def test_a_head_that_failed_is_quoted(tmp_path: Path) -> None:
     log.write_text("Exception: The current node timed out during startup.")
     hint = head_failure(tmp_path, "").hint
     assert hint == f"llumctl up --timeout 1200      or      less {log}"
-
-
-@pytest.mark.process
-def test_preflight_needs_neither_torch_nor_ray_nor_vllm() -> None:
-    probe = (
-        "import controller.main.checks.preflight, controller.main.up, sys;"
-        "sys.exit(len({'torch', 'ray', 'vllm'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -26,8 +26,9 @@ from tools import synthetic_cluster as synthetic
 
 
 def request(id_: str, instance_id: str | None = "i-0", **fields: Any) -> RequestStatus:
-    known: dict[str, Any] = {"arrival_time_s": 100.0, "age_s": 5.0, "instance_id": instance_id}
-    return RequestStatus(**request_fields(id_, client_id=f"client-{id_}", **known | fields))
+    known: dict[str, Any] = {"arrival_time_s": 100.0, "age_s": 5.0, "num_prompt_tokens": 512}
+    known |= {"client_id": f"client-{id_}", "instance_id": instance_id}
+    return RequestStatus(**request_fields(id_, **known | fields))
 
 
 def listed(*requests: RequestStatus) -> RequestList:

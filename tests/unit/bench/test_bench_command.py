@@ -36,8 +36,7 @@ def test_table(capsys: Captured) -> None:
     assert "0 lost  0 doubled  0 wrong (by tokens)" in summary
     _, *rows = [line.split() for line in table.splitlines()]
     counts = {(row[0], row[1]): int(row[2]) for row in rows}
-    all_of = {name: counts[name, "all"] for name in ("ttft_s", "tpot_s", "itl_s", "e2e_latency_s")}
-    assert all_of == {"ttft_s": 20, "tpot_s": 20, "itl_s": 160, "e2e_latency_s": 20}
+    assert (counts["ttft_s", "all"], counts["itl_s", "all"]) == (20, 160)
     assert counts["ttft_s", "high"] + counts["ttft_s", "normal"] == 20
 
 

@@ -127,20 +127,12 @@ def test_instances_that_come_and_go_add_what_they_did() -> None:
     assert found.time_ratio == pytest.approx((21 + 33) / (20 + 30))
     assert found.worst_time_ratio == pytest.approx(33 / 30)
     assert found.late_steps_ratio == pytest.approx((10 + 60) / (200 + 300))
-
-
-def test_a_process_that_began_anew_adds_all_and_one_that_was_fenced_counts_on() -> None:
-    for pid, profile_s, wall_s, num_steps, ratio in (
-        (8, 10.0, 12.0, 100, 1.2),  # began anew
-        (7, 110.0, 110.0, 1100, 1.0),  # was fenced
-    ):
-        found = kept(
-            [told("i-0", 100.0, 100.0, 1000, 0, pid=7)],
-            [told("i-0", profile_s, wall_s, num_steps, 50, pid=pid, incarnation=2)],
-        )
-        assert found is not None
-        assert found.time_ratio == pytest.approx(ratio)
-        assert found.late_steps_ratio == pytest.approx(0.5)
+    anew = kept(
+        [told("i-0", 100.0, 100.0, 1000, 0, pid=7)],
+        [told("i-0", 10.0, 12.0, 100, 50, pid=8, incarnation=2)],
+    )
+    assert anew is not None
+    assert anew.time_ratio == pytest.approx(1.2)
 
 
 def test_a_client_that_spoils_the_figures_is_told() -> None:
