@@ -20,9 +20,9 @@ from tests.unit.test_security import plan
 COMPILATION = "compilation_config"
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "why"),
-    [
+def test_what_is_refused_says_why() -> None:
+    value: Any
+    for name, value, why in (
         ("model", 1, "is refused: .*llumctl up MODEL"),
         ("port", 1, "is refused: .*endpoint.port"),
         ("scheduler_cls", 1, "is refused: .*hooks the scheduler"),
@@ -45,13 +45,11 @@ COMPILATION = "compilation_config"
         (COMPILATION, {"inductor_passes": {"a": 1}}, ".inductor_passes.a must be a string"),
         ("limit_mm_per_prompt", {"image": "x"}, "limit_mm_per_prompt.image must be an integer or"),
         ("structured_outputs_config", {"backend": "guidance"}, "refused: not guidance, but xgr"),
-    ],
-)
-def test_what_is_refused_says_why(name: str, value: Any, why: str) -> None:
-    with pytest.raises(WrongSettingError, match=why) as caught:
-        check_engine_args({name: value})
-    assert caught.value.exit_code == 2
-    assert caught.value.key[:2] == ("engine", name)
+    ):
+        with pytest.raises(WrongSettingError, match=why) as caught:
+            check_engine_args({name: value})
+        assert caught.value.exit_code == 2
+        assert caught.value.key[:2] == ("engine", name)
 
 
 def test_the_next_command() -> None:
@@ -122,9 +120,9 @@ def test_what_leaves_moves_possible_may_change(tmp_path: Path) -> None:
 SMALL, LARGE = {"kv_cache_memory_bytes": 1 << 20}, {"kv_cache_memory_bytes": 1 << 50}
 
 
-@pytest.mark.parametrize(
-    ("emulated", "given", "words"),
-    [
+def test_what_may_not_change(tmp_path: Path) -> None:
+    given: dict[str, Any]
+    for emulated, given, words in (
         (False, {"max_num_seq": 1}, "is not an engine argument of vLLM; did you mean max_num_seqs"),
         (False, {"max_num_seq": 1}, "llumctl restart --rolling --engine-arg max_num_seqs=..."),
         (False, {"qqqq": 1}, "is not an engine argument of vLLM | they are: async_scheduling"),
@@ -142,11 +140,7 @@ SMALL, LARGE = {"kv_cache_memory_bytes": 1 << 20}, {"kv_cache_memory_bytes": 1 <
         (True, {"profile": "other"}, "set emulated.profile in the configuration"),
         (True, {"mode": "whole"}, "emulated.mode must be"),
         (True, {"num_blocks": 2}, "2 blocks hold 32 tokens, less than one request of"),
-    ],
-)
-def test_what_may_not_change(
-    tmp_path: Path, emulated: bool, given: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        check(started(tmp_path, emulated=emulated), given)
-    assert words in f"{caught.value.message} | {caught.value.hint}"
+    ):
+        with pytest.raises(UsageError) as caught:
+            check(started(tmp_path, emulated=emulated), given)
+        assert words in f"{caught.value.message} | {caught.value.hint}"

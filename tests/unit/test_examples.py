@@ -71,6 +71,7 @@ def called(folder: Path, name: str, *arguments: str, **extra: str) -> tuple[int,
     command, calls = folder / "llumctl", folder / "calls"
     command.write_text(FAKE_LLUMCTL)
     command.chmod(0o755)
+    calls.unlink(missing_ok=True)
     instances = [{"id": "i-0", "drain": None}, {"id": "i-1", "drain": {"removes": True}}]
     environ = {
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
@@ -99,18 +100,14 @@ SCALE = "nightly-scale.sh"
 BACK = ["status", "drain", "uncordon"]
 
 
-@pytest.mark.parametrize(
-    ("command", "environ", "code", "calls"),
-    [
+def test_a_script_orders(tmp_path: Path) -> None:
+    environ: dict[str, str]
+    for command, environ, code, calls in (
         ([DRAIN, "i-0", "sh", "-c", "exit 3"], {}, 3, BACK),
         ([DRAIN, "i-0", "sh", "-c", "kill -HUP $PPID"], {}, 129, BACK),
         ([DRAIN, "i-0", "true"], {"DRAIN_CODE": "124"}, 124, BACK),
         ([DRAIN, "i-0", "true"], {"DRAIN_CODE": "5"}, 5, ["status", "drain"]),
         ([DRAIN, "i-1", "true"], {}, 5, ["status"]),
         ([SCALE, "2"], {"SCALE_CODE": "6"}, 6, ["status", "scale"] * 3),
-    ],
-)
-def test_a_script_orders(
-    tmp_path: Path, command: list[str], environ: dict[str, str], code: int, calls: list[str]
-) -> None:
-    assert called(tmp_path, *command, **environ) == (code, calls)
+    ):
+        assert called(tmp_path, *command, **environ) == (code, calls)

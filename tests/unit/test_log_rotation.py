@@ -1,7 +1,6 @@
 """Logs stay small, whichever process writes to them, and followers lose nothing by it."""
 
 import contextlib
-import errno
 import stat
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from controller.adapters.ray import log_rotation
 from controller.adapters.ray.log_rotation import NUM_OLD, old_file, turn_over
 from controller.api.state.log_tail import LogTail
 from controller.main.machine import run_folders
@@ -96,25 +94,6 @@ def test_what_is_not_full_stays_and_else_the_oldest_goes(tmp_path: Path) -> None
     assert turn_over(log, 100)
     kept = old_file(log, 1).read_bytes()
     assert kept.startswith(b"x" * 200 + b"\n[the log grew too fast"), "the beginning of a flood"
-
-
-def test_a_full_disk_costs_what_was_to_be_put_aside_and_nothing_older(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_room(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
-    log = tmp_path / "i-0.log"
-    for text in ("first", "second"):
-        log.write_text(text)
-        turn_over(log, 4)
-    monkeypatch.setattr(log_rotation, "_copy", no_room)
-    for _ in range(3):
-        log.write_text("third")
-        with pytest.raises(OSError, match="no space"):
-            turn_over(log, 4)
-        assert log.read_text() == ""
-    assert [old_file(log, number).read_text() for number in (1, 2)] == ["second", "first"]
 
 
 def test_a_follower_reads_on_over_a_rotation_and_the_last_lines_reach_behind_it(

@@ -145,21 +145,6 @@ async def test_a_request_that_takes_too_long_and_one_that_nobody_hears() -> None
     assert kinds(await ran(server, requests(1))) == {0: "cannot-connect"}
 
 
-async def test_stop_ends_it_early() -> None:
-    never = asyncio.Event()
-    server = FakeServer(behave=lambda num: Behaviour(wait_before_first=None if num == 0 else never))
-    async with server.serving():
-        run = Run(requests(1000, gap_s=0.02), sender(server))
-        running = asyncio.create_task(run.run())
-        await asked(server, 3)
-        run.stop()
-        results = await running
-    assert results.interrupted
-    assert 1 <= len(results.ended) < results.num_sent < 1000
-    assert len(results.live) == results.num_sent - len(results.ended)
-    assert kinds(results) == {}, "what was cut off has not failed"
-
-
 async def test_a_controller_that_fails_is_only_counted() -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(500))
     async with FakeServer().serving() as server:

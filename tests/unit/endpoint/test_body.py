@@ -51,9 +51,8 @@ def nested(depth: int) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
+def test_bodies_with_a_fault() -> None:
+    for body, says in (
         (b"", "no body"),
         (b"[]", "must be a JSON object"),
         (b'{"a": NaN}', "not valid JSON"),
@@ -65,13 +64,11 @@ def nested(depth: int) -> Any:
         (json.dumps({"x": nested(64)}).encode(), "nested deeper than 64 levels"),
         (b"[" * 10_000, "nested deeper"),
         (b"[" * 200_000, "20000 values"),
-    ],
-)
-def test_bodies_with_a_fault(body: bytes, says: str) -> None:
-    found = find_fault(body, anything)
-    assert found is not None
-    assert says in found.message
-    assert len(found.message) < 300
+    ):
+        found = find_fault(body, anything)
+        assert found is not None
+        assert says in found.message
+        assert len(found.message) < 300
 
 
 def test_a_multitude_is_refused_without_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,9 +362,9 @@ def test_costly_patterns_are_found_wherever_they_are() -> None:
         assert found.param == next(iter(request_))
 
 
-@pytest.mark.parametrize(
-    ("found", "says"),
-    [
+def test_too_much() -> None:
+    found: dict[str, Any]
+    for found, says in (
         ({"json": {"minLength": 501}}, "minLength"),
         ({"json": {"properties": {"a": {"minItems": 1e9}}}}, "minItems"),
         ({"structural_tag": '{"format": {"type": "repeat", "min": 501}}'}, "repeat's min"),
@@ -386,16 +383,13 @@ def test_costly_patterns_are_found_wherever_they_are() -> None:
         ({"json": [{"pattern": "a"}] * 501}, "500 patterns"),
         ({"json": [{"pattern": "[" + "a" * 998 + "]"}] * 21}, "20000 characters"),
         ({"grammar": "root ::= [a]{1,5000} [b]{5001}"}, "count to more than 10000"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_too_much(found: dict[str, Any], says: str) -> None:
-    assert says in (fault_of({"structured_outputs": found}) or "")
+    ):
+        assert says in (fault_of({"structured_outputs": found}) or "")
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
+def test_not_too_much() -> None:
+    found: dict[str, Any]
+    for found in (
         {"json": {"properties": {"pattern": {"type": "string"}, "minLength": {}}}},
         {"json": {"minLength": 500, "maxLength": 10**6, "maxItems": 10**6}},
         {"json": {"minProperties": 1, "properties": dict.fromkeys(MANY_KEYS[:100])}},
@@ -406,11 +400,8 @@ def test_too_much(found: dict[str, Any], says: str) -> None:
         {"grammar": "root ::= [a]{1,5000} [b]{,5000}"},
         {"choice": ["x" * 64] * 1024},
         {"choice": ["a"] * 2000},
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_not_too_much(found: dict[str, Any]) -> None:
-    assert fault_of({"structured_outputs": found}) is None
+    ):
+        assert fault_of({"structured_outputs": found}) is None
 
 
 def test_the_bounds_are_for_all_fields_together() -> None:

@@ -495,28 +495,23 @@ def stream_that(goes_on: Callable[[Any, Any], Any]) -> App:
     return app
 
 
-@pytest.mark.parametrize(
-    ("goes_on", "code", "says", "logged"),
-    [
-        (fails, 500, INTERNAL, True),
+async def test_a_failed_stream_ends_with_a_short_error(caplog: pytest.LogCaptureFixture) -> None:
+    goes_on: Any
+    for goes_on, code, says, logged in (
         (is_refused_late, 400, "an unknown type", False),
         (tells_an_error, 503, "xxx", False),
         (is_late, 504, "the request took longer than 0.02 s", False),
-    ],
-)
-async def test_a_failed_stream_ends_with_a_short_error(
-    goes_on: Any, code: int, says: str, logged: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    answer = await ask(gate(stream_that(goes_on), GateLimits(request_timeout_s=0.02)))
-    first, failure, done, _ = answer.text.split("\n\n")
-    assert (first, done) == ("data: 1", "data: [DONE]")
-    told = json.loads(failure.removeprefix("data: "))["error"]
-    assert (told["code"], told["type"]) == (code, error_type(code))
-    assert told["message"].startswith(says)
-    assert len(answer.content) < 8192
-    assert ("Traceback" in caplog.text) == logged
-    if goes_on is is_late:
-        found = gate(stream_that(is_late), GateLimits(request_timeout_s=0.02))
-        first, failure, _ = (await ask(found, "/v1/messages")).text.split("\n\n")
-        assert failure.startswith("event: error\ndata: ")
-        assert json.loads(failure.partition("data: ")[2])["error"]["code"] == 504
+        (fails, 500, INTERNAL, True),
+    ):
+        answer = await ask(gate(stream_that(goes_on), GateLimits(request_timeout_s=0.02)))
+        first, failure, done, _ = answer.text.split("\n\n")
+        assert (first, done) == ("data: 1", "data: [DONE]")
+        told = json.loads(failure.removeprefix("data: "))["error"]
+        assert (told["code"], told["type"]) == (code, error_type(code))
+        assert told["message"].startswith(says)
+        assert len(answer.content) < 8192
+        assert ("Traceback" in caplog.text) == logged
+    found = gate(stream_that(is_late), GateLimits(request_timeout_s=0.02))
+    _, failure, _ = (await ask(found, "/v1/messages")).text.split("\n\n")
+    assert failure.startswith("event: error\ndata: ")
+    assert json.loads(failure.partition("data: ")[2])["error"]["code"] == 504

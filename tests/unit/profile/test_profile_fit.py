@@ -27,9 +27,13 @@ def test_known_constants_come_out(name: str) -> None:
     assert found == {key: pytest.approx(getattr(profile, key), rel=1e-6) for key in found}
 
 
-def test_points_that_tell_too_little(batches: tuple[tuple[int, int], ...], why: str) -> None:
-    with pytest.raises(DegenerateError, match=why):
-        fit_decode([exact(Step((), *batch)) for batch in batches])
+def test_points_that_tell_too_little() -> None:
+    for batches, why in (
+        (((4, 100), (4, 200), (4, 300)), "1 sizes of the batch"),
+        (((1, 64), (2, 700)), "the context grows with the batch alone"),
+    ):
+        with pytest.raises(DegenerateError, match=why):
+            fit_decode([exact(Step((), *batch)) for batch in batches])
     with pytest.raises(DegenerateError, match="prompts of 2 lengths were measured, and three"):
         fit_prefill([exact(*prompt(n)) for n in (64, 64, 128, 128)])
     points = [exact(Step((), *batch)) for batch in BATCHES]
