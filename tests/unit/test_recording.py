@@ -109,7 +109,9 @@ def test_what_is_no_recording(tmp_path: Path) -> None:
             RecordingReader(tmp_path / "x")
     with pytest.raises(UsageError, match="no such recording"):
         RecordingReader(tmp_path / "none")
-    (tmp_path / "x").write_text(HEADER.model_copy(update={"schema_version": 2}).model_dump_json())
+    (tmp_path / "x").write_text(
+        HEADER.model_copy(update={"schema_version": 2}).model_dump_json() + "\n"
+    )
     with pytest.raises(LlumctlError, match="newer llumctl"):
         RecordingReader(tmp_path / "x")
     with pytest.raises(LlumctlError):

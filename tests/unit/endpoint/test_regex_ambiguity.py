@@ -3,8 +3,6 @@
 import contextlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controller.adapters.vllm.checks.constraints import (
     MAX_CHARS,
@@ -95,15 +93,3 @@ def test_its_size() -> None:
         ("not readable (", 14),
     ):
         assert check_regex(pattern) == size
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=6))
-def test_nested_counts_multiply(counts: list[int]) -> None:
-    pattern, size = "a", 1
-    for count in counts:
-        pattern, size = f"({pattern}){{{count}}}", size * count
-    if size <= MAX_COUNT:
-        assert check_regex(pattern) == size
-    else:
-        with pytest.raises(TooCostlyError):
-            check_regex(pattern)

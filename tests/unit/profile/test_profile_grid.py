@@ -2,11 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from controller.core.load.snapshot import blocks_for
-from controller.main.profile.engine_process import STEPS_PER_RUNG, chunks_of, grid_of, next_batch
+from controller.main.profile.engine_process import chunks_of, grid_of, next_batch
 from tests.unit.profile.profile_points import SIZES
 
 
@@ -27,15 +23,3 @@ def test_a_batch_grows_to_what_fits() -> None:
     found = next_batch(SIZES, [4110, 4110], 4096, 4)
     assert found == 3  # of 843 blocks each takes 259
     assert next_batch(SIZES, [4110] * 3, 4096, 4) is None
-
-
-@given(st.integers(1, 3000), st.integers(1, 300), st.integers(1, 64), st.integers(20, 2000))
-def test_what_is_said_to_fit_does(
-    prompt: int, num_running: int, wanted: int, num_blocks: int
-) -> None:
-    sizes = replace(SIZES, max_num_running=num_running, num_total_blocks=num_blocks)
-    size = next_batch(sizes, [], prompt, wanted)
-    if size is not None:
-        assert 1 <= size <= min(wanted, num_running)
-        held = size * blocks_for(prompt + STEPS_PER_RUNG, sizes.block_size)
-        assert held <= num_blocks - sizes.watermark_blocks
