@@ -58,20 +58,6 @@ async def test_undrained_it_gets_requests_as_soon_as_it_says_so_itself(bed: Stee
     assert bed.keeper.spec.revision == 2
 
 
-async def test_a_second_order_keeps_the_drain_and_its_new_deadline_counts(bed: SteeringBed) -> None:
-    bed.begin("i-0", Remove, deadline_s=bed.controller.now_s() + 5.0)
-    await bed.reports("i-0", num_running=1)
-    await bed.migrated()
-    deadline_s = bed.controller.now_s() + 60.0
-    bed.begin("i-0", Remove, cause_id="op-2", actor="bo", deadline_s=deadline_s)
-    await asyncio.sleep(30)
-    claims = bed.keeper.spec.drains["i-0"]
-    assert (claims.drain_id, claims.strongest.actor, claims.goes) == ("op-1", "bo", True)
-    assert bed.events(EventKind.DRAIN_OVERDUE) == []
-    assert bed.progress().num_moved == 1
-    assert bed.peers["i-0"].received(DrainSet) == [DrainSet(True)]
-
-
 # -- over ---------------------------------------------------------------------------------
 
 
@@ -233,29 +219,6 @@ async def test_a_removal_that_cannot_be_saved_is_tried_again(bed: SteeringBed) -
     assert bed.keeper.spec.instance_ids == ("i-1", "i-2")
 
 
-async def test_one_that_cannot_be_ended_harms_no_other_drain(bed: SteeringBed) -> None:
-    bed.launcher.failures["i-0"] = 1000
-    for instance_id in ("i-0", "i-1"):
-        bed.begin(instance_id, Remove)
-        await bed.reports(instance_id)
-    await bed.is_gone("i-1")
-    assert not bed.task.done()
-    assert "i-0" in bed.controller.roster.members
-    bed.launcher.failures.clear()
-    await bed.is_gone("i-0")
-
-
-async def test_an_abort_that_cannot_be_saved_is_tried_now_and_then(bed: SteeringBed) -> None:
-    bed.begin("i-0", deadline_s=bed.controller.now_s() + 1.0, on_deadline="abort")
-    await bed.reports("i-0", num_running=1)
-    bed.disk.is_full = True
-    await asyncio.sleep(1.0 + 5 * RETRY_S)
-    assert 4 <= bed.disk.num_refused <= 6
-    bed.disk.is_full = False
-    await asyncio.sleep(RETRY_S + 0.5)
-    assert bed.keeper.spec.drains == {}
-
-
 # -- what would go where ------------------------------------------------------------------
 
 
@@ -295,16 +258,4 @@ async def test_a_new_controller_goes_on_with_the_drains_of_the_old_one(bed: Stee
     bed.runs("i-0")
     await bed.reports("i-0")
     await bed.is_gone()
-    assert bed.launcher.terminated == ["i-0"]
-
-
-async def test_one_that_never_was_there_is_removed_after_a_while(network: FakeNetwork) -> None:
-    bed = SteeringBed(network)
-    for member_id in ("i-1", "i-2", "f-0"):
-        await bed.joins(member_id)
-    bed.begin("i-0", Remove)
-    await asyncio.sleep(HEARD_WITHIN_S - 2)
-    for _ in range(5):
-        await bed.joins("f-0", incarnation=1)
-        await asyncio.sleep(1)
     assert bed.launcher.terminated == ["i-0"]

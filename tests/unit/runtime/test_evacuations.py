@@ -6,8 +6,7 @@ import asyncio
 import msgspec
 import pytest
 
-from controller.core.emptying.claims import Claims, Evacuate, Remove
-from controller.core.emptying.drains import DrainState
+from controller.core.emptying.claims import Claims, Evacuate
 from controller.core.fleet.cluster_spec import ExitReason
 from controller.core.record.event_log import EventKind
 from controller.runtime.messages.members import DrainSet, InstanceLost
@@ -116,30 +115,6 @@ async def test_the_last_one_is_evacuated_too(network: FakeNetwork) -> None:
     assert bed.keeper.spec.instance_ids == ()
     bed.scale(1)
     assert bed.launcher.launched[-1] == "i-1"
-
-
-async def test_taken_back_it_stays(bed: Bed) -> None:
-    bed.runs("i-0", "r-1")
-    bed.evacuates()
-    await bed.reports("i-0", num_running=1)
-    bed.controller.drains.end("i-0", "undrained", "bo")
-    await settle()
-    assert bed.peers["i-0"].received(DrainSet)[-1] == DrainSet(draining=False)
-    await asyncio.sleep(12)
-    assert bed.launcher.terminated == []
-    assert bed.progress().state is DrainState.ACTIVE
-
-
-async def test_another_order_does_not_take_its_moment_from_it(bed: Bed) -> None:
-    bed.evacuates()
-    moment_s = bed.notice.deadline_s
-    bed.begin()
-    assert bed.claims.operator is not None
-    bed.begin("i-0", Remove)
-    assert bed.claims.strongest is bed.notice
-    assert bed.notice.deadline_s == moment_s
-    bed.evacuates(within_s=60.0)
-    assert bed.notice.deadline_s == bed.controller.now_s() + 60.0
 
 
 async def test_another_controller_ends_it_at_its_moment(bed: Bed) -> None:

@@ -17,7 +17,7 @@ from controller.adapters.http.requests import RequestsQuery, explain_request, li
 from controller.api.operations.on_requests import Abort, AbortRequest, PriorityRequest, SetPriority
 from controller.api.settings.settings import Settings
 from controller.core.admission.policies import SchedulerConfig
-from controller.core.emptying.claims import Drain, Remove
+from controller.core.emptying.claims import Drain
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.runtime.controller.roster import LiveConfig
@@ -138,12 +138,6 @@ async def test_one_that_an_operator_ends_leaves_the_queue_and_its_client_hears(
     await asyncio.wait_for(cluster.submitted["r0"], PATIENCE_S)
 
 
-async def test_one_whose_client_leaves_is_forgotten(cluster: Cluster) -> None:
-    cluster.submitted["r1"].cancel()  # as the endpoint's app does
-    cluster.frontend.router.abort(["r1"], RequestState.ABORTED, "the client left")
-    await until(lambda: cluster.held == ["r0", "r2", "r3"])
-
-
 async def test_while_the_reserved_instance_drains_another_is_reserved(cluster: Cluster) -> None:
     assert cluster.reserved == {"i-0": "r0"}
     cluster.controller.drains.begin({"i-0": DRAIN})
@@ -152,26 +146,6 @@ async def test_while_the_reserved_instance_drains_another_is_reserved(cluster: C
     cluster.go_on("i-1")
     await cluster.finished(*HELD)
     assert {cluster.record(request_id).instance_id for request_id in HELD} == {"i-1"}
-
-
-async def test_while_all_instances_drain_none_is_reserved_and_none_goes(cluster: Cluster) -> None:
-    cluster.controller.drains.begin({"i-0": DRAIN, "i-1": DRAIN})
-    await until(lambda: cluster.reserved == {})
-    explained = await explain_request(cluster.controller, "r0")
-    assert "no instance takes requests" in explained.waiting.why
-    cluster.go_on()
-    await cluster.finished(*RUNNING)
-    assert cluster.held == list(HELD)
-    cluster.controller.drains.end("i-1", "undone", "ana")
-
-
-async def test_a_new_instance_takes_them_at_once(cluster: Cluster) -> None:
-    plan = cluster.controller.scaling.plan(3, force=False)
-    cluster.controller.scaling.carry_out(plan, Remove("op-1", 1000.0, actor="ana"))
-    await until(lambda: "i-2" in cluster.controller.roster.members)
-    cluster.join("i-2")
-    await until(lambda: cluster.held == ["r3"])
-    await until(lambda: [cluster.record(r).instance_id for r in ("r0", "r1", "r2")] == ["i-2"] * 3)
 
 
 async def test_what_a_reserved_instance_ran_when_it_died_goes_ahead_of_what_is_held(
@@ -190,9 +164,3 @@ async def test_they_are_served_within_the_grace_of_down(cluster: Cluster) -> Non
     assert cluster.held == list(HELD)
     cluster.go_on()
     await cluster.finished(*HELD)
-
-
-async def test_with_their_frontend_they_are_gone(cluster: Cluster) -> None:
-    cluster.frontend.die()
-    await until(lambda: cluster.held == [])
-    assert cluster.reserved == {}

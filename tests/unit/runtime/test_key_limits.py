@@ -81,18 +81,3 @@ async def test_without_the_controller_a_frontend_goes_by_its_share(bed: Bed) -> 
     bed.router.abort(["r0"], RequestState.ABORTED, "the client left")
     await submit(bed, "r4")
     await settle()
-
-
-async def test_what_one_controller_accepted_another_one_does_not_refuse(bed: Bed) -> None:
-    waiting = [submit(bed, "r"), submit(bed, "s")]
-    assert (await asked(bed, "s")).num_live_of_key == 2
-    await bed.know(msgspec.structs.replace(BOTH, controller="another"))
-    again = await bed.controller.receive(
-        DispatchAsked, lambda a: a.asked.request_id == "s" and a.asked.num_live_of_key != 2
-    )
-    assert (again.asked.num_live_of_key, again.asked.num_tokens_of_key) == (0, 0)
-    told = await bed.controller.receive(KeysCounted)
-    assert told.told.keys[0].num_live == 2, "by that it counts them"
-    for each in waiting:
-        each.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)

@@ -102,21 +102,6 @@ async def test_a_round_orders_room_on_the_kept_instance(bed: Bed) -> None:
     assert bed.peers[other].received(RoomOrdered) == []
 
 
-@pytest.mark.parametrize("why", ["no moves", "cooling"])
-async def test_no_room_is_made_towards_one_that_failed_or_is_busy_moving(
-    bed: Bed, why: str
-) -> None:
-    kept, other = kept_and_other(bed)
-    await bed.reports(other, free=5, num_running=1)
-    if why == "no moves":
-        no_moves = replace(PLUS.rescheduling, max_moves=0)
-        bed.controller.configure(replace(PLUS, rescheduling=no_moves))
-    else:
-        bed.controller.operator_moves.cooling.failed(kept, other, bed.controller.now_s())
-    await round_of(bed)
-    assert bed.peers[kept].received(RoomOrdered) == []
-
-
 async def test_a_blocked_head_is_sent_where_it_fits(bed: Bed) -> None:
     await bed.reports("i-1", free=9, num_running=20)
     head = QueueHead("h", 0, 5, 0.0)

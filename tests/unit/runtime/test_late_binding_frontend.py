@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from controller.core.admission.asking import AT_LEAST_EVERY_S, CONTROLLER_SILENCE_S, MAX_ASK_AGAIN_S
+from controller.core.admission.asking import AT_LEAST_EVERY_S, CONTROLLER_SILENCE_S
 from controller.core.scheduler_events import DispatchCancelled
 from controller.runtime.messages.members import Directory
 from controller.runtime.messages.requests import AddRequest, DispatchAsked, DispatchWithdrawn
@@ -86,16 +86,6 @@ async def test_a_new_controller_is_asked_at_once_and_nothing_goes_without_it(bed
     await bed.know(msgspec.structs.replace(HOLDING, controller="two"))
     assert asked(bed) == ["r0", "r1", "r2"]
     assert arrived(bed) == []
-
-
-async def test_a_held_request_is_asked_for_again_ever_more_seldom(bed: Bed) -> None:
-    telling = asyncio.create_task(keep_telling(bed))
-    bed.submit()
-    await asyncio.sleep(7 * CONTROLLER_SILENCE_S + 0.1)
-    assert len(asked(bed)) == 4
-    await asyncio.sleep(10 * MAX_ASK_AGAIN_S)
-    assert len(asked(bed)) == 14
-    telling.cancel()
 
 
 async def test_a_client_that_leaves_is_not_sent_when_the_controller_is_gone(bed: Bed) -> None:

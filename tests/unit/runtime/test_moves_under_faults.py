@@ -13,7 +13,7 @@ import pytest
 from controller.core.migration.protocol import DEFAULT_TIMING, Verb
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
-from controller.runtime.messages.move_messages import FenceAsked, RequestMoved
+from controller.runtime.messages.move_messages import FenceAsked
 from controller.runtime.messages.requests import OutputsUnread
 from tests.unit.runtime.fake_engine import assert_empty, tokens_of
 from tests.unit.runtime.fakes import settle
@@ -145,16 +145,6 @@ AFTER_COMMIT: list[Hold] = [committed, migrated]
 PHASES: list[Hold] = [*BEFORE_THE_CUT, suspended, *IN_DOUBT, *AFTER_COMMIT]
 
 every_phase = pytest.mark.parametrize("hold", PHASES)
-
-
-@every_phase
-async def test_nothing_but_a_pause(moving: MovingCluster, hold: Hold) -> None:
-    """What holds a move does not end it."""
-    await moving.stream()
-    phase = await hold(moving)
-    phase.let_go()
-    outcome, _ = await moving.outcome(phase.move_id)
-    assert outcome == ("resumed" if hold is fencing else "migrated")
 
 
 @every_phase
@@ -292,23 +282,6 @@ async def test_the_request_is_evicted_meanwhile(moving: MovingCluster, hold: Hol
     phase.let_go()
 
 
-async def test_a_destination_that_is_fenced_while_it_applies_gives_the_request_back(
-    moving: MovingCluster,
-) -> None:
-    """It must not tell the frontend that it has it, although the source is slow to ask."""
-    await moving.stream()
-    phase = await applying(moving)
-    moving.network.hold(lambda envelope: isinstance(envelope, FenceAsked))
-    await moving.fence("i-1")
-    await moving.until(lambda: moving.source_state(phase.move_id) == "fencing")
-    await moving.until(lambda: moving.network.num_held)
-    phase.let_go()
-    await moving.until(lambda: moving.destination_state(phase.move_id) == "aborted")
-    moving.network.release()
-    await moving.finishes()
-    assert moving.record().instance_id == "i-0"
-
-
 @every_phase
 async def test_a_second_move_is_not_begun(moving: MovingCluster, hold: Hold) -> None:
     await moving.stream()
@@ -323,32 +296,6 @@ async def test_a_second_move_is_not_begun(moving: MovingCluster, hold: Hold) -> 
 
 
 # -- outputs that nobody reads ---------------------------------------------------------------
-
-
-async def test_an_instance_that_was_lost_by_mistake_does_not_go_on(moving: MovingCluster) -> None:
-    await moving.stream(max_tokens=500)
-    moving.frontend.router.routes.address_lost(moving.a.address)
-    assert await moving.frontend.ended["r"] == "failed"
-    moving.a.engine.allow(1)
-    await moving.nothing_is_left()
-
-
-async def test_a_destination_that_was_fenced_off_does_not_go_on_without_its_source(
-    moving: MovingCluster,
-) -> None:
-    """It has the request, says so too late, and the source's ABORT is lost with the source."""
-    await moving.stream(max_tokens=500)
-    moving.network.drops = lambda m: (
-        says(Verb.COMMITTED)(m) or says(Verb.ABORT)(m) or isinstance(m, RequestMoved)
-    )
-    move_id = moving.order()
-    await moving.until(lambda: moving.destination_state(move_id) == "committed")
-    moving.clock.now_s += 3.0
-    await moving.until(lambda: moving.source_state(move_id) == "resumed")
-    await moving.kill("i-0")
-    assert await moving.frontend.ended["r"] == "failed"
-    moving.b.engine.allow(1)
-    await moving.nothing_is_left()
 
 
 @pytest.mark.parametrize("hold", [committing, committed, fencing])

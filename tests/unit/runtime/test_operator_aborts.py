@@ -5,7 +5,6 @@ anything left of it.
 import asyncio
 
 import pytest
-from test_moves_under_faults import PHASES, Hold
 
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
@@ -66,18 +65,6 @@ async def test_of_one_that_an_instance_has(moving: MovingCluster, is_queued: boo
     (event,) = moving.events(EventKind.ABORTED)
     assert (event.cause_id, event.actor) == ("op-1", "ann")
     await moving.until(lambda: event in moving.controller.events)
-
-
-@pytest.mark.parametrize("hold", PHASES)
-async def test_in_each_phase_of_a_move(moving: MovingCluster, hold: Hold) -> None:
-    await moving.stream()
-    phase = await hold(moving)
-    assert (await abort(moving, order())).code == ""
-    phase.let_go()
-    assert await moving.ends() == TOLD_TO_THE_CLIENT
-    await moving.nothing_is_left()
-    assert moving.record().state is RequestState.ABORTED
-    assert len(moving.events(EventKind.ABORTED)) == 1
 
 
 # -- one that no instance has yet ---------------------------------------------------------

@@ -5,23 +5,18 @@ the last change counts, at the engine that has the request and in the listings.
 import asyncio
 
 import pytest
-from test_moves_under_faults import AFTER_COMMIT, PHASES, Hold, applying, committing, fencing
+from test_moves_under_faults import PHASES, Hold, applying, committing, fencing
 
-from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind
-from controller.core.scheduler_events import Dispatch
 from controller.runtime.messages.move_messages import MoveAnnounced, RequestMoved
 from controller.runtime.messages.requests import (
-    AddRequest,
-    DispatchAsked,
-    Dispatched,
     RankChangeAnswered,
     RankChangeAsked,
     RankConfirmed,
     RankSet,
 )
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
-from tests.unit.runtime.moving_cluster import MovingCluster, says
+from tests.unit.runtime.moving_cluster import MovingCluster
 from tests.unit.runtime.router_bed import I1, Bed
 
 every_phase = pytest.mark.parametrize("hold", PHASES)
@@ -125,53 +120,6 @@ async def test_in_each_phase_of_a_move(moving: MovingCluster, hold: Hold) -> Non
     await has_rank(moving, "i-2", -1)
 
 
-@every_phase
-@pytest.mark.parametrize("who", ["source", "destination", "frontend", "client"])
-async def test_somebody_goes_meanwhile(moving: MovingCluster, hold: Hold, who: str) -> None:
-    await moving.stream()
-    phase = await hold(moving)
-    await change(moving, 1)
-    has_moved = hold in AFTER_COMMIT or (who == "source" and hold is applying)
-    if who == "frontend":
-        moving.frontend.die()
-        phase.let_go()
-    elif who == "client":
-        moving.abort()
-        phase.let_go()
-        await moving.nothing_is_left()
-        await moving.until(lambda: not moving.frontend.router.ranks.machine.has_changes)
-    else:
-        await moving.kill("i-0" if who == "source" else "i-1", phase.let_go)
-        if has_moved is (who == "source"):
-            await has_rank(moving, "i-1" if has_moved else "i-0", 1)
-            await moving.finishes()
-        else:
-            assert await moving.ends() == "failed"
-        assert moving.record().level == "high"
-
-
-async def test_what_the_source_passes_on_late_is_older_than_the_frontend_s_word(
-    moving: MovingCluster,
-) -> None:
-    """It heard `high` while COMMIT was under way, and tells the destination so when that has
-    heard `low` from the frontend."""
-    await moving.stream()
-    phase = await applying(moving)
-    await change(moving, 1)
-    await moving.until(lambda: moving.a.serving.requests["r"].rank_change == 1)
-    moving.network.hold(says(Verb.PRIORITY))
-    phase.let_go()
-    await moving.answer(phase.move_id)
-    await moving.until(lambda: moving.network.num_held)
-    await moving.until(lambda: moving.record().instance_id == "i-1")
-    await change(moving, -1)
-    await has_rank(moving, "i-1", -1)
-    moving.network.release()
-    await settle()
-    await moving.at_boundary(moving.b, lambda engine: None)
-    assert moving.b.engine.moves.rank("r") == -1
-
-
 @pytest.mark.parametrize("hold", [committing, applying])
 async def test_the_source_passes_on_what_it_heard_after_commit(
     moving: MovingCluster, hold: Hold
@@ -188,26 +136,6 @@ async def test_the_source_passes_on_what_it_heard_after_commit(
 
 
 # -- one that no instance has -------------------------------------------------------------
-
-
-@virtual_time
-async def test_of_one_that_is_being_dispatched(network: FakeNetwork) -> None:
-    """It is asked for again with its new rank, and told to the instance behind the request."""
-    bed = Bed(network)
-    await bed.know()
-    submitted = bed.submit("r", [b"one"])
-    assert (await bed.controller.receive(DispatchAsked)).asked.rank == 0
-    bed.say(change_of(1))
-    answer = await bed.controller.receive(RankChangeAnswered)
-    assert answer == RankChangeAnswered("p", "", "normal", None)
-    await bed.controller.receive(DispatchAsked, lambda ask: ask.asked.rank == 1)
-    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 7)))
-    await submitted
-    await bed.instances["i-1"].receive(AddRequest)
-    assert await bed.instances["i-1"].receive(RankSet) == RankSet("r", 1, 1)
-    bed.say(RankConfirmed("r", 1, "i-1", 1, 0), bed.instances["i-1"])
-    await settle()
-    assert bed.router.ranks.machine.is_confirmed("r")
 
 
 # -- how often it is said -----------------------------------------------------------------

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.scheduler_events import InstanceStalled
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.messages.codec import decode
 from controller.runtime.messages.move_messages import ReliefFruitless, ReliefOrdered
@@ -81,17 +80,6 @@ async def test_who_is_not_paired_any_more_is_told_once(bed: Bed) -> None:
     assert await told(bed) == {}
 
 
-async def test_what_failed_lately_or_does_not_report_gets_nothing(bed: Bed) -> None:
-    controller = bed.controller
-    await bed.reports("i-0", **BUSY)
-    controller.operator_moves.cooling.died("i-3", controller.now_s())
-    assert await told(bed) == {"i-0": "i-2"}
-    controller.handle(InstanceStalled("i-2", 1))
-    assert await told(bed) == {"i-0": "i-1"}
-    controller.handle(InstanceStalled("i-0", 1))
-    assert await told(bed) == {"i-0": ""}
-
-
 async def fruitless(bed: Bed, source_id: str, destination_id: str, incarnation: int = 1) -> None:
     said = ReliefFruitless("round-1", source_id, 1, destination_id, incarnation)
     bed.says(source_id, said)
@@ -134,27 +122,6 @@ async def test_orders_do_not_pile_up_for_one_that_does_not_read(
     await bed.reports("i-0", **BUSY)
     bed.controller.rescheduler.round()
     assert [drop for message, drop in sent if isinstance(message, ReliefOrdered)] == [True]
-
-
-async def test_disabled_only_draining_instances_are_relieved(bed: Bed) -> None:
-    await bed.reports("i-0", **BUSY)
-    await bed.reports("i-1", free=60, num_running=1, draining=True)
-    bed.controller.rescheduler.config = replace(NEVER, enabled=False)
-    assert await told(bed) == {"i-1": "i-3"}
-    bed.controller.rescheduler.config = NEVER
-    assert await told(bed) == {"i-1": "i-3", "i-0": "i-2"}
-
-
-async def test_a_dead_instance_is_told_nothing_and_takes_nothing(bed: Bed) -> None:
-    await bed.reports("i-0", **BUSY)
-    await bed.reports("i-1", **FULL)
-    assert await told(bed) == {"i-0": "i-3", "i-1": "i-2"}
-    for instance_id in ("i-0", "i-3"):
-        bed.network.lose(f"mem://{instance_id}")
-    await settle()
-    for peer in bed.peers.values():
-        peer.inbox.clear()
-    assert await told(bed) == {"i-1": "i-2"}
 
 
 async def test_another_configuration_counts_at_once(bed: Bed) -> None:

@@ -81,18 +81,6 @@ async def test_a_new_instance_fills_until_its_source_is_none(cluster: Cluster) -
     assert counts[EventKind.EVICTED] == 0
 
 
-async def test_turned_off_and_on_again(cluster: Cluster) -> None:
-    rescheduler = cluster.controller.rescheduler
-    rescheduler.config = ReschedulingConfig(interval_s=0.01, guard=False, enabled=False)
-    await cluster.crowd()
-    cluster.join("i-1")
-    await cluster.until(lambda: cluster.frontend.known == ["i-0", "i-1"])
-    await cluster.rounds(10)
-    assert cluster.at("i-0") == set(LENGTHS)
-    rescheduler.config = CONFIG
-    await cluster.until(lambda: cluster.at("i-1"))
-
-
 async def test_when_its_destination_dies_the_requests_stay(cluster: Cluster) -> None:
     await cluster.crowd()
     cluster.join("i-1")

@@ -63,18 +63,6 @@ async def test_it_is_emptied_replaced_and_serves_again(bed: Bed) -> None:
     assert bed.whys(EventKind.INSTANCE_DIED) == ["an operator restarts it"]
 
 
-async def test_at_once_nobody_waits_for_requests(bed: Bed) -> None:
-    bed.runs("i-0", "r-1")
-    bed.restart(at_once=True)
-    await bed.reports("i-0", num_running=1)
-    await bed.is_restarted()
-    assert bed.whys(EventKind.DRAIN_STARTED) == ["to be restarted at once: a fan"]
-    await bed.dies("i-0")
-    bed.runs("i-0")
-    await bed.restart_is_over()
-    assert bed.launcher.restarted == ["i-0"]
-
-
 async def test_a_process_that_stays_or_cannot_be_ended_is_ended_again(bed: Bed) -> None:
     bed.launcher.failures["i-0"] = 2
     bed.restart(at_once=True)
@@ -88,17 +76,6 @@ async def test_a_process_that_stays_or_cannot_be_ended_is_ended_again(bed: Bed) 
     assert bed.launcher.restarted == ["i-0", "i-0"]
 
 
-async def test_one_that_dies_while_it_is_emptied_is_restarted_by_that(bed: Bed) -> None:
-    bed.runs("i-0", "r-1")
-    bed.restart()
-    await bed.reports("i-0", num_running=1)
-    await bed.dies("i-0")
-    bed.runs("i-0")
-    await bed.restart_is_over()
-    assert bed.launcher.restarted == []
-    assert bed.whys(EventKind.INSTANCE_DIED) == ["its process is gone"]
-
-
 async def test_a_process_that_cannot_start_ends_the_restart(bed: Bed) -> None:
     bed.restart()
     await bed.reports("i-0")
@@ -109,66 +86,6 @@ async def test_a_process_that_cannot_start_ends_the_restart(bed: Bed) -> None:
     assert bed.keeper.spec.drains == {}
     (why,) = bed.whys(EventKind.DRAIN_ENDED)
     assert why.startswith("it could not start: ")
-
-
-async def test_one_that_could_not_start_is_restarted(bed: Bed) -> None:
-    """Its process is alive, and says why it does not serve."""
-    await bed.joins("i-0", incarnation=1, phase="failed")
-    bed.restart()
-    await bed.is_restarted()
-    await bed.dies("i-0")
-    await bed.restart_is_over()
-
-
-@pytest.mark.parametrize("is_empty", [False, True])
-async def test_at_its_deadline_it_is_given_up_unless_the_next_process_starts(
-    bed: Bed, is_empty: bool
-) -> None:
-    if not is_empty:
-        bed.runs("i-0", "r-1")
-    bed.restart(deadline_s=bed.controller.now_s() + 5.0, on_deadline="abort")
-    await bed.reports("i-0", num_running=int(not is_empty))
-    if is_empty:
-        await bed.is_restarted()
-        await bed.dies("i-0")
-        await asyncio.sleep(10)
-        assert bed.progress().state is DrainState.RESTARTING
-        await bed.restart_is_over()
-        assert bed.whys(EventKind.DRAIN_ENDED) == ["its process was restarted"]
-    else:
-        await asyncio.sleep(6)
-        assert (bed.keeper.spec.drains, bed.launcher.restarted) == ({}, [])
-        assert bed.whys(EventKind.DRAIN_ENDED) == ["its deadline passed: what is left stays"]
-        assert bed.peers["i-0"].received(DrainSet) == [DrainSet(True), DrainSet(False)]
-
-
-async def test_undrained_it_keeps_its_process(bed: Bed) -> None:
-    bed.runs("i-0", "r-1")
-    bed.restart()
-    await bed.reports("i-0", num_running=1)
-    bed.controller.drains.end("i-0", "undrained", "bo")
-    bed.runs("i-0")
-    await bed.reports("i-0")
-    await asyncio.sleep(2)
-    assert bed.launcher.restarted == []
-    assert bed.progress().state is DrainState.ACTIVE
-
-
-async def test_a_drained_instance_is_drained_after_its_restart(bed: Bed) -> None:
-    bed.begin("i-0")
-    await bed.reports("i-0")
-    await bed.becomes(DrainState.DRAINED)
-    bed.restart()
-    await bed.is_restarted()
-    await bed.dies("i-0")
-    await bed.comes_back("i-0")
-    await bed.becomes(DrainState.DRAINED)
-    assert bed.keeper.spec.drains["i-0"].restart is None
-    assert bed.whys(EventKind.DRAIN_STARTED)[-1] == "its restart is over; it drains on: a fan"
-    assert bed.launcher.restarted == ["i-0"]
-    bed.restart()
-    await asyncio.sleep(1)
-    assert bed.launcher.restarted == ["i-0", "i-0"], "a second one is as the first"
 
 
 async def test_the_end_of_a_restart_that_cannot_be_saved_is_tried_again(bed: Bed) -> None:

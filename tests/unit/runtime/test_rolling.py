@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from controller.core.emptying.claims import Remove
 from controller.core.fleet.cluster_spec import (
-    AS_MANY_AS_FIT,
     AS_STARTED,
     EngineChange,
     RollingOrder,
 )
-from controller.core.fleet.rolling import RETRY_S
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.messages.members import DrainSet, Welcome
 from tests.unit.runtime.fakes import FakeNetwork, virtual_time
@@ -112,47 +109,6 @@ async def test_the_next_one_begins_when_the_one_before_serves(bed: Bed) -> None:
     assert {each.cause_id for each in bed.events()} == {"op-9"}
 
 
-async def test_stopped_it_leaves_the_process_that_has_not_ended(bed: Bed) -> None:
-    bed.runs("i-0", "r-1")
-    bed.rolls()
-    await bed.reports("i-0", num_running=1)
-    bed.controller.rolling.stop("stopped by an operator", "bo")
-    assert (bed.order.state, bed.order.left) == ("stopped", IDS)
-    assert bed.keeper.spec.drains == {}
-    await asyncio.sleep(3)
-    assert bed.launcher.restarted == []
-    assert bed.told()[-1].actor == "bo"
-    bed.runs("i-0")
-    bed.rolls()
-    await bed.takes_its_turn("i-0")
-    bed.controller.rolling.stop("again", "bo")
-    assert bed.keeper.spec.drains.keys() == {"i-0"}, "its process has ended: the next one comes"
-    await bed.comes_back("i-0")
-    await bed.all_report()
-    await bed.all_report()
-    assert (bed.keeper.spec.drains, bed.order.left) == ({}, ("i-1", "i-2"))
-
-
-async def test_as_many_as_fit_go_at_once_but_for_one_that_is_scaled_in(bed: Bed) -> None:
-    bed.rolls(at_once=AS_MANY_AS_FIT)
-    await asyncio.sleep(0.3)
-    assert (bed.away, bed.order.left) == (["i-0", "i-1"], ("i-2",))
-    bed.begin("i-2", Remove)
-    for each in ("i-0", "i-1"):
-        await bed.takes_its_turn_and_serves(each)
-    assert (bed.order.state, tuple(bed.order.done)) == ("done", ("i-0", "i-1"))
-
-
-async def test_a_full_disk_holds_it_up_and_no_more(bed: Bed) -> None:
-    bed.rolls()
-    bed.disk.is_full = True
-    await asyncio.sleep(3 * RETRY_S)
-    assert (bed.away, bed.order.left) == ([], IDS)
-    bed.disk.is_full = False
-    await asyncio.sleep(2 * RETRY_S)
-    assert bed.away == ["i-0"]
-
-
 async def test_another_controller_goes_on_with_it_and_knows_who_has_the_new_arguments(
     bed: Bed,
 ) -> None:
@@ -214,15 +170,3 @@ async def test_one_that_cannot_start_with_them_starts_with_its_old_ones(bed: Bed
     (_, failed) = bed.told()
     assert (failed.kind, failed.instance_id) == ("rolling_failed", "i-0")
     assert failed.reason == bed.order.why
-
-
-async def test_one_that_dies_with_them_at_once_ends_it(bed: Bed) -> None:
-    bed.rolls(engine=NEW)
-    await bed.takes_its_turn("i-0")
-    await bed.joins("i-0", nonce="b", phase="starting")
-    await bed.dies("i-0")
-    await asyncio.sleep(0.3)
-    assert bed.order.why.startswith("the new process of i-0 died before it served; it starts again")
-    await bed.joins("i-0", nonce="c", phase="starting")
-    assert bed.engine_told("i-0") == AS_STARTED
-    assert bed.launcher.restarted == ["i-0"], "Ray starts the next one by itself"

@@ -85,22 +85,6 @@ async def test_a_plan_is_given_up_whole_when_one_of_its_moves_fails(moving: Movi
     )
 
 
-async def test_no_move_begins_where_no_set_of_them_would_do(moving: MovingCluster) -> None:
-    await moving.crowd(LENGTHS)
-    for _ in range(2):
-        order(moving, 20, i_1=13, i_2=6)
-        await looked(moving)
-    assert under_way(moving) == {}
-    await moving.until(lambda: told(moving))
-    (event,) = told(moving)
-    assert event.labels["code"] == "no_plan"
-    assert event.numbers == {
-        "lacking_blocks": 20,
-        "num_movable": 3,
-        "spare_blocks_elsewhere": 19,
-    }
-
-
 async def test_one_that_has_come_stays_until_its_source_has_let_go_of_it(
     moving: MovingCluster,
 ) -> None:
@@ -122,16 +106,6 @@ async def test_one_that_has_come_stays_until_its_source_has_let_go_of_it(
     order(moving, 1, source_id="i-1", i_2=60)
     await moving.until(lambda: moving.controller.records)
     assert moving.controller.records[0].destination_id == "i-2"
-
-
-async def test_room_for_growth_is_nobody_s_and_told_nobody(moving: MovingCluster) -> None:
-    await moving.crowd(LENGTHS)
-    order(moving, 40, request_id="", i_1=60)
-    await looked(moving)
-    assert (under_way(moving), told(moving)) == ({}, [])
-    order(moving, 4, request_id="", i_1=60)
-    await moving.until(lambda: moving.controller.records)
-    assert moving.controller.records[0].reason == "before eviction"
 
 
 async def test_a_blocked_head_goes_elsewhere_with_nothing_to_copy(moving: MovingCluster) -> None:

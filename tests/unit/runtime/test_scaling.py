@@ -72,57 +72,6 @@ async def test_shrinking_drains_the_least_busy_and_removes_it_when_it_is_empty(
     assert bed.launcher.launched[-1] == "i-3", "the number of the removed one is not used again"
 
 
-async def test_growing_takes_back_what_was_to_go_before_it_starts_anything(
-    bed: SteeringBed,
-) -> None:
-    bed.scale(1)
-    await run(bed, 0, 1)
-    launched = list(bed.launcher.launched)
-    assert bed.scale(2) == ScalePlan(1, 2, undrained=("i-1",))
-    assert bed.launcher.launched == launched
-    await run(bed, 1)
-    assert not bed.controller.scheduler.instances["i-1"].snapshot.draining
-    assert bed.scale(4) == ScalePlan(2, 4, 1, undrained=("i-0",))
-    assert bed.launcher.launched == [*launched, "i-3"]
-    assert bed.keeper.spec.drains == {}
-
-
-async def test_one_that_starts_is_planned_and_goes_first(bed: SteeringBed) -> None:
-    bed.scale(4)
-    assert bed.controller.scaling.num_planned == 4
-    assert bed.scale(3).drained == ("i-3",)
-    assert bed.controller.scaling.num_planned == 3
-    for _ in range(14):  # it never says Hello: Ray has no place for it
-        await asyncio.sleep(1)
-        await bed.joins("f-0", incarnation=1)
-    assert bed.launcher.terminated == ["i-3"]
-
-
-async def test_aborted_by_its_deadline_a_scale_in_keeps_the_instance(bed: SteeringBed) -> None:
-    bed.begin("i-1")
-    drained = bed.keeper.spec.drains["i-1"]
-    bed.scale(1, deadline_s=bed.controller.now_s() + 3.0, on_deadline="abort")
-    await run(bed, 0, 1)
-    await asyncio.sleep(4)
-    assert bed.controller.scaling.num_planned == 3
-    assert bed.launcher.terminated == []
-    assert bed.keeper.spec.drains == {"i-1": drained}, "the drain of before"
-
-
-async def test_who_drained_before_it_was_to_go_drains_on_when_it_stays(bed: SteeringBed) -> None:
-    bed.begin("i-0", reason="a broken fan")
-    drained = bed.keeper.spec.drains["i-0"]
-    assert bed.scale(2, deadline_s=bed.controller.now_s() + 60.0).drained == ("i-0",)
-    assert bed.keeper.spec.drains["i-0"].goes
-    assert bed.scale(3).undrained == ("i-0",)
-    assert bed.keeper.spec.drains == {"i-0": drained}
-    assert bed.controller.scheduler.instances["i-0"].is_shut
-    assert bed.whys()[-1] == "not to be removed any more; it drains on: a broken fan"
-    bed.scale(2)
-    bed.controller.drains.end("i-0", "undrained")
-    assert bed.keeper.spec.drains == {}, "that was about all of it"
-
-
 async def test_a_scale_is_one_change_and_made_whole_or_not_at_all(bed: SteeringBed) -> None:
     bed.scale(1)
     assert (bed.disk.num_saved, bed.keeper.spec.revision) == (1, 1)

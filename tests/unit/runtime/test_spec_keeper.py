@@ -3,7 +3,6 @@
 import pytest
 
 from controller.api.errors import LlumctlError
-from controller.core.emptying.claims import Drain
 from controller.core.fleet.cluster_spec import ClusterSpec, Mark
 from controller.core.load.closed import Closed
 from controller.runtime.controller.operations.operated_cluster import (
@@ -67,18 +66,3 @@ async def test_a_cordon_outlives_the_controller_and_frontends_alone_know_it(
     assert {each.instance_id: each.takes_requests for each in told} == {"i-0": False, "i-1": True}
     bed.keeper.change(bed.keeper.spec.without_mark(Closed.CORDONED, "i-0"))
     assert (await bed.dispatched("t")).instance_id == "i-0"
-
-
-@virtual_time
-async def test_a_restarted_controller_has_the_instances_that_were_kept(
-    network: FakeNetwork,
-) -> None:
-    bed = Bed(network)
-    more = bed.keeper.spec.with_instances_added(2)
-    fewer = more.without_instance("i-0")
-    drained = fewer.with_claims({"i-3": Drain("d", 1.0)})
-    for each in (more, fewer, drained):
-        bed.keeper.change(each)
-    bed.restart_controller()
-    assert bed.launcher.launched == ["f-0", "i-1", "i-2", "i-3"]
-    assert bed.controller.keeper.spec == drained
