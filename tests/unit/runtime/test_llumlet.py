@@ -49,18 +49,6 @@ async def test_a_request_s_tokens_arrive_once_each_and_in_order(bed: Bed) -> Non
     assert bed.llumlet.num_live_reqs == 0
 
 
-async def test_each_frontend_gets_its_own(bed: Bed) -> None:
-    bed.engine.hold()
-    bed.add("a", frontend=bed.f0)
-    bed.add("b", frontend=bed.f1)
-    await bed.taken_in(2)
-    bed.engine.go_on()
-    assert await bed.tokens("a") == tokens_of("a", 5)
-    assert await bed.tokens("b", bed.f1) == tokens_of("b", 5)
-    for peer in (bed.f0, bed.f1):
-        assert bed.num_outputs(peer) == 0
-
-
 async def test_once_nothing_is_left_those_are_told_who_were_told_of_a_load(bed: Bed) -> None:
     """Else vLLM's metrics show what ran last for ever: the last one's end, or its client's."""
     bed.add("a", frontend=bed.f1)

@@ -1,7 +1,6 @@
 """Live moves between llumlets with deterministic engines, seen by a streaming client."""
 
 import gc
-from collections.abc import Sequence
 from concurrent.futures import Future
 
 import pytest
@@ -13,7 +12,7 @@ from controller.core.record.request_record import RequestState
 from controller.runtime.messages.members import InstanceLost, Message
 from controller.runtime.messages.move_messages import MoveEnvelope, MoveLimitsSet, RequestMoved
 from controller.runtime.messages.requests import AbortRequests, OutputsEmitted, OutputsReceived
-from tests.unit.runtime.fake_engine import WRONG, FakeBlocks, tokens_of
+from tests.unit.runtime.fake_engine import WRONG, tokens_of
 from tests.unit.runtime.fake_transfer import COPY_TIME_S
 from tests.unit.runtime.moving_cluster import MovingCluster, says
 
@@ -92,19 +91,6 @@ async def test_the_stages_follow_a_request_that_decodes_on(moving: MovingCluster
     assert [stage.num_blocks for stage in record.stages] == [6, 3, 3, 1]
 
 
-async def test_one_that_outgrows_what_is_reserved_stays_in_the_batch_for_another_stage(
-    moving: MovingCluster,
-) -> None:
-    await moving.stream(prompt=20, max_tokens=100)
-    thread = moving.b.hold_thread()
-    move_id = moving.order()
-    await moving.until(lambda: moving.destination_state(move_id) == "reserving")
-    await moving.more("r", 40, moving.a)
-    thread.set()
-    record = (await moving.answer(move_id)).record
-    assert (record.outcome, len(record.stages)) == ("migrated", 2)
-
-
 @pytest.mark.parametrize("num_tokens_there", [0, 2])
 async def test_there_and_back_many_times(moving: MovingCluster, num_tokens_there: int) -> None:
     await moving.stream(prompt=40, max_tokens=66)
@@ -137,17 +123,6 @@ async def test_a_request_that_waits_moves_without_a_copy(
     (event,) = moving.events(EventKind.MIGRATED)
     assert event.numbers["downtime_s"] is None, "no token came before, or it had stopped"
     assert event.numbers["excess_s"] is None
-
-
-async def test_one_that_is_evicted_before_its_first_token_there_was_not_down_for_its_move(
-    moving: MovingCluster,
-) -> None:
-    await moving.stream()
-    assert await moving.tried() == MIGRATED
-    await moving.evict("r", moving.b)
-    await moving.finishes()
-    (event,) = moving.events(EventKind.MIGRATED)
-    assert event.numbers["downtime_s"] is None
 
 
 async def test_a_waiting_request_that_is_admitted_meanwhile_stays(moving: MovingCluster) -> None:
@@ -274,16 +249,6 @@ async def test_refused_for_want_of_blocks(moving: MovingCluster, in_a_later_stag
         await moving.kill("i-0")
 
 
-async def test_not_begun_what_is_unknown_or_under_way(moving: MovingCluster) -> None:
-    assert (await moving.move(request_id="nothing")).code == MoveRefusal.UNKNOWN
-    await moving.stream()
-    moving.a.transfer.holds = lambda stage_id: True
-    moving.order()
-    await moving.until(lambda: moving.a.transfer.holds_some)
-    again = await moving.move(destination_id="i-2")
-    assert (again.code, again.record) == (MoveRefusal.MOVING, None)
-
-
 async def test_limits_that_are_set_count_at_once(moving: MovingCluster) -> None:
     await moving.stream()
     for instance_id in ("i-0", "i-1"):
@@ -330,28 +295,6 @@ async def test_moves_in_flight_are_part_of_the_status(moving: MovingCluster) -> 
 
 
 # -- the content of the blocks ------------------------------------------------------------
-
-
-async def test_the_digest_of_full_blocks_is_taken_before_the_request_stops(
-    moving: MovingCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last stage's alone after that, on either side. On i-0 the transfer reads them too."""
-    here, taken = moving.a.engine.blocks, list[tuple[bool, int, bool]]()
-    gather = FakeBlocks.gather
-
-    def gathering(blocks: FakeBlocks, block_ids: Sequence[int], into: bytearray) -> memoryview:
-        if block_ids:
-            stopped = "r" in moving.a.engine.moves.suspended
-            taken.append((blocks is here, len(block_ids), stopped))
-        return gather(blocks, block_ids, into)
-
-    await moving.stream()
-    with monkeypatch.context() as patched:
-        patched.setattr(FakeBlocks, "gather", gathering)
-        assert await moving.tried(verify_kv=True) == MIGRATED
-    mine = sorted((num, stopped) for is_here, num, stopped in taken if is_here)
-    assert mine == [(1, True), (1, True), (6, False), (6, False)]
-    assert sorted(num for is_here, num, _ in taken if not is_here) == [1, 6]
 
 
 async def test_a_stage_that_is_slow_is_not_the_destinations_fault(moving: MovingCluster) -> None:

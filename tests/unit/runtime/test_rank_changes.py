@@ -120,6 +120,28 @@ async def test_in_each_phase_of_a_move(moving: MovingCluster, hold: Hold) -> Non
     await has_rank(moving, "i-2", -1)
 
 
+async def test_what_the_source_passes_on_late_is_older_than_the_frontend_s_word(
+    moving: MovingCluster,
+) -> None:
+    """It heard `high` while COMMIT was under way, and tells the destination so when that has
+    heard `low` from the frontend."""
+    await moving.stream()
+    phase = await applying(moving)
+    await change(moving, 1)
+    await moving.until(lambda: moving.a.serving.requests["r"].rank_change == 1)
+    moving.network.hold(says(Verb.PRIORITY))
+    phase.let_go()
+    await moving.answer(phase.move_id)
+    await moving.until(lambda: moving.network.num_held)
+    await moving.until(lambda: moving.record().instance_id == "i-1")
+    await change(moving, -1)
+    await has_rank(moving, "i-1", -1)
+    moving.network.release()
+    await settle()
+    await moving.at_boundary(moving.b, lambda engine: None)
+    assert moving.b.engine.moves.rank("r") == -1
+
+
 @pytest.mark.parametrize("hold", [committing, applying])
 async def test_the_source_passes_on_what_it_heard_after_commit(
     moving: MovingCluster, hold: Hold

@@ -156,38 +156,6 @@ async def test_a_grammar_that_does_not_come_is_refused(
     await bed.status(lambda s: s.last_dispatch_seq == 3)
 
 
-async def test_a_grammar_that_nobody_waits_for_is_not_begun(bed: Bed) -> None:
-    bed.engine.hold(blocks_thread=False)
-    for attempt in (1, 2):
-        compiling = compiles(bed)
-        send(bed, 2, attempt=attempt, seq=2 + attempt)
-        if attempt == 1:
-            first = compiling
-            await bed.pull()
-    await until(first.cancelled)
-    assert not compiling.cancelled(), "that of the attempt that counts"
-    bed.f0.send(HERE, AbortRequests(("r",)))
-    await until(compiling.cancelled)
-    assert bed.f0.received(RequestRefused) == []
-
-
-async def test_what_an_older_attempt_here_ends_by_does_not_end_it(bed: Bed) -> None:
-    """The older one moves to here while the new one's grammar compiles, and nobody reads it."""
-    compiling = compiles(bed)
-    bed.engine.hold(blocks_thread=False)
-    send(bed, 2)
-    await bed.pull()
-    bed.add("r", max_tokens=8)
-    bed.engine.allow(1)
-    await next_item(bed)
-    bed.f0.send(HERE, OutputsUnread((("r", 0, 0),)))
-    lost = await bed.f0.receive(RequestLost)
-    assert (lost.attempt, lost.hop) == (0, 0)
-    compiling.set_result(None)
-    bed.engine.go_on()
-    await bed.f0.receive(OutputsEmitted, lambda e: bool(e.items) and e.items[0].attempt == 1)
-
-
 @pytest.mark.parametrize("how", ["aborted", "frontend lost", "replaced"])
 async def test_one_that_is_over_before_its_grammar_is_there(bed: Bed, how: str) -> None:
     compiling = compiles(bed)

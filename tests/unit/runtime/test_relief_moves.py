@@ -134,6 +134,26 @@ async def test_everybody_leaves_a_draining_instance(moving: MovingCluster) -> No
     assert {record.reason for record in moving.controller.records} == {"drain"}
 
 
+async def test_one_that_will_be_ended_sends_one_after_the_other_over_a_limited_link(
+    moving: MovingCluster,
+) -> None:
+    await moving.crowd(LENGTHS)
+    moving.controller.send("i-0", MoveLimitsSet(4, 1e12))
+    moving.controller.send("i-0", DrainSet(draining=True, leaves_in_s=600.0))
+    moving.network.hold(PRE_ALLOC)
+    moves = moving.a.serving.instance_moves
+    await order(moving)
+    await moving.until(moves.in_flight)
+    await order(moving)
+    await snapshot(moving, "i-0")
+    assert [move.request_id for move in moves.in_flight()] == ["r5"]
+    await order(moving, destination_id="i-2")  # another link
+    await moving.until(lambda: len(moves.in_flight()) == 2)
+    moving.network.release()
+    await moving.until(lambda: not at(moving, "i-0"))
+    assert {record.reason for record in moving.controller.records} == {"evacuate"}
+
+
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("stage", ["/0", "/1"])
 async def test_when_a_drain_is_cancelled_whoever_it_sends_and_is_not_handed_over_stays(

@@ -11,6 +11,7 @@ from controller.core.fleet.cluster_spec import (
     EngineChange,
     RollingOrder,
 )
+from controller.core.fleet.rolling import RETRY_S
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.messages.members import DrainSet, Welcome
 from tests.unit.runtime.fakes import FakeNetwork, virtual_time
@@ -107,6 +108,16 @@ async def test_the_next_one_begins_when_the_one_before_serves(bed: Bed) -> None:
     assert (began.reason, began.actor, began.cause_id) == ("a patch", "ana", "op-9")
     assert (ended.kind, ended.numbers["num_restarted"]) == ("rolling_ended", 3)
     assert {each.cause_id for each in bed.events()} == {"op-9"}
+
+
+async def test_a_full_disk_holds_it_up_and_no_more(bed: Bed) -> None:
+    bed.rolls()
+    bed.disk.is_full = True
+    await asyncio.sleep(3 * RETRY_S)
+    assert (bed.away, bed.order.left) == ([], IDS)
+    bed.disk.is_full = False
+    await asyncio.sleep(2 * RETRY_S)
+    assert bed.away == ["i-0"]
 
 
 async def test_another_controller_goes_on_with_it_and_knows_who_has_the_new_arguments(
