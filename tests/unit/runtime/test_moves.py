@@ -1,7 +1,7 @@
 """Live moves between llumlets with deterministic engines, seen by a streaming client."""
 
-import gc
 from concurrent.futures import Future
+from operator import attrgetter
 
 import pytest
 
@@ -91,17 +91,16 @@ async def test_the_stages_follow_a_request_that_decodes_on(moving: MovingCluster
     assert [stage.num_blocks for stage in record.stages] == [6, 3, 3, 1]
 
 
-@pytest.mark.parametrize("num_tokens_there", [0, 2])
-async def test_there_and_back_many_times(moving: MovingCluster, num_tokens_there: int) -> None:
+async def test_there_and_back_many_times(moving: MovingCluster) -> None:
     await moving.stream(prompt=40, max_tokens=66)
     names = ["i-0", "i-1", "i-2"]
-    for _ in range(30):
+    for number in range(30):
         assert await moving.tried(*names[:2]) == MIGRATED
-        if num_tokens_there:
-            await moving.more("r", num_tokens_there, moving.instances[names[1]])
+        if number % 3:  # at times without a token in between
+            await moving.more("r", 2, moving.instances[names[1]])
         names.append(names.pop(0))
     await moving.finishes()
-    assert moving.record().num_moves == (30 if num_tokens_there else 1)
+    assert moving.record().num_moves == 20, "those with a token from there"
 
 
 @pytest.mark.parametrize("is_evicted", [False, True])
@@ -192,36 +191,20 @@ async def test_a_grammar_that_is_not_compiled_there_leaves_the_request_where_it_
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome"),
+    ("code", "outcome", "of", "name", "value"),
     [
-        (MoveRefusal.FINGERPRINT, "kept"),
-        (MoveRefusal.NO_SLOT, "kept"),
-        (MoveRefusal.IN_PREFILL, "kept"),
-        (MoveRefusal.DRAINING, "kept"),
-        ("too_slow", "kept"),
-        ("kv_mismatch", "resumed"),
-        ("not_applied", "resumed"),
+        (MoveRefusal.FINGERPRINT, "kept", "b.serving", "fingerprint", "another"),
+        (MoveRefusal.NO_SLOT, "kept", "b.engine", "max_num_running", 0),
+        ("too_slow", "kept", "a.transfer", "max_bytes_per_s", 1.0),
+        ("kv_mismatch", "resumed", "a.transfer", "corrupts", True),
+        ("not_applied", "resumed", "b.engine.moves", "commits", False),
     ],
 )
 async def test_what_keeps_a_request_where_it_is(
-    moving: MovingCluster, code: str, outcome: str
+    moving: MovingCluster, code: str, outcome: str, of: str, name: str, value: object
 ) -> None:
     await moving.stream()
-    match code:
-        case MoveRefusal.FINGERPRINT:
-            moving.b.serving.fingerprint = "another"
-        case MoveRefusal.NO_SLOT:
-            moving.b.engine.max_num_running = 0
-        case MoveRefusal.IN_PREFILL:
-            moving.a.engine.moves.refusals["r"] = MoveRefusal.IN_PREFILL
-        case MoveRefusal.DRAINING:
-            moving.b.serving.instance_moves.draining = True
-        case "too_slow":
-            moving.a.transfer.max_bytes_per_s = 1.0
-        case "kv_mismatch":
-            moving.a.transfer.corrupts = True
-        case "not_applied":
-            moving.b.engine.moves.commits = False
+    setattr(attrgetter(of)(moving), name, value)
     assert await moving.tried(verify_kv=True) == (outcome, code)
     (event,) = moving.events(EventKind.MIGRATION_FAILED)
     assert event.reason == f"{why(code)}; test"
@@ -232,21 +215,15 @@ async def test_what_keeps_a_request_where_it_is(
 @pytest.mark.parametrize("in_a_later_stage", [False, True])
 async def test_refused_for_want_of_blocks(moving: MovingCluster, in_a_later_stage: bool) -> None:
     await moving.stream()
+    moving.a.transfer.holds = lambda stage_id: in_a_later_stage
     if in_a_later_stage:
-        moving.a.transfer.holds = lambda stage_id: True
         move_id = moving.order()
         await moving.until(lambda: moving.a.transfer.holds_some)
-        async with moving.filled(58):
-            moving.a.transfer.let_go()
-            assert await moving.outcome(move_id) == ("kept", "no_blocks")
-    else:
-        async with moving.filled(60):
-            assert await moving.tried() == ("kept", "no_blocks")
-        # Both begin in the same hop, and the last one answers for it.
-        moving.network.drops = lambda m: isinstance(m, RequestMoved)
-        assert await moving.tried() == MIGRATED
-        moving.network.drops = lambda envelope: False
-        await moving.kill("i-0")
+    async with moving.filled(58 if in_a_later_stage else 60):
+        moving.a.transfer.let_go()
+        if not in_a_later_stage:
+            move_id = moving.order()
+        assert await moving.outcome(move_id) == ("kept", "no_blocks")
 
 
 async def test_limits_that_are_set_count_at_once(moving: MovingCluster) -> None:
@@ -393,28 +370,6 @@ async def test_one_whose_source_seems_dead_stays_until_the_frontend_reads_it_fro
     assert (await moving.answer(move_id)).code == "", "the source is granted none"
 
 
-async def test_what_a_destination_emits_that_was_fenced_off_is_not_read(
-    moving: MovingCluster,
-) -> None:
-    """It applied COMMIT; neither its source nor the frontend heard of it in time."""
-    await moving.stream()
-
-    def from_b(envelope: Message) -> bool:
-        emitted = isinstance(envelope, OutputsEmitted) and envelope.sender.instance_id == "i-1"
-        return emitted or isinstance(envelope, RequestMoved) or says(Verb.COMMITTED)(envelope)
-
-    moving.network.hold(from_b)
-    move_id = moving.order()
-    await moving.until(lambda: moving.destination_state(move_id) == "committed")
-    moving.b.engine.allow(3)
-    await moving.until(lambda: moving.network.num_held >= 5)
-    moving.clock.now_s += 3.0
-    assert await moving.outcome(move_id) == ("resumed", "no_answer")
-    moving.network.release()
-    await moving.finishes()
-    assert moving.events(EventKind.MIGRATED) == []
-
-
 # -- who is asked, who is told ------------------------------------------------------------
 
 
@@ -434,34 +389,3 @@ async def test_an_abort_that_comes_late_follows_the_request_and_stops_where_it_i
     moving.network.peer("mem://late").send(moving.a.address, AbortRequests(("r",)))
     await moving.until(lambda: not moving.instances[at].serving.requests)
     moving.abort()
-
-
-async def test_an_end_does_not_go_round_in_circles(moving: MovingCluster) -> None:
-    await moving.stream()
-    ways = [("i-0", "i-1"), ("i-1", "i-2"), ("i-2", "i-0"), ("i-0", "i-1"), ("i-1", "i-0")]
-    for way in ways:
-        assert await moving.tried(*way) == MIGRATED
-        await moving.more("r", 1, moving.instances[way[1]])
-    ends: list[Message] = []
-    moving.network.drops = lambda m: says(Verb.END)(m) and bool(ends.append(m))
-    moving.abort()
-    await moving.nothing_is_left()
-    assert ends == [], "it was here, and what went away earlier came back"
-    moving.network.peer("mem://late").send(moving.b.address, AbortRequests(("r",)))
-    await moving.nothing_is_left()
-    assert ends == [], "forgotten"
-
-
-@pytest.mark.parametrize("code", ["", "draining"])
-async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster, code: str) -> None:
-    """Though it is remembered for a minute, refused or not."""
-    await moving.stream()
-    moving.b.serving.instance_moves.draining = bool(code)
-    frames = [*moving.a.serving.requests["r"].frames]
-    move_id = moving.order()
-    assert (await moving.answer(move_id)).code == code
-    await moving.finishes()
-    await moving.until(lambda: not moving.a.serving.requests)
-    assert moving.source_state(move_id) is not None, "it is remembered"
-    gc.collect()
-    assert [each for each in gc.get_referrers(*frames) if isinstance(each, list)] == [frames]

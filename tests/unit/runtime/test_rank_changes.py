@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from test_moves_under_faults import PHASES, Hold, applying, committing, fencing
 
+from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind
 from controller.runtime.messages.move_messages import MoveAnnounced, RequestMoved
 from controller.runtime.messages.requests import (
@@ -16,7 +17,7 @@ from controller.runtime.messages.requests import (
     RankSet,
 )
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
-from tests.unit.runtime.moving_cluster import MovingCluster
+from tests.unit.runtime.moving_cluster import MovingCluster, says
 from tests.unit.runtime.router_bed import I1, Bed
 
 every_phase = pytest.mark.parametrize("hold", PHASES)
