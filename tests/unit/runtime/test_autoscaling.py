@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controller.core.emptying.claims import Remove, Restart
+from controller.core.emptying.claims import Remove
 from controller.core.fleet.autoscaler import ACTOR, Outcome, ScaleReason
 from controller.core.fleet.cluster_spec import RollingOrder
 from controller.core.record.event_log import EventKind
@@ -105,16 +105,6 @@ async def test_a_controller_that_starts_again_goes_on_with_what_is_pending(
     assert bed.checked.decision.reason is ScaleReason.PENDING
     await asyncio.sleep(30)
     assert bed.there == ["i-0", "i-1", "i-2", "i-3"]
-    bed.num_requests = 1
-    bed.runs("i-1", "r-1")  # at its frontend: it is not drained
-    await asyncio.sleep(3)
-    assert list(bed.keeper.spec.drains) == ["i-1"]
-    bed.restart_controller()
-    await asyncio.sleep(4)
-    assert list(bed.keeper.spec.drains) == ["i-1"]
-    bed.requests = []
-    await asyncio.sleep(4)
-    assert "i-1" not in bed.there
 
 
 async def test_one_that_drains_stays_when_the_load_comes_back(network: FakeNetwork) -> None:
@@ -186,36 +176,6 @@ async def test_a_full_disk_blocks_it_until_there_is_room(bed: AutoscaleBed) -> N
     assert bed.there == ["i-1"]
 
 
-async def test_one_that_an_operator_restarts_is_not_replaced(bed: AutoscaleBed) -> None:
-    """It is emptied, and as good as there: two is the minimum."""
-    bed.num_requests = 2
-    await bed.begin_playing(min_instances=2)
-    bed.runs("i-0", "r-1")  # at its frontend: it is not drained
-    bed.begin("i-0", Restart, nonce="a")
-    await asyncio.sleep(5)
-    assert not bed.controller.scheduler.instances["i-0"].schedulable
-    assert bed.launcher.launched[-1] == "i-1"
-    bed.controller.drains.end("i-0", "enough")
-    bed.begin("i-0")
-    await asyncio.sleep(5)
-    assert bed.launcher.launched[-1] == "i-2", "one that is drained may stay so for long"
-
-
-async def test_one_that_dies_is_awaited_and_holds_nothing_up(network: FakeNetwork) -> None:
-    bed = AutoscaleBed(network, 3)
-    bed.num_requests = 9  # 3 instances have 181 steps left, 2 have 67
-    await bed.begin_playing()
-    await asyncio.sleep(3)
-    bed.dead.add("i-1")
-    network.lose("mem://i-1")
-    await asyncio.sleep(5)
-    assert len(bed.launcher.launched) == 1 + 3, "it is started again, and counts as empty"
-    assert bed.checked.decision.reason is not ScaleReason.PENDING
-    bed.num_requests = 0
-    await asyncio.sleep(10)
-    assert bed.there == ["i-2"]
-
-
 async def test_what_frontends_saw_lately_counts_once_the_number_has_settled(
     bed: AutoscaleBed,
 ) -> None:
@@ -243,11 +203,7 @@ async def test_it_waits_for_a_rolling_restart_to_end(network: FakeNetwork) -> No
     bed.set_mode("on", min_instances=2)
     await asyncio.sleep(10)
     assert bed.launcher.terminated == []
-    assert all(not each.goes for each in bed.keeper.spec.drains.values())
-    assert bed.checked.outcome is Outcome.BLOCKED
     assert bed.checked.why.endswith("; it waits for the rolling restart to end")
-    (said,) = bed.told()
-    assert said.kind is EventKind.AUTOSCALE_BLOCKED
     rolling.stop("stopped", "bo")
     await asyncio.sleep(30)
     assert bed.launcher.terminated == ["i-1"], "i-0 is still away for its restart"

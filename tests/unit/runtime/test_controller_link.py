@@ -3,8 +3,8 @@
 import asyncio
 
 from controller.runtime.controller_link import HELLO_INTERVAL_S, ControllerLink
-from controller.runtime.messages.members import EngineInfo, Hello, Welcome
-from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
+from controller.runtime.messages.members import Hello, Welcome
+from tests.unit.runtime.fakes import FakeNetwork, virtual_time
 
 
 def member(network: FakeNetwork) -> ControllerLink:
@@ -24,20 +24,6 @@ async def test_it_says_hello_every_second_and_names_what_it_was_given(network: F
     assert (await controller.receive(Hello)).incarnation == 4
     assert asyncio.get_running_loop().time() - before_s <= HELLO_INTERVAL_S
     hellos.cancel()
-
-
-@virtual_time
-async def test_a_report_is_told_at_once_and_info_stays(network: FakeNetwork) -> None:
-    controller, own = network.peer("mem://controller"), member(network)
-    info = EngineInfo(1, 2, 3, ("generate",))
-    own.report("active", info=info)
-    own.report("failed", "why")
-    await settle()
-    said = controller.received(Hello)
-    assert [(h.phase, h.detail, h.info) for h in said] == [
-        ("active", "", info),
-        ("failed", "why", info),
-    ]
 
 
 @virtual_time

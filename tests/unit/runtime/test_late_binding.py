@@ -9,7 +9,7 @@ from controller.core.load.snapshot import QueueHead
 from controller.core.scheduler_events import DispatchCancelled
 from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.runtime.controller.roster import LiveConfig
-from controller.runtime.messages.move_messages import HeadMoveOrdered, ReliefOrdered, RoomOrdered
+from controller.runtime.messages.move_messages import HeadMoveOrdered, RoomOrdered
 from controller.runtime.messages.requests import Dispatched, DispatchWithdrawn
 from tests.unit.runtime.controller_bed import CONFIG, Bed
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
@@ -71,21 +71,6 @@ async def test_without_late_binding_all_that_was_held_goes_at_once(bed: Bed) -> 
     assert bed.controller.scheduler.num_waiting == 0
     await settle()
     assert sorted(sent(bed)) == [("r0", "i-0"), ("r1", "i-1")]
-
-
-async def test_no_instance_is_relieved_towards_one_that_is_kept(bed: Bed) -> None:
-    kept, other = kept_and_other(bed)
-    await bed.reports(kept, free=9, num_running=1)  # 144 steps
-    await round_of(bed)
-    assert bed.controller.scheduler.placement.reserved
-    assert bed.peers[other].received(ReliefOrdered) == []
-    await bed.reports(kept, free=10, num_running=1)
-    await bed.reports(kept, free=9, num_running=1, seen=1)
-    assert not bed.controller.scheduler.placement.reserved
-    await round_of(bed)
-    (order,) = bed.peers[other].received(ReliefOrdered)
-    assert order.relief is not None
-    assert order.relief.destination.instance_id == kept
 
 
 async def test_a_round_orders_room_on_the_kept_instance(bed: Bed) -> None:

@@ -10,7 +10,6 @@ from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import (
     Dispatch,
-    DispatchCancelled,
     DispatchRequested,
 )
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT
@@ -20,7 +19,6 @@ from controller.runtime.messages.requests import (
     AbortRequests,
     DispatchAsked,
     Dispatched,
-    DispatchWithdrawn,
 )
 from tests.unit.runtime.fake_engine import tokens_of
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
@@ -68,24 +66,6 @@ async def test_of_one_that_an_instance_has(moving: MovingCluster, is_queued: boo
 
 
 # -- one that no instance has yet ---------------------------------------------------------
-
-
-@virtual_time
-async def test_of_one_that_is_held(network: FakeNetwork) -> None:
-    """The controller forgets it, and no message is sent."""
-    bed = Bed(network)
-    await bed.know()
-    submitted = bed.submit()
-    await bed.controller.receive(DispatchAsked)
-    bed.say(order())
-    answer = await bed.controller.receive(AbortAnswered)
-    assert answer == AbortAnswered("q", "", ("r",), RequestState.DISPATCHING, None, 0)
-    withdrawn = DispatchWithdrawn(DispatchCancelled("r", "f-0"))
-    assert await bed.controller.receive(DispatchWithdrawn) == withdrawn
-    await submitted
-    assert bed.told.aborted == [("r", TOLD_TO_THE_CLIENT)]
-    assert bed.router.num_live_reqs == 0
-    assert bed.instances["i-0"].inbox == []
 
 
 # -- several choices of one request -------------------------------------------------------

@@ -254,18 +254,6 @@ async def test_a_move_that_takes_too_long_goes_on_and_is_counted(bed: Bed) -> No
     assert log.last_minute(bed.controller.now_s()) == (1, 0)
 
 
-async def test_a_stranger_s_answer_changes_nothing(bed: Bed) -> None:
-    moving = ordered(bed)
-    asked = await asked_of(bed)
-    bed.says("i-0", MoveAnswered("another-0", "in_prefill"))
-    bed.says("i-0", MoveRefusalsAnswered("another-1", ()))
-    await settle()
-    assert not moving.done()
-    for _ in range(2):
-        answers(bed, asked)
-    assert [each.outcome for each in await moving] == ["migrated"]
-
-
 async def test_a_plan(bed: Bed) -> None:
     operator_moves = bed.controller.operator_moves
     planning = asyncio.create_task(operator_moves.ask_source(ORDER, "i-1", dry_run=True))

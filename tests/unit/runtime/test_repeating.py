@@ -33,12 +33,6 @@ def test_a_turn_that_fails_is_tried_again_later_and_ends_no_other(
     assert told == ["a watch failed, and is tried again: the disk is full"] * 2
 
 
-def test_of_a_defect_the_log_has_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    GuardedTurns(lambda: 0.0).take("a watch", lambda: [][1])
-    (record,) = caplog.records
-    assert record.exc_info is not None
-
-
 @virtual_time
 async def test_a_loop_outlives_its_turns() -> None:
     loop, taken = asyncio.get_running_loop(), []

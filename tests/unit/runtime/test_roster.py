@@ -3,7 +3,6 @@
 import pytest
 from msgspec.structs import replace
 
-from controller.core.fleet.incarnations import LastIncarnation
 from controller.runtime.controller.roster import Roster, RosterChange
 from controller.runtime.messages.members import Directory, Welcome
 from tests.unit.runtime.controller_bed import Bed
@@ -136,27 +135,6 @@ def test_a_node_is_lost(nodes: str, lost_with: list[list[str]]) -> None:
 
 
 # -- another controller -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("last", "named", "given", "fenced"),
-    [
-        (LastIncarnation(1, alive=True), 0, 2, False),  # both died at once
-        (LastIncarnation(1, alive=False), 0, 2, False),  # the instance died first
-        (LastIncarnation(2, alive=True), 2, 2, False),  # it runs on
-        (LastIncarnation(2, alive=False), 2, 3, True),  # it was taken for dead
-        (LastIncarnation(2, alive=True), 1, 3, True),  # another process took its place
-        (LastIncarnation(2, alive=True), 5, 5, False),  # the disk was full
-    ],
-)
-def test_a_new_controller_goes_on_from_the_last_one_given(
-    last: LastIncarnation, named: int, given: int, fenced: bool
-) -> None:
-    members = Roster(before={"i-0": last})
-    members.expect("instance", "i-0")
-    change = met(members, incarnation=named)
-    assert change.welcome == Welcome("a", given, fenced=fenced)
-    assert change.member.num_restarts == 0
 
 
 @pytest.mark.parametrize("how", ["dies", "is fenced"])

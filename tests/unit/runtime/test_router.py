@@ -11,8 +11,6 @@ from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
     DispatchRequested,
-    Reject,
-    RejectCode,
 )
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.messages.members import (
@@ -33,10 +31,9 @@ from controller.runtime.messages.requests import (
     DispatchWithdrawn,
     OutputItem,
     OutputsEmitted,
-    Refused,
     RequestRefused,
 )
-from tests.unit.runtime.fake_engine import FakeOutput, tokens_of
+from tests.unit.runtime.fake_engine import FakeOutput
 from tests.unit.runtime.fakes import (
     FakeNetwork,
     directory,
@@ -44,7 +41,7 @@ from tests.unit.runtime.fakes import (
     settle,
     virtual_time,
 )
-from tests.unit.runtime.router_bed import BOTH, HERE, I0, Bed, new_tokens
+from tests.unit.runtime.router_bed import BOTH, HERE, I0, Bed
 
 pytestmark = virtual_time
 
@@ -71,17 +68,6 @@ async def test_a_request_goes_where_the_controller_says(bed: Bed) -> None:
     assert payload == [b"one", b"two"]
     assert bed.router.live_request_ids == ["r"]
     await bed.router.close()
-
-
-async def test_a_refusal_is_raised(network: FakeNetwork) -> None:
-    bed = Bed(network)
-    submitted = bed.submit()
-    await bed.controller.receive(DispatchAsked)
-    bed.say(Refused(Reject("r", "f-0", RejectCode.OVERLOADED)))
-    with pytest.raises(NotDispatchedError) as caught:
-        await submitted
-    assert caught.value.code is RejectCode.OVERLOADED
-    assert bed.router.num_live_reqs == 0
 
 
 @pytest.mark.parametrize("how", ["the client leaves", "it is aborted", "it is asked for again"])
@@ -128,20 +114,6 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_accounted(bed: Bed) -
     bed.say(Dispatched(Dispatch("gone", "f-0", "i-1", 8, 1)))  # of an incarnation that is no more
     await settle()
     assert bed.instances["i-1"].inbox == []
-
-
-async def test_a_lost_question_is_asked_again(bed: Bed) -> None:
-    bed.mailbox.deaf = True
-    submitted = bed.submit()
-    await settle()
-    bed.mailbox.deaf = False
-    await asyncio.sleep(CONTROLLER_SILENCE_S * 0.9)
-    await bed.know()  # alive, only the question got lost
-    await bed.controller.receive(DispatchAsked)
-    bed.say(Dispatched(Dispatch("r", "f-0", "i-0", 1, 1)))
-    await submitted
-    sent = await bed.instances["i-0"].receive(AddRequest)
-    assert sent.request_id == "r"
 
 
 @pytest.mark.parametrize("num_gone", [2, len(GONE_WAITS_S) + 1])
@@ -203,24 +175,6 @@ async def test_a_silent_controller_is_bypassed_by_own_requests(network: FakeNetw
     assert arrived["i-1"][0].request_id == "r0", "more free blocks"
 
 
-async def test_a_controller_that_holds_a_request_is_not_bypassed(network: FakeNetwork) -> None:
-    bed = Bed(network)
-
-    async def keep_telling() -> None:
-        while True:
-            bed.say(BOTH)
-            await asyncio.sleep(0.1)
-
-    telling = asyncio.create_task(keep_telling())
-    submitted = bed.submit()
-    await asyncio.sleep(20.0)
-    assert not submitted.done()
-    telling.cancel()
-    began_s = asyncio.get_running_loop().time()
-    await submitted
-    assert asyncio.get_running_loop().time() - began_s <= 2.1 * CONTROLLER_SILENCE_S
-
-
 @pytest.mark.parametrize("comes_back", [False, True])
 @pytest.mark.parametrize("room_to_grow_tokens", [None, 64])
 async def test_nobody_to_choose_from_is_unavailable_after_a_while(
@@ -273,14 +227,6 @@ async def test_a_lost_instance_fails_exactly_its_requests_once(bed: Bed, by: str
     assert by != "controller" or bed.mailbox.forgotten == ["mem://i-0"]
 
 
-async def test_the_controller_s_end_fails_nothing(bed: Bed) -> None:
-    await bed.runs_on("i-0", "a")
-    bed.network.lose("mem://controller")
-    await settle()
-    assert bed.told.failed == []
-    assert new_tokens(bed.accept(0, [5], r="a")) == [5]
-
-
 async def test_what_an_instance_refuses_is_told_once(bed: Bed) -> None:
     await bed.runs_on("i-0", "a")
     await bed.runs_on("i-0", "b")
@@ -306,20 +252,6 @@ async def test_aborts_go_to_the_instances_that_run_the_requests(bed: Bed) -> Non
 
 
 # -- tokens -------------------------------------------------------------------------------
-
-
-async def test_tokens_out_of_order_doubled_or_of_an_older_epoch(bed: Bed) -> None:
-    await bed.runs_on("i-0")
-    t = tokens_of("r", 8)
-    assert new_tokens(bed.accept(0, t[:2])) == t[:2]
-    assert bed.accept(4, t[4:6]) == [], "waits for 2 and 3"
-    assert bed.accept(0, t[:2]) == [], "a repetition"
-    assert new_tokens(bed.accept(1, t[1:4])) == t[2:6], "the gap closes"
-    assert new_tokens(bed.accept(6, t[6:7], epoch=(0, 1))) == t[6:7], "moved"
-    assert bed.accept(7, t[7:8]) == [], "the old owner goes on"
-    assert new_tokens(bed.accept(7, t[7:8], epoch=(0, 1), last=True)) == t[7:8]
-    assert bed.router.num_live_reqs == 0
-    assert bed.accept(7, t[7:8], epoch=(0, 1), last=True) == []
 
 
 async def test_one_message_with_several_requests(bed: Bed) -> None:

@@ -129,29 +129,6 @@ async def test_a_recording_that_nobody_asks_for_any_more_ends(bed: Bed) -> None:
     assert bed.controller.received(TrafficTold) == []
 
 
-async def test_another_key_is_another_recording(bed: Bed) -> None:
-    await record(bed)
-    await run(bed, "r")
-    await record(bed, TrafficAsked(OTHER_KEY, 4))
-    await run(bed, "s")
-    bed.accept(0, [1], last=True)
-    bed.accept(0, [1, 2], last=True, r="s")
-    found = [each for each in await told(bed) if each.key == OTHER_KEY]
-    assert [each.num_output_tokens for each in requests(found)] == [2]
-    assert requests(found)[0].prefix_hashes == b"".join(prefix_hashes(OTHER_KEY, TOKENS, 4))
-    assert (found[-1].num_before, found[-1].num_live) == (0, 0)
-
-
-async def test_requests_that_run_are_counted(bed: Bed) -> None:
-    await record(bed)
-    await run(bed, "r")
-    await run(bed, "s")
-    assert (await bed.controller.receive(TrafficTold, lambda t: t.num_live == 2)).requests == ()
-    bed.accept(0, [1], last=True)
-    (last,) = [each for each in await told(bed) if each.requests]
-    assert last.num_live == 1
-
-
 @pytest.mark.parametrize(("limit", "value"), [("MAX_WAITING", 3), ("MAX_WAITING_TOKENS", 35)])
 async def test_what_waits_is_bounded_and_what_is_lost_is_counted(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
