@@ -22,6 +22,7 @@ from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,
     DispatchUnused,
+    OutputItem,
     OutputsEmitted,
     OutputsUnread,
     RequestRefused,
@@ -112,9 +113,8 @@ async def test_an_abort_frees_the_blocks_and_outputs_of_the_step_under_way_are_d
     bed.add("r", num_prompt_tokens=100, max_tokens=50, attempt=2, hop=3)
     bed.engine.allow(1)
     emitted, _ = await bed.output()
-    (item,) = emitted.items
     assert emitted.sender == InstanceRef("i-0", 1, "mem://i-0")
-    assert (item.attempt, item.hop, item.first_index, item.num_tokens) == (2, 3, 0, 1)
+    assert emitted.items == (OutputItem("r", 2, 3, 0, 1, None),)
     await until(lambda: bed.engine.num_begun == 2)  # or the abort would come before the step
     bed.f0.send(HERE, AbortRequests(("r", "unknown")))
     await bed.taken_in(0)
@@ -140,36 +140,6 @@ async def test_a_request_that_the_engine_cannot_take_is_refused_and_accounted(
     status = await bed.status(lambda s: s.last_dispatch_seq == 4)
     assert (status.snapshot.num_running, status.snapshot.num_queued) == (0, 0)
     assert bed.llumlet.num_live_reqs == 0
-
-
-async def test_the_time_to_first_token_is_told_by_rank(
-    unstarted: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bed = unstarted
-    monkeypatch.setattr("controller.runtime.instance.live_requests.PERCENTILE_EVERY_S", 0.0)
-    await bed.start()
-    assert not (await bed.pull()).ttft_p99_by_rank_s
-    for request_id, rank in (("a", 0), ("b", 3)):
-        bed.add(request_id, rank=rank)
-        await bed.tokens(request_id)
-    told = await bed.pull()
-    assert told.ttft_p99_s == max(told.ttft_p99_by_rank_s.values())
-    assert set(told.ttft_p99_by_rank_s) == {0, 3}
-
-
-async def test_an_evicted_queue_head_says_since_when(bed: Bed) -> None:
-    """No further step is taken meanwhile: its 50 tokens would be there first."""
-    bed.engine.hold(blocks_thread=False)
-    bed.add("r", max_tokens=50)
-    bed.engine.allow(1)
-    await bed.output()
-    bed.engine.admits = False
-    bed.llumlet.serving.between_steps(lambda engine: engine.evict("r"))
-    bed.engine.allow(5)
-    status = await bed.status(
-        lambda s: s.snapshot.queue_head and s.snapshot.queue_head.evicted_at_s
-    )
-    assert status.snapshot.queue_head.evicted_at_s == 7.0
 
 
 async def test_a_dispatch_that_is_not_used_or_meant_for_another_is_accounted(bed: Bed) -> None:
@@ -255,7 +225,6 @@ async def test_an_engine_that_cannot_start_is_reported_as_failed_and_held(
     await bed.welcome()
     bed.add("r")
     assert (await bed.f0.receive(RequestRefused)).retryable
-    bed.controller.inbox.clear()
     bed.controller.send(HERE, StatusPull())
     for _ in range(2):
         assert (await bed.controller.receive(Hello)).phase == "failed"

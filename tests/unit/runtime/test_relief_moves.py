@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from pydantic import ValidationError
 
-from controller.api.settings.settings import Settings
 from controller.core.emptying.rounds import ReliefOrder
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
@@ -13,7 +11,6 @@ from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import ReschedulingConfig
-from controller.runtime.instance.live_requests import MAX_HOPS
 from controller.runtime.messages.members import DrainSet
 from controller.runtime.messages.move_messages import (
     MoveLimitsSet,
@@ -183,12 +180,6 @@ async def test_the_controller_hears_once_of_an_order_that_nobody_can_go_there(
     assert len(fruitless) == 1, "something came of this one"
 
 
-def test_as_many_moves_may_be_set_as_are_remembered() -> None:
-    Settings.model_validate({"migration": {"max_moves_per_minute": MAX_HOPS}})
-    with pytest.raises(ValidationError):
-        Settings.model_validate({"migration": {"max_moves_per_minute": MAX_HOPS + 1}})
-
-
 async def test_where_a_request_came_from_travels_with_it(moving: MovingCluster) -> None:
     await moving.stream()
     await moving.move()
@@ -197,3 +188,22 @@ async def test_where_a_request_came_from_travels_with_it(moving: MovingCluster) 
     moving.clock.now_s += 2.0
     past_instances = moving.instances["i-2"].serving.requests["r"].past_instances
     assert past_instances.ages(moving.clock.now_s) == (("i-0", 7.0), ("i-1", 2.0))
+
+
+async def test_nothing_moves_in_to_a_draining_instance_until_it_takes_moves_again(
+    moving: MovingCluster,
+) -> None:
+    async def drains(instance_id: str, draining: bool) -> None:
+        moving.controller.send(instance_id, DrainSet(draining))
+        statuses = moving.controller.statuses
+        await moving.until(
+            lambda: (found := statuses.get(instance_id)) and found.snapshot.draining is draining
+        )
+
+    await moving.stream()
+    await drains("i-1", True)
+    assert await moving.tried() == ("kept", MoveRefusal.DRAINING)
+    assert await moving.tried("i-0", "i-2") == ("migrated", "")
+    await drains("i-2", True)  # what is there moves out
+    await drains("i-1", False)
+    assert await moving.tried("i-2", "i-1") == ("migrated", "")

@@ -85,35 +85,34 @@ def sent(bed: Bed) -> Bed:
 
 def test_the_life_of_a_request(bed: Bed) -> None:
     bed.arrive("r", rank=1)
-    assert bed.one("r").state is RequestState.DISPATCHING
+    states = [bed.one("r").state]
     bed.now_s += 0.25
     bed.send("r")
-    assert bed.one("r").state is RequestState.WAITING
-    bed.happened("r", EventKind.ADMITTED)
-    assert bed.one("r").state is RequestState.RUNNING
-    bed.now_s += 0.25
-    bed.book.emitted("r", 1, None)
-    bed.happened("r", EventKind.EVICTED)
-    assert bed.one("r").state is RequestState.EVICTED
-    bed.happened("r", EventKind.ADMITTED)
+    states.append(bed.one("r").state)
+    for kind in (EventKind.ADMITTED, EventKind.EVICTED, EventKind.ADMITTED):
+        bed.happened("r", kind)
+        states.append(bed.one("r").state)
+        bed.now_s += 0.25
+        bed.book.emitted("r", 1, None)
     bed.now_s += 2.0
     bed.book.emitted("r", 4, "length")
+    assert states == ["dispatching", "waiting", "running", "evicted", "running"]
     record = bed.one("r")
     assert (record.state, record.finish_reason, record.level) == ("finished", "length", "high")
-    assert (record.num_output_tokens, record.num_evictions) == (5, 1)
-    assert (record.first_token_time_s, record.end_time_s) == (1000.5, 1002.5)
+    assert (record.num_output_tokens, record.num_evictions) == (7, 1)
+    assert (record.first_token_time_s, record.end_time_s) == (1000.5, 1003.0)
     kinds = [event.kind.value for event in record.history]
     assert kinds == ["dispatched", "admitted", "evicted", "admitted", "finished"]
     first = record.history[0]
     assert first.numbers == {"score_of_i-0": 80.0, "score_of_i-9": 3.0, "num_candidates": 12}
     assert first.labels == {"by": "controller", "policy": "llumnix"}
-    assert [event.kind for event in bed.events] == [EventKind.FINISHED]
-    assert bed.events[0].cause_id == "arrive-r"
-    assert bed.events[0].numbers["ttft_s"] == 0.5
+    (told,) = bed.events
+    assert (told.kind, told.cause_id) == (EventKind.FINISHED, "arrive-r")
+    assert told.numbers["ttft_s"] == 0.5
     assert bed.observed == [
         ("dispatched", "high", 0.25),
         ("first token", "high", 0.5),
-        ("finished", "high", 1002.5),
+        ("finished", "high", 1003.0),
     ]
 
 
@@ -129,24 +128,23 @@ def test_an_end_comes_once(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish_reason", "state"),
-    [("stop", "finished"), ("length", "finished"), ("error", "failed"), ("abort", "aborted")],
+    ("finish_reason", "state"), [("stop", "finished"), ("error", "failed"), ("abort", "aborted")]
 )
 def test_how_the_engine_ended_it(sent: Bed, finish_reason: str, state: str) -> None:
     sent.book.emitted("r", 1, finish_reason)
     assert (sent.one("r").state, sent.one("r").finish_reason) == (state, finish_reason)
-    assert sent.observed[-1][0] == state
     assert [event.kind.value for event in sent.events] == [state]
 
 
 def test_only_where_it_runs_can_say_what_happened_to_it(bed: Bed) -> None:
     bed.arrive("r")
     bed.happened("r", EventKind.ADMITTED)
-    bed.send("r")
+    bed.send("r", tell=True)
     bed.happened("r", EventKind.EVICTED, incarnation=2)
-    bed.happened("other", EventKind.EVICTED)
     assert bed.one("r").state is RequestState.WAITING
     assert [event.kind for event in bed.one("r").history] == [EventKind.DISPATCHED]
+    (event,) = bed.events
+    assert event.labels == {"by": "frontend"}, "the controller does not know of it"
 
 
 def timed(request_id: str, migration_id: str = "m-1") -> tuple[MoveRecord, float]:
@@ -158,19 +156,19 @@ def timed(request_id: str, migration_id: str = "m-1") -> tuple[MoveRecord, float
 def test_a_request_that_moved_is_where_it_went_and_tells_of_it(sent: Bed) -> None:
     sent.happened("r", EventKind.ADMITTED)
     sent.book.moved("r", "i-1", 4)
-    assert (sent.one("r").instance_id, sent.one("r").incarnation) == ("i-1", 4)
     assert sent.one("r").num_moves == 0, "it has no token from there yet"
     sent.book.move_timed(*timed("r"), 0.024)
+    sent.book.move_timed(*timed("gone"), 0.1)
     found = sent.one("r")
-    assert (found.num_moves, found.state) == (1, RequestState.RUNNING)
+    assert (found.instance_id, found.incarnation, found.num_moves) == ("i-1", 4, 1)
+    assert found.state is RequestState.RUNNING
     event = found.history[-1]
     assert sent.events == [event], "the cluster hears of it"
     assert (event.kind, event.cause_id) == (EventKind.MIGRATED, "m-1")
     assert event.reason == "from i-0 to i-1: by hand"
     assert (event.instance_id, event.incarnation) == ("i-1", 4)
-    assert event.numbers["downtime_s"] == 0.024
+    assert (event.numbers["downtime_s"], event.numbers["num_bytes"]) == (0.024, 7000)
     assert event.numbers["excess_s"] == pytest.approx(0.004)
-    assert (event.numbers["num_bytes"], event.numbers["stage_1_blocks"]) == (7000, 1)
     sent.happened("r", EventKind.EVICTED)
     assert sent.one("r").num_evictions == 0, "i-0 has it no more"
 
@@ -180,17 +178,6 @@ def test_a_request_that_moved_before_its_first_token_was_not_down(sent: Bed) -> 
     sent.book.move_timed(*timed("r"), None)
     numbers = sent.one("r").history[-1].numbers
     assert (numbers["downtime_s"], numbers["excess_s"]) == (None, None)
-    sent.book.moved("gone", "i-1", 1)
-    sent.book.move_timed(*timed("gone"), 0.1)
-    assert len(sent.events) == 1
-
-
-def test_a_decision_that_the_controller_does_not_know_of_is_told(bed: Bed) -> None:
-    bed.arrive("r")
-    bed.send("r", tell=True)
-    (event,) = bed.events
-    assert (event.kind, event.labels) == (EventKind.DISPATCHED, {"by": "frontend"})
-    assert event.numbers == {"score_of_i-0": 80.0, "score_of_i-9": 3.0}
 
 
 def test_which_are_listed_and_in_what_order(bed: Bed) -> None:
@@ -205,19 +192,17 @@ def test_which_are_listed_and_in_what_order(bed: Bed) -> None:
     assert bed.ids(instance_id="i-0") == ["c", "b"]
     assert bed.ids(states=(RequestState.ABORTED, RequestState.RUNNING)) == ["c", "e"]
     listed, num = bed.ask(max_requests=2)
-    assert [record.request_id for record in listed] == ["c", "b"]
-    assert num == 5
-    assert all(not record.history for record in listed)
+    assert ([record.request_id for record in listed], num) == (["c", "b"], 5)
     bed.book.ended("c", RequestState.FINISHED, "stop")
     assert bed.ids(instance_id="i-0") == ["b"], "an instance's requests are those it has now"
     assert bed.ids(instance_id="i-0", states=(RequestState.FINISHED,)) == ["c"]
 
 
-@pytest.mark.parametrize("named", ["0_p", "client-x", "p", "0_"])
-def test_by_which_names_one_is_found(bed: Bed, named: str) -> None:
+def test_by_which_names_one_is_found(bed: Bed) -> None:
     bed.arrive("0_p-1", parent_id="p")
     bed.arrive("x")
-    assert bed.ids(matching=named) == (["x"] if named == "client-x" else ["0_p-1"])
+    assert bed.ids(matching="client-x") == ["x"]
+    assert all(bed.ids(matching=named) == ["0_p-1"] for named in ("0_p", "p", "0_"))
     assert bed.ids(matching="nothing") == []
 
 
@@ -232,10 +217,9 @@ def test_the_ended_are_bounded_and_so_are_histories(bed: Bed) -> None:
     for _ in range(MAX_HISTORY):
         bed.happened("long", EventKind.ADMITTED)
         bed.happened("long", EventKind.EVICTED)
-    history = bed.one("long").history
+    history = [event.kind for event in bed.one("long").history]
     assert len(history) == MAX_HISTORY
-    assert history[0].kind is EventKind.DISPATCHED
-    assert history[-1].kind is EventKind.EVICTED
+    assert (history[0], history[-1]) == (EventKind.DISPATCHED, EventKind.EVICTED)
 
 
 def test_the_p99_of_ttft(bed: Bed) -> None:
@@ -244,8 +228,8 @@ def test_the_p99_of_ttft(bed: Bed) -> None:
         bed.arrive(f"r{n}")
     for n in range(3):
         bed.now_s += 1.0
-        bed.book.emitted(f"r{n}", 1, None)
-        bed.book.emitted(f"r{n}", 1, None)
+        for _ in range(2):
+            bed.book.emitted(f"r{n}", 1, None)
     assert bed.book.ttft_p99().all_s == 3.0
     bed.now_s += 61.0
     assert bed.book.ttft_p99().all_s is None

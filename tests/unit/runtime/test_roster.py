@@ -65,12 +65,6 @@ def test_a_process_that_was_lost_and_comes_back_is_fenced(members: Roster) -> No
     assert change.member.num_restarts == 0
 
 
-def test_a_restarted_controller_adopts_what_its_members_name(members: Roster) -> None:
-    change = met(members, incarnation=7)
-    assert (change.welcome, change.died, change.began_serving) == (Welcome("a", 7), None, True)
-    assert (change.member.incarnation, change.member.num_restarts) == (7, 0)
-
-
 def test_unknown_members_are_refused(members: Roster) -> None:
     assert members.hello(hello("i-9"), 0.0) is None
     members.expect("frontend", "i-5")
@@ -93,23 +87,6 @@ def test_a_fenced_process_that_comes_back_is_another_incarnation_and_drops_what_
     met(members, incarnation=2)
     assert (member.fenced, member.detail) == (True, "silent"), "its engine may hang as before"
     members.reported(member)
-    assert (member.fenced, member.detail) == (False, "")
-
-
-@pytest.mark.parametrize("is_back", [False, True])
-def test_a_fenced_process_is_no_more_once_another_takes_its_place(
-    members: Roster, is_back: bool
-) -> None:
-    met(members)
-    member = members.fence("i-0", "silent")
-    if is_back:
-        met(members, incarnation=1)
-        members.lost(hello().address)
-        assert (member.fenced, member.detail) == (False, "its process is gone")
-    else:
-        assert members.lost(hello().address) is None, "it is no second death"
-    change = met(members, nonce="b", phase="starting")
-    assert (change.welcome, change.died) == (Welcome("b", 3 if is_back else 2), None)
     assert (member.fenced, member.detail) == (False, "")
 
 

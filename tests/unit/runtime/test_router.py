@@ -85,9 +85,10 @@ async def test_a_request_that_ends_while_it_is_asked_for_is_withdrawn(bed: Bed, 
     else:
         bed.router.abort(["r"], RequestState.ABORTED, "the client left")
         await submitted
-    withdrawn = DispatchWithdrawn(DispatchCancelled("r", "f-0"))
+    await settle()
     if how != "it is asked for again":
-        assert await bed.controller.receive(DispatchWithdrawn) == withdrawn
+        withdrawn = DispatchWithdrawn(DispatchCancelled("r", "f-0"))
+        assert bed.controller.received(DispatchWithdrawn) == [withdrawn]
     assert bed.router.num_live_reqs == 0
     assert bed.controller.received(DispatchAsked) == []
     assert bed.instances["i-0"].inbox == []
@@ -121,11 +122,10 @@ async def test_a_dispatch_to_one_that_is_gone_is_asked_for_again_and_not_without
     bed: Bed, num_gone: int
 ) -> None:
     submitted = bed.submit()
-    gone = (Dispatch("r", "f-0", "i-0", 2, 1), Dispatch("r", "f-0", "i-7", 1, 1))
     for number in range(num_gone):
         await bed.controller.receive(DispatchAsked)
         bed.controller.inbox.clear()
-        bed.say(Dispatched(gone[number % 2]))
+        bed.say(Dispatched(Dispatch("r", "f-0", ("i-0", "i-7")[number % 2], 2, 1)))
     if num_gone == 2:
         await bed.controller.receive(DispatchAsked)
         bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 2)))
@@ -134,7 +134,6 @@ async def test_a_dispatch_to_one_that_is_gone_is_asked_for_again_and_not_without
     else:
         with pytest.raises(NotDispatchedError, match="unavailable"):
             await submitted
-        assert bed.router.num_live_reqs == 0
 
 
 async def test_a_dispatch_to_one_that_is_not_listed_is_declined_once_it_is(
@@ -176,15 +175,13 @@ async def test_a_silent_controller_is_bypassed_by_own_requests(network: FakeNetw
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-@pytest.mark.parametrize("room_to_grow_tokens", [None, 64])
 async def test_nobody_to_choose_from_is_unavailable_after_a_while(
-    network: FakeNetwork, room_to_grow_tokens: int | None, comes_back: bool
+    network: FakeNetwork, comes_back: bool
 ) -> None:
     """Unless the next controller has an instance for the request."""
     bed, loop = Bed(network), asyncio.get_running_loop()
     draining = directory(idle_snapshot("i-0", draining=True))
-    limits = {"room_to_grow_tokens": room_to_grow_tokens, "hold_timeout_s": 20.0}
-    await bed.know(replace(draining, takes_requests=False, **limits))
+    await bed.know(replace(draining, takes_requests=False, hold_timeout_s=20.0))
     submitted, began_s = bed.submit(), loop.time()
     if comes_back:
         await asyncio.sleep(10.0)
@@ -290,16 +287,15 @@ async def test_it_belongs_to_the_cluster(network: FakeNetwork) -> None:
 async def test_it_is_ready_while_an_instance_takes_requests(network: FakeNetwork) -> None:
     bed = Bed(network)
     assert "no instance" in bed.router.why_not_ready()
-    await bed.know()
-    assert bed.router.why_not_ready() == ""
     one_drains = directory(idle_snapshot("i-0", draining=True), idle_snapshot("i-1"))
-    await bed.know(one_drains)
-    assert bed.router.why_not_ready() == ""
-    await bed.know(directory(idle_snapshot("i-0", draining=True)))
-    assert "no instance takes new requests" in bed.router.why_not_ready()
-    # Its status does not say that an instance is stalled.
-    await bed.know(replace(BOTH, takes_requests=False))
-    assert "no instance takes new requests" in bed.router.why_not_ready()
+    for known in (BOTH, one_drains):
+        await bed.know(known)
+        assert bed.router.why_not_ready() == ""
+    # The status of a stalled instance does not say that it is stalled.
+    all_drain = directory(idle_snapshot("i-0", draining=True))
+    for known in (all_drain, replace(BOTH, takes_requests=False)):
+        await bed.know(known)
+        assert "no instance takes new requests" in bed.router.why_not_ready()
     await asyncio.sleep(CONTROLLER_SILENCE_S + 0.1)
     assert bed.router.why_not_ready() == "", "decides alone, by what is known"
     await bed.know()

@@ -68,18 +68,11 @@ async def test_a_request_that_ends_is_told_without_its_ids(bed: Bed) -> None:
     await run(bed, "r", session="ann")
     bed.accept(0, [7, 8, 9], last=True)
     found = await told(bed)
+    hashes, session = b"".join(prefix_hashes(KEY, TOKENS, 4)), session_hash(KEY, "ann")
     assert requests(found) == [
-        RequestTraffic(
-            5.25,
-            len(TOKENS),
-            3,
-            1,
-            RequestState.FINISHED,
-            session_hash(KEY, "ann"),
-            b"".join(prefix_hashes(KEY, TOKENS, 4)),
-        )
+        RequestTraffic(5.25, len(TOKENS), 3, 1, RequestState.FINISHED, session, hashes)
     ]
-    assert len(found[-1].requests[0].prefix_hashes) == 2 * 8, "only full blocks"
+    assert len(hashes) == 2 * 8, "only full blocks"
     assert (found[-1].key, found[-1].frontend_id, found[-1].num_live) == (KEY, "f-0", 0)
 
 
@@ -97,34 +90,25 @@ async def test_each_outcome(bed: Bed) -> None:
     ]
 
 
-async def test_without_a_recording_nothing_is_noted_or_told(bed: Bed) -> None:
+@pytest.mark.parametrize("is_stopped", [True, False])
+async def test_without_a_recording_nothing_is_noted_or_told(bed: Bed, is_stopped: bool) -> None:
+    """It is stopped, or the controller died, so that nobody asks for it any more."""
     await run(bed, "before")
-    await record(bed)
-    await run(bed, "r")
-    bed.accept(0, [1], last=True, r="before")
-    bed.accept(0, [1, 2], last=True)
-    assert [each.num_output_tokens for each in requests(await told(bed))] == [2]
-    await record(bed, TrafficAsked(b""))
-    await run(bed, "after")
-    bed.accept(0, [1], last=True, r="after")
-    bed.controller.inbox.clear()
-    await asyncio.sleep(3.0)
-    assert bed.controller.received(TrafficTold) == []
-
-
-async def test_a_recording_that_nobody_asks_for_any_more_ends(bed: Bed) -> None:
-    """The controller died."""
     await record(bed)
     await run(bed, "r")
     for _ in range(3):
         await asyncio.sleep(traffic_recorder.ASKED_FOR_S - 1)
         await record(bed)
-    bed.accept(0, [1], last=True)
-    assert len(requests(await told(bed))) == 1
-    await asyncio.sleep(traffic_recorder.ASKED_FOR_S + 1)
+    bed.accept(0, [1], last=True, r="before")
+    bed.accept(0, [1, 2], last=True)
+    assert [each.num_output_tokens for each in requests(await told(bed))] == [2]
+    if is_stopped:
+        await record(bed, TrafficAsked(b""))
+    else:
+        await asyncio.sleep(traffic_recorder.ASKED_FOR_S + 1)
     bed.controller.inbox.clear()
-    await run(bed, "later")
-    bed.accept(0, [1], last=True, r="later")
+    await run(bed, "after")
+    bed.accept(0, [1], last=True, r="after")
     await asyncio.sleep(3.0)
     assert bed.controller.received(TrafficTold) == []
 
