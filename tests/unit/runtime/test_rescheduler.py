@@ -1,4 +1,5 @@
-"""The controller's rounds, with instances that the test plays."""
+"""The controller's rounds and late binding, with instances that the test plays, of 64 blocks of 16
+tokens each."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,10 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.settings import ReschedulingConfig
+from controller.core.load.snapshot import QueueHead
+from controller.core.scheduler_events import DispatchCancelled
+from controller.core.settings import HoldingConfig, ReschedulingConfig
+from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.messages.codec import decode
-from controller.runtime.messages.move_messages import ReliefFruitless, ReliefOrdered
-from tests.unit.runtime.controller_bed import HERE, Bed
+from controller.runtime.messages.move_messages import (
+    HeadMoveOrdered,
+    ReliefFruitless,
+    ReliefOrdered,
+    RoomOrdered,
+)
+from controller.runtime.messages.requests import Dispatched, DispatchWithdrawn
+from tests.unit.runtime.controller_bed import CONFIG, HERE, Bed
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 
 # Rounds are the tests'.
@@ -140,3 +150,88 @@ async def test_a_round_that_fails_is_not_the_last_one(
     rescheduler.config = replace(NEVER, interval_s=0.01)
     await asyncio.wait_for(again.wait(), 10.0)
     assert "a round of rescheduling failed" in caplog.text
+
+
+# -- late binding -------------------------------------------------------------------------
+
+
+HOLDING = HoldingConfig(room_to_grow_tokens=0, max_held_reqs=3, evict_margin_steps=0.0)
+PLUS = LiveConfig(
+    replace(CONFIG, policy="llumnix+", holding=HOLDING, hold_timeout_s=0.5),
+    rescheduling=ReschedulingConfig(interval_s=3600.0),
+)
+CROWDED = {"free": 4, "num_running": 20}
+
+
+@pytest.fixture
+async def holding(network: FakeNetwork) -> AsyncIterator[Bed]:
+    """Both instances have four blocks left, and `r0`, which needs ten, is held."""
+    holding = await Bed.serving(network)
+    holding.controller.configure(PLUS)
+    for instance_id in ("i-0", "i-1"):
+        await holding.reports(instance_id, **CROWDED)
+    holding.asks("r0")
+    await settle()
+    yield holding
+    holding.controller.scheduler.check()
+
+
+def sent(holding: Bed) -> list[tuple[str, str]]:
+    found = [told.dispatch for told in holding.f0.received(Dispatched)]
+    return [(each.request_id, each.instance_id) for each in found]
+
+
+def kept_and_other(holding: Bed) -> tuple[str, str]:
+    (kept,) = holding.controller.scheduler.placement.reserved
+    (other,) = {"i-0", "i-1"} - {kept}
+    return kept, other
+
+
+async def round_of(holding: Bed) -> None:
+    holding.controller.rescheduler.round()
+    await settle()
+
+
+async def test_a_held_request_goes_with_the_status_that_has_room_for_it(holding: Bed) -> None:
+    assert (holding.controller.scheduler.num_waiting, sent(holding)) == (1, [])
+    await holding.reports("i-1", free=9, num_running=20)
+    assert sent(holding) == []
+    await holding.reports("i-1", free=10, num_running=20)
+    assert sent(holding) == [("r0", "i-1")]
+    assert holding.f0.received(Dispatched)[0].dispatch.policy == "llumnix+"
+
+
+async def test_without_late_binding_all_that_was_held_goes_at_once(holding: Bed) -> None:
+    holding.asks("r1")
+    await settle()
+    other = replace(PLUS.scheduler, policy="vllm-dp", holding=None)
+    holding.controller.configure(replace(PLUS, scheduler=other))
+    assert holding.controller.scheduler.num_waiting == 0
+    await settle()
+    assert sorted(sent(holding)) == [("r0", "i-0"), ("r1", "i-1")]
+
+
+async def test_a_round_orders_room_on_the_kept_instance(holding: Bed) -> None:
+    kept, other = kept_and_other(holding)
+    await holding.reports(other, free=5, num_running=1)
+    await round_of(holding)
+    (ordered,) = holding.peers[kept].received(RoomOrdered)
+    order = ordered.order
+    assert (order.request_id, order.frontend, order.rank) == ("r0", holding.f0.address, 0)
+    assert order.lacking_blocks == 6
+    members = holding.controller.roster.members
+    assert [each.destination for each in order.openings] == [members[other].ref]
+    assert order.openings[0].spare_blocks <= 5
+    assert holding.peers[other].received(RoomOrdered) == []
+
+
+async def test_a_blocked_head_is_sent_where_it_fits(holding: Bed) -> None:
+    await holding.reports("i-1", free=9, num_running=20)
+    head = QueueHead("h", 0, 5, 0.0)
+    await holding.reports("i-0", **CROWDED, num_queued=1, queued_demand_blocks=5, queue_head=head)
+    holding.says("f-0", DispatchWithdrawn(DispatchCancelled("r0", "f-0")))
+    await settle()
+    await round_of(holding)
+    (ordered,) = holding.peers["i-0"].received(HeadMoveOrdered)
+    order = ordered.order
+    assert (order.request_id, order.destination.instance_id) == ("h", "i-1")

@@ -2,16 +2,27 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from controller.core.admission.asking import CONTROLLER_SILENCE_S, GONE_WAITS_S, Answered
+from controller.core.admission.asking import (
+    AT_LEAST_EVERY_S,
+    CONTROLLER_SILENCE_S,
+    GONE_WAITS_S,
+    Answered,
+)
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
     DispatchRequested,
+    KeysTold,
+    KeyUsed,
+    Reject,
+    RejectCode,
 )
+from controller.core.settings import KeyLimits
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.messages.members import (
     Directory,
@@ -29,8 +40,10 @@ from controller.runtime.messages.requests import (
     Dispatched,
     DispatchUnused,
     DispatchWithdrawn,
+    KeysCounted,
     OutputItem,
     OutputsEmitted,
+    Refused,
     RequestRefused,
 )
 from tests.unit.runtime.fake_engine import FakeOutput
@@ -303,3 +316,113 @@ async def test_it_is_ready_while_an_instance_takes_requests(network: FakeNetwork
         bed.say(InstanceLost(instance_id, 1))
     await settle()
     assert "no instance takes new requests" in bed.router.why_not_ready()
+
+
+# -- limits of API keys -------------------------------------------------------------------
+
+
+def submit_with_key(bed: Bed, request_id: str) -> asyncio.Task[None]:
+    request = DispatchRequested(request_id, "f-0", 10, 0, 5.0, api_key="k")
+    return asyncio.create_task(bed.router.submit(request, (b"x",), request_id))
+
+
+async def asked_with_key(bed: Bed, request_id: str) -> DispatchRequested:
+    found = await bed.controller.receive(DispatchAsked, lambda a: a.asked.request_id == request_id)
+    return found.asked
+
+
+async def test_a_frontend_says_what_a_key_uses_and_with_each_request(bed: Bed) -> None:
+    first, second = submit_with_key(bed, "r"), submit_with_key(bed, "s")
+    counted = [await asked_with_key(bed, name) for name in ("r", "s")]
+    assert [(a.num_live_of_key, a.num_tokens_of_key) for a in counted] == [(1, 0), (2, 10)]
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-0", 1, 1)))
+    bed.say(Refused(Reject("s", "f-0", RejectCode.LIVE_LIMIT, 9)))
+    await first
+    with pytest.raises(NotDispatchedError) as caught:
+        await second
+    assert (caught.value.code, caught.value.retry_after_s) == (RejectCode.LIVE_LIMIT, 9)
+    await bed.instances["i-0"].receive(AddRequest)
+    bed.accept(0, [7, 8])
+    told = await bed.controller.receive(KeysCounted, lambda m: m.told.keys[0].num_live == 1)
+    assert told.told == KeysTold("f-0", (KeyUsed("k", 1, 12, 0, 0, 1, 2),)), (
+        "a refused prompt is no use"
+    )
+    bed.accept(2, [9], last=True)
+    told = await bed.controller.receive(KeysCounted, lambda m: m.told.keys[0].num_live == 0)
+    assert told.told.keys == (KeyUsed("k", 0, 13, 1, 3, 0, 0),)
+    bed.router.keys.use.check()
+
+
+async def test_without_the_controller_a_frontend_goes_by_its_share(bed: Bed) -> None:
+    bed.say(FrontendLimits(key_limits=KeyLimits(live_requests=5)))
+    await bed.know(msgspec.structs.replace(BOTH, num_frontends=2))
+    await asyncio.sleep(CONTROLLER_SILENCE_S + 0.1)
+    alone = [submit_with_key(bed, f"r{number}") for number in range(4)]
+    done = await asyncio.gather(*alone, return_exceptions=True)
+    codes = [each.code for each in done if isinstance(each, NotDispatchedError)]
+    assert (done[:2], codes) == ([None, None], [RejectCode.LIVE_LIMIT] * 2)
+    bed.router.abort(["r0"], RequestState.ABORTED, "the client left")
+    await submit_with_key(bed, "r4")
+    await settle()
+
+
+# -- requests that wait for room ----------------------------------------------------------
+
+
+HOLDING: Directory = replace(
+    directory(
+        idle_snapshot("i-0", free=5, num_running=2), idle_snapshot("i-1", free=4, num_running=2)
+    ),
+    controller="one",
+    room_to_grow_tokens=48,
+)
+"""Each instance has room for one more request of 160 tokens."""
+
+
+def arrivals(holding: Bed) -> list[tuple[str, str]]:
+    peers = holding.instances.items()
+    return sorted((add.request_id, i) for i, peer in peers for add in peer.received(AddRequest))
+
+
+def asked_ids(holding: Bed) -> list[str]:
+    return [told.asked.request_id for told in holding.controller.received(DispatchAsked)]
+
+
+async def keep_telling(holding: Bed, told: Directory = HOLDING) -> None:
+    while True:
+        holding.say(told)
+        await asyncio.sleep(0.4)
+
+
+@pytest.fixture
+async def holding(network: FakeNetwork) -> Bed:
+    holding = Bed(network)
+    await holding.know(HOLDING)
+    return holding
+
+
+async def test_what_a_dead_controller_held_goes_in_order(holding: Bed) -> None:
+    """A block each, as far as it fits, and then one after the other."""
+    tasks = [holding.submit(f"r{n}") for n in range(6)]
+    await settle()
+    holding.network.lose("mem://controller")
+    await asyncio.sleep(0.9 * CONTROLLER_SILENCE_S)
+    assert arrivals(holding) == []
+    await asyncio.sleep(0.3 * CONTROLLER_SILENCE_S)
+    assert arrivals(holding) == [("r0", "i-0"), ("r1", "i-0"), ("r2", "i-1")]
+    for num in (4, 5, 6):
+        await asyncio.sleep(1.05 * AT_LEAST_EVERY_S)
+        assert [r for r, _ in arrivals(holding)] == [f"r{n}" for n in range(num)]
+    await asyncio.gather(*tasks)
+
+
+async def test_a_new_controller_is_asked_at_once_and_nothing_goes_without_it(holding: Bed) -> None:
+    telling = asyncio.create_task(keep_telling(holding))
+    for n in range(3):
+        holding.submit(f"r{n}")
+    await asyncio.sleep(10.0)
+    telling.cancel()
+    holding.controller.inbox.clear()
+    await holding.know(replace(HOLDING, controller="two"))
+    assert asked_ids(holding) == ["r0", "r1", "r2"]
+    assert arrivals(holding) == []
