@@ -45,7 +45,6 @@ class AutoscaleBed(SteeringBed):
         self.failing: set[str] = set()
         self.never: set[str] = set()
         """Ray finds no place for these."""
-        self.dead: set[str] = set()
         self.seen: dict[str, Any] = {}
         """What the frontend says of the last minute, by the fields of its Hello."""
         self._incarnations: Counter[str] = Counter()
@@ -97,7 +96,7 @@ class AutoscaleBed(SteeringBed):
                     due_s.setdefault(instance_id, now_s + self.cold_start_s)
                     if now_s >= due_s[instance_id] and instance_id not in self.never:
                         await self._starts(instance_id)
-            alive = [i for i in there if self._incarnations[i] and i not in self.dead]
+            alive = [i for i in there if self._incarnations[i]]
             busy = [i for i in alive if not self.is_told_to_drain(i)]
             for at, instance_id in enumerate(alive):
                 await self.joins(instance_id, incarnation=self._incarnations[instance_id])

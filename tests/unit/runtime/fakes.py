@@ -9,8 +9,6 @@ import asyncio
 import selectors
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -77,25 +75,6 @@ def loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.Abstract
     marked = item.get_closest_marker("asyncio")
     is_virtual = marked is not None and "loop_factories" in marked.kwargs
     return {"virtual": VirtualTimeLoop} if is_virtual else {"real": asyncio.SelectorEventLoop}
-
-
-@dataclass
-class FakeClock:
-    """Stands in for the module `time`, as far as the llumlet reads it; moved by the test."""
-
-    now_s: float = 10_000.0
-    module: SimpleNamespace = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.module = SimpleNamespace(
-            monotonic=lambda: self.now_s,
-            perf_counter=lambda: self.now_s,
-            time=lambda: self.now_s,
-            sleep=lambda _seconds: None,
-        )
-
-    def advance(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 # -- mailboxes ----------------------------------------------------------------------------
@@ -165,8 +144,6 @@ class FakeMailbox:
         self.connected: set[str] = set()
         self.forgotten: list[str] = []
         self.lost = False
-        self.deaf = False
-        """Whether what is sent from here disappears."""
         self.on_lost: OnLost = lambda address: None
         self._on_message: OnMessage | None = None
         self._early: list[tuple[bytes, tuple[bytes, ...]]] = []
@@ -186,7 +163,7 @@ class FakeMailbox:
         droppable: bool = False,
     ) -> None:
         assert address, "nobody listens there"
-        if self.lost or self.deaf:
+        if self.lost:
             return
         if address in self._network.gone:
             if not droppable:

@@ -20,13 +20,7 @@ from controller.runtime.messages.requests import (
     OutputsEmitted,
 )
 from tests.unit.runtime.fake_engine import FakeOutput
-from tests.unit.runtime.fakes import (
-    FakeNetwork,
-    FakePeer,
-    directory,
-    idle_snapshot,
-    settle,
-)
+from tests.unit.runtime.fakes import FakeNetwork, FakePeer, directory, idle_snapshot, settle
 
 HERE = "mem://f-0"
 I0 = InstanceRef("i-0", 1, "mem://i-0")

@@ -30,31 +30,11 @@ async def test_a_load_that_rises_gets_instances_as_many_as_it_wants(bed: Autosca
     assert bed.there == ["i-0", "i-1", "i-2", "i-3"]
     assert len(bed.launcher.launched) == 1 + 4
     (said,) = bed.told()
-    assert said.kind is EventKind.AUTOSCALED
+    assert (said.kind, said.actor) == (EventKind.AUTOSCALED, ACTOR)
     assert said.reason == "add 2: the cluster has 11 steps, fewer than 160"
     assert (said.numbers["num_added"], said.numbers["num_wanted"]) == (2, 4)
-    assert said.actor == ACTOR
     took_s = bed.autoscaling.cold_start_s
     assert took_s == pytest.approx(1.9, abs=0.3), "two were there at once, two took 3.5 s"
-    assert bed.checked.decision.reason is ScaleReason.IN_RANGE
-
-
-async def test_nothing_at_all_leads_to_the_minimum_one_after_the_other(
-    network: FakeNetwork,
-) -> None:
-    bed = AutoscaleBed(network, 4)
-    await bed.begin_playing(min_instances=2)
-    await asyncio.sleep(20)
-    assert bed.there == ["i-2", "i-3"]
-    assert bed.launcher.terminated == ["i-0", "i-1"]
-    assert [each.reason for each in bed.told()] == [
-        "remove i-0: no request runs or waits",
-        "remove i-1: no request runs or waits",
-    ]
-    kinds = [each.kind for each in bed.events()]
-    assert kinds == [EventKind.DRAIN_STARTED, EventKind.DRAINED, EventKind.DRAIN_ENDED] * 2
-    assert bed.events()[0].cause_id == bed.told()[0].cause_id
-    assert bed.checked.decision.reason is ScaleReason.AT_MINIMUM
 
 
 async def test_off_does_nothing_and_a_dry_run_only_says_so(bed: AutoscaleBed) -> None:
@@ -65,11 +45,8 @@ async def test_off_does_nothing_and_a_dry_run_only_says_so(bed: AutoscaleBed) ->
     bed.set_mode("dry-run")
     await asyncio.sleep(10)
     assert len(bed.launcher.launched) == 1 + 2
-    (said,) = bed.told()
-    assert said.kind is EventKind.AUTOSCALE_PLANNED
-    assert said.reason == "add 2: the cluster has 11 steps, fewer than 160"
-    assert bed.checked.outcome is Outcome.WOULD
-    assert bed.checked.num_wanted == 4
+    assert [said.kind for said in bed.told()] == [EventKind.AUTOSCALE_PLANNED]
+    assert (bed.checked.outcome, bed.checked.num_wanted) == (Outcome.WOULD, 4)
     assert bed.keeper.spec.revision == 0
 
 
@@ -134,18 +111,16 @@ async def test_never_beyond_what_ray_has_nor_while_ray_is_gone(bed: AutoscaleBed
     await bed.begin_playing()
     await asyncio.sleep(3)
     assert not bed.task.done()
-    (blocked,) = bed.told()
-    assert blocked.kind is EventKind.AUTOSCALE_BLOCKED
-    assert blocked.reason.endswith("RuntimeError('the head of Ray is gone')")
     answers[:] = ["", "no GPU is free"]
     await asyncio.sleep(2)
     assert bed.launcher.launched[-1] == "i-2"
     del answers[0]
     await asyncio.sleep(10)
     assert bed.launcher.launched[-1] == "i-2"
-    added, blocked = bed.told()[1:]
+    gone, added, blocked = bed.told()
+    assert gone.kind is blocked.kind is EventKind.AUTOSCALE_BLOCKED
+    assert gone.reason.endswith("RuntimeError('the head of Ray is gone')")
     assert added.numbers["num_added"] == 1
-    assert blocked.kind is EventKind.AUTOSCALE_BLOCKED
     assert blocked.reason.endswith("there is no room for one more: no GPU is free")
 
 
@@ -157,10 +132,8 @@ async def test_one_that_cannot_start_neither_counts_nor_blocks(bed: AutoscaleBed
     await asyncio.sleep(40)
     assert bed.launcher.launched[-1] == "i-2"
     assert bed.checked.decision.reason is ScaleReason.START_FAILED
-    assert bed.told()[-1].kind is EventKind.AUTOSCALE_BLOCKED
     assert bed.checked.num_wanted == 2
     await asyncio.sleep(60)
-    assert bed.launcher.launched[-1] == "i-3"
     assert bed.keeper.spec.instance_ids == ("i-0", "i-1", "i-3"), "it went for the next one"
     assert bed.there == ["i-0", "i-1", "i-3"]
 

@@ -83,21 +83,3 @@ async def test_without_a_controller_requests_go_on_and_new_ones_run(
     cluster.network.lose(CONTROLLER)
     cluster.go_on()
     await cluster.finished(*before, *await cluster.run("b", 6))
-
-
-async def test_what_happened_is_told_everywhere(cluster: ControlledCluster) -> None:
-    assert await cluster.frontend.request("r", 20, 30) == "finished"
-    journal = cluster.controller.journal
-
-    def kinds() -> list[str]:
-        entries = journal.log.after(None, 1000).entries
-        return [event.kind.value for _, event in entries if event.request_id == "r"]
-
-    await cluster.until(lambda: "finished" in kinds())
-    assert sorted(kinds()) == ["admitted", "dispatched", "finished"]
-    found = await cluster.controller.queries.requests(["f-0"], matching="r", history=True)
-    (record,) = found.requests
-    assert (record.state.value, record.num_output_tokens) == ("finished", 30)
-    history = [event.kind.value for event in record.history]
-    assert history == ["dispatched", "admitted", "finished"]
-    assert record.history[1].cause_id.startswith(f"step-{record.instance_id}-1-")

@@ -376,18 +376,6 @@ async def test_a_process_that_stays_or_cannot_be_ended_is_ended_again(bed: Bed) 
     assert bed.launcher.restarted == ["i-0", "i-0"]
 
 
-async def test_a_process_that_cannot_start_ends_the_restart(bed: Bed) -> None:
-    bed.restart()
-    await bed.reports("i-0")
-    await bed.is_restarted()
-    await bed.dies("i-0")
-    await bed.joins("i-0", nonce="b", phase="failed")
-    await asyncio.sleep(1)
-    assert bed.keeper.spec.drains == {}
-    (why,) = bed.whys(EventKind.DRAIN_ENDED)
-    assert why.startswith("it could not start: ")
-
-
 async def test_the_end_of_a_restart_that_cannot_be_saved_is_tried_again(bed: Bed) -> None:
     bed.restart(at_once=True)
     await bed.is_restarted()

@@ -3,6 +3,7 @@
 import asyncio
 import queue
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,7 +30,7 @@ from controller.runtime.messages.requests import (
 )
 from tests.unit.runtime.fake_engine import tokens_of
 from tests.unit.runtime.fake_transfer import FakeTransfer
-from tests.unit.runtime.fakes import INFO, PATIENCE_S, FakeClock, FakeNetwork, until
+from tests.unit.runtime.fakes import INFO, PATIENCE_S, FakeNetwork, until
 from tests.unit.runtime.llumlet_bed import HERE, Bed
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -315,37 +316,24 @@ async def test_a_status_goes_out_at_the_phase_that_is_asked_for(
     assert (status.num_steps, found.num_running, found.num_queued) == seen
 
 
-async def test_where_none_is_pushed_each_pull_is_answered_and_nothing_else_goes_out(
-    bed: Bed,
-) -> None:
-    bed.controller.send(HERE, StatusPushSet(0.0, ()))
-    bed.f0.send(HERE, DispatchUnused(1, 6))
-    bed.controller.send(HERE, StatusPull())
-    await bed.status(lambda s: s.last_dispatch_seq == 6)  # what was pushed before has arrived, too
-    bed.controller.inbox.clear()
-    bed.add("r", max_tokens=40)
-    assert await bed.tokens("r") == tokens_of("r", 40)
-    assert bed.controller.received(StatusPushed) == []
-    assert (await bed.pull()).num_steps == 40
-
-
 class Stepping:
     """Each step takes a millisecond, and the tenth as long as the test wants."""
 
     def __init__(self, bed: Bed, monkeypatch: pytest.MonkeyPatch, tenth_s: float = 0.001) -> None:
-        self.clock, self.tenth_s = FakeClock(), tenth_s
-        monkeypatch.setattr(engine_thread, "time", self.clock.module)
+        self.now_s, self.tenth_s, self.num_steps = 10_000.0, tenth_s, 0
+        clock = dict.fromkeys(("monotonic", "perf_counter", "time"), lambda: self.now_s)
+        stands_in = SimpleNamespace(**clock, sleep=lambda _seconds: None)
+        monkeypatch.setattr(engine_thread, "time", stands_in)
         bed.engine.on_step = self._step
-        self.num_steps = 0
 
     def _step(self) -> None:
         self.num_steps += 1
-        self.clock.advance(self.tenth_s if self.num_steps == 10 else 0.001)
+        self.now_s += self.tenth_s if self.num_steps == 10 else 0.001
 
 
-@pytest.mark.parametrize("changed_to_s", [None, 0.02])
+@pytest.mark.parametrize("every", [5, 20])
 async def test_a_busy_instance_pushes_no_more_often_than_asked(
-    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch, changed_to_s: float | None
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     bed = Bed(network, status_interval_s=0.005)
     Stepping(bed, monkeypatch)
@@ -353,16 +341,14 @@ async def test_a_busy_instance_pushes_no_more_often_than_asked(
     for _ in range(3):
         status = await bed.status()
     assert (status.num_steps, status.snapshot.num_free_blocks) == (0, 64), "idle, and alive"
-    if changed_to_s is not None:
-        bed.controller.send(HERE, StatusPushSet(changed_to_s))
+    if every == 20:
+        bed.controller.send(HERE, StatusPushSet(0.02))
         await bed.pull()
     bed.add("r", max_tokens=100)
     last = await bed.status(lambda s: s.num_steps == 100)
     assert last.snapshot.num_running == 0, "the end of the work is told at once"
-    assert last.step_time_s == pytest.approx(0.001)
-    assert last.busy_s == pytest.approx(0.1)
+    assert (last.step_time_s, last.busy_s) == pytest.approx((0.001, 0.1))
     busy = [s.num_steps for s in bed.controller.received(StatusPushed) if s.snapshot.num_running]
-    every = 5 if changed_to_s is None else 20
     assert len(busy) in (100 // every - 1, 100 // every)
     assert {b - a for a, b in pairwise(busy)} == {every}
     await bed.end()

@@ -12,7 +12,6 @@ from controller.core.record.request_record import RequestState
 from controller.runtime.messages.members import InstanceLost, Message
 from controller.runtime.messages.move_messages import MoveEnvelope, MoveLimitsSet, RequestMoved
 from controller.runtime.messages.requests import AbortRequests, OutputsEmitted, OutputsReceived
-from tests.unit.runtime.fake_engine import WRONG, tokens_of
 from tests.unit.runtime.fake_transfer import COPY_TIME_S
 from tests.unit.runtime.moving_cluster import MovingCluster, says
 
@@ -283,17 +282,6 @@ async def test_a_stage_that_is_slow_is_not_the_destinations_fault(moving: Moving
         moving.clock.now_s += 31.0
         assert await moving.outcome(move_id) == ("kept", code)
         moving.a.transfer.let_go()
-
-
-async def test_a_corrupted_block_shows_in_the_answer_without_a_digest(
-    moving: MovingCluster,
-) -> None:
-    """The negative control: what these tests compare depends on the blocks."""
-    moving.a.transfer.corrupts = True
-    await moving.stream()
-    await moving.move()
-    assert await moving.ends() == "finished"
-    assert moving.frontend.tokens["r"] == [*tokens_of("r", 5), *[WRONG] * 55]
 
 
 # -- outputs ------------------------------------------------------------------------------

@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.core.emptying.by_hand import (
-    MAX_TIMED_PATIENCE_S,
-    Attempt,
-    MoveByHand,
-)
+from controller.core.emptying.by_hand import MAX_TIMED_PATIENCE_S, Attempt, MoveByHand
 from controller.core.load.closed import Closed
 from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.move_records import (

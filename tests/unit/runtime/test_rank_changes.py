@@ -10,10 +10,7 @@ from test_moves_under_faults import PHASES, Hold, applying, committing, fencing
 from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
-from controller.core.scheduler_events import (
-    Dispatch,
-    DispatchRequested,
-)
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT
 from controller.runtime.messages.move_messages import MoveAnnounced, RequestMoved
 from controller.runtime.messages.requests import (

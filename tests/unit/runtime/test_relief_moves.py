@@ -69,23 +69,6 @@ r1 too."""
 TWO = replace(UNGUARDED, source_below_steps=100.0, destination_above_steps=100.0)
 
 
-async def test_the_shortest_leave_until_the_instance_is_no_source(moving: MovingCluster) -> None:
-    await moving.crowd(LENGTHS)
-    await order(moving, config=TWO)
-    await moving.until(lambda: len(moving.controller.records) == 2)
-    assert at(moving, "i-1") == {"r0", "r1"}
-    assert at(moving, "i-0") == {"r2", "r3", "r4", "r5"}
-    records = sorted(moving.controller.records, key=lambda record: record.migration_id)
-    outcomes = [(r.request_id, r.outcome, r.reason) for r in records]
-    assert outcomes == [("r0", "migrated", "balance"), ("r1", "migrated", "balance")]
-    await moving.all_finish()
-    (event,) = moving.events(EventKind.MIGRATED, "r0")
-    assert event.numbers["freeness_of_i-0"] == event.numbers["source_freeness_steps"] == 40.0
-    assert event.numbers["freeness_of_i-1"] == 1024.0
-    assert event.numbers["num_stages"] == len(records[0].stages)
-    assert len(moving.controller.records) == 2
-
-
 @pytest.mark.parametrize("how", ["withdrawn", "expired"])
 async def test_without_an_order_no_further_move_begins(moving: MovingCluster, how: str) -> None:
     """What is under way ends."""
@@ -104,15 +87,6 @@ async def test_without_an_order_no_further_move_begins(moving: MovingCluster, ho
     await moving.all_finish()
     (record,) = moving.controller.records
     assert (record.request_id, record.code) == ("r0", "")
-
-
-async def test_everybody_leaves_a_draining_instance(moving: MovingCluster) -> None:
-    await moving.crowd(LENGTHS)
-    moving.controller.send("i-0", DrainSet(draining=True))
-    await order(moving)
-    await moving.until(lambda: not at(moving, "i-0"))
-    assert at(moving, "i-1") == set(LENGTHS)
-    assert {record.reason for record in moving.controller.records} == {"drain"}
 
 
 async def test_one_that_will_be_ended_sends_one_after_the_other_over_a_limited_link(

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.core.fleet.cluster_spec import (
-    AS_STARTED,
-    EngineChange,
-    RollingOrder,
-)
+from controller.core.fleet.cluster_spec import AS_STARTED, EngineChange, RollingOrder
 from controller.core.fleet.rolling import RETRY_S
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.messages.members import DrainSet, Welcome
@@ -84,7 +80,6 @@ async def test_the_next_one_begins_when_the_one_before_serves(bed: Bed) -> None:
     await asyncio.sleep(0.3)
     assert (bed.away, bed.order.left) == (["i-0"], ("i-1", "i-2"))
     assert bed.peers["i-0"].received(DrainSet) == [DrainSet(True)]
-    assert bed.scheduled() == {"i-1", "i-2"}
     await bed.reports("i-0", num_running=1)
     await asyncio.sleep(2)
     assert bed.launcher.restarted == [], "a request runs there"
@@ -95,19 +90,20 @@ async def test_the_next_one_begins_when_the_one_before_serves(bed: Bed) -> None:
     await asyncio.sleep(5)
     assert bed.away == ["i-0"], "the next process does not serve yet"
     await bed.comes_back("i-0")
-    await bed.all_report()
-    await bed.all_report()
-    assert bed.away == ["i-1"]
-    assert bed.order.done["i-0"] == pytest.approx(8.5, abs=2)
-    await bed.takes_its_turn_and_serves("i-1")
-    await bed.takes_its_turn_and_serves("i-2")
+    for _ in range(2):
+        await bed.all_report()
+    for each in ("i-1", "i-2"):
+        assert bed.away == [each]
+        await bed.takes_its_turn_and_serves(each)
     assert (bed.order.state, tuple(bed.order.done)) == ("done", IDS)
     assert bed.launcher.restarted == list(IDS)
     assert bed.keeper.spec.drains == {}
     began, ended = bed.told()
     assert (began.reason, began.actor, began.cause_id) == ("a patch", "ana", "op-9")
     assert (ended.kind, ended.numbers["num_restarted"]) == ("rolling_ended", 3)
-    assert {each.cause_id for each in bed.events()} == {"op-9"}
+    steps = bed.events(EventKind.ROLLING_STEPPED)
+    assert [each.instance_id for each in steps] == list(IDS)
+    assert all(each.numbers["took_s"] > each.numbers["emptied_s"] > 0 for each in steps)
 
 
 async def test_a_full_disk_holds_it_up_and_no_more(bed: Bed) -> None:
@@ -138,26 +134,8 @@ async def test_another_controller_goes_on_with_it_and_knows_who_has_the_new_argu
     await bed.takes_its_turn_and_serves("i-1")
     await bed.takes_its_turn_and_serves("i-2")
     assert bed.order.state == "done"
-    assert bed.launcher.restarted == ["i-1", "i-2"]
-
-
-async def test_each_next_process_is_told_the_new_arguments(bed: Bed) -> None:
-    bed.rolls(engine=NEW)
-    await bed.takes_its_turn_and_serves("i-0")
-    assert bed.engine_told("i-0") == NEW
-    assert bed.keeper.spec.engine == AS_STARTED, "not all have them yet"
-    await bed.dies("i-2")
-    await bed.joins("i-2", nonce="x")
-    assert bed.engine_told("i-2") == AS_STARTED, "it died before its turn"
-    for each in ("i-1", "i-2"):
-        await bed.joins("i-2", nonce="x", incarnation=2)
-        await bed.takes_its_turn_and_serves(each)
-        assert bed.engine_told(each) == NEW
     assert (bed.keeper.spec.engine, bed.keeper.spec.engines) == (NEW, {})
-    steps = bed.events(EventKind.ROLLING_STEPPED)
-    assert [each.instance_id for each in steps] == list(IDS)
-    assert all(each.numbers["took_s"] > each.numbers["emptied_s"] > 0 for each in steps)
-    assert "max_num_seqs=64" in bed.told()[0].reason
+    assert bed.launcher.restarted == ["i-1", "i-2"]
 
 
 async def test_one_that_cannot_start_with_them_starts_with_its_old_ones(bed: Bed) -> None:
