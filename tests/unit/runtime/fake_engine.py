@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from zlib import crc32
 
@@ -63,6 +63,10 @@ class FakeOutput(msgspec.Struct, array_like=True):
     @property
     def new_token_ids(self) -> list[int]:
         return self.tokens
+
+    @property
+    def emitted(self) -> EmittedTokens:
+        return EmittedTokens(self.request_id, len(self.tokens), "length" if self.finished else None)
 
 
 def token_at(request_id: str, position: int) -> int:
@@ -230,14 +234,7 @@ class FakeEngine:
         if self.tells_each_step and not by_frontend:
             return [StepOutputs(0, (), [])]
         return [
-            StepOutputs(
-                index,
-                tuple(
-                    EmittedTokens(o.request_id, len(o.tokens), "length" if o.finished else None)
-                    for o in outputs
-                ),
-                outputs,
-            )
+            StepOutputs(index, tuple(each.emitted for each in outputs), outputs)
             for index, outputs in by_frontend.items()
         ]
 
@@ -256,6 +253,10 @@ class FakeEngine:
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         head = next(iter(self.waiting.values()), None)
+        queue_head = None
+        if head is not None:
+            is_evicted = head.request_id in self.evicted
+            queue_head = QueueHead(head.request_id, 0, head.num_blocks, 0.0, is_evicted)
         num_running = len(self.running) + self.moves.num_running
         return InstanceSnapshot(
             instance_id=instance_id,
@@ -267,11 +268,7 @@ class FakeEngine:
             num_running_by_rank=Counter({0: num_running}),
             num_queued=len(self.waiting),
             queued_demand_blocks=sum(r.num_blocks for r in self.waiting.values()),
-            queue_head=None
-            if head is None
-            else QueueHead(
-                head.request_id, 0, head.num_blocks, 0.0, head.request_id in self.evicted
-            ),
+            queue_head=queue_head,
             num_evicted_queued=sum(request_id in self.evicted for request_id in self.waiting),
         )
 
@@ -360,19 +357,13 @@ class FakeEngine:
 
 
 @dataclass(slots=True)
-class _Out:
-    """A suspended request."""
+class _Moving:
+    """A request that is suspended, or one that arrives in the blocks of `table`."""
 
     request: FakeRequest
     queued: bool
-
-
-@dataclass(slots=True)
-class _Arrival:
-    request: FakeRequest
-    queued: bool
-    table: list[int]
-    num_cached: int
+    table: list[int] = field(default_factory=list)
+    num_cached: int = 0
 
 
 class FakeMoves:
@@ -380,8 +371,8 @@ class FakeMoves:
 
     def __init__(self, engine: FakeEngine) -> None:
         self.blocks = engine.blocks
-        self.suspended: dict[str, _Out] = {}
-        self.arriving: dict[str, _Arrival] = {}
+        self.suspended: dict[str, _Moving] = {}
+        self.arriving: dict[str, _Moving] = {}
         self.pins: dict[str, list[int]] = {}
         self._engine = engine
         # what tests set
@@ -415,7 +406,7 @@ class FakeMoves:
         return len(self.in_the_batch())
 
     def in_the_batch(self) -> list[FakeRequest]:
-        both: tuple[_Out | _Arrival, ...] = (*self.suspended.values(), *self.arriving.values())
+        both = (*self.suspended.values(), *self.arriving.values())
         return [each.request for each in both if not each.queued]
 
     def held(self) -> list[int]:
@@ -441,13 +432,11 @@ class FakeMoves:
         raise KeyError(request_id)
 
     def candidates(self) -> Sequence[Candidate]:
-        engine = self._engine
         out = [each.request for each in self.suspended.values() if not each.queued]
-        running = [*engine.running.values(), *out]
-        return [
-            *(self._candidate(request, queued=False) for request in running),
-            *(self._candidate(request, queued=True) for request in engine.waiting.values()),
-        ]
+        running = [*self._engine.running.values(), *out]
+        found = [self._candidate(request, queued=False) for request in running]
+        waiting = self._engine.waiting.values()
+        return found + [self._candidate(request, queued=True) for request in waiting]
 
     def _candidate(self, request: FakeRequest, *, queued: bool) -> Candidate:
         request_id = request.request_id
@@ -487,7 +476,7 @@ class FakeMoves:
         if out is None:
             queued = self.is_queued(request_id)
             engine_state = self._engine.waiting if queued else self._engine.running
-            out = self.suspended[request_id] = _Out(engine_state.pop(request_id), queued)
+            out = self.suspended[request_id] = _Moving(engine_state.pop(request_id), queued)
         if self.reluctant:
             return None
         num_tokens = out.request.num_tokens
@@ -530,7 +519,7 @@ class FakeMoves:
         num_cached = min(self.num_cached, num_blocks)
         self.blocks.write(table, request_id, 0, num_cached * BLOCK_SIZE)
         prepared.num_output_tokens = len(output_token_ids)
-        self.arriving[request_id] = _Arrival(prepared, num_blocks == 0, table, num_cached)
+        self.arriving[request_id] = _Moving(prepared, num_blocks == 0, table, num_cached)
         return ReservedBlocks(tuple(table), num_cached)
 
     def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:

@@ -20,7 +20,6 @@ class _Copy:
 class FakeTransfer:
     def __init__(self) -> None:
         self.max_bytes_per_s: float | None = None
-        self.warm: list[str] = []
         self.holds: Callable[[str], bool] = lambda stage_id: False
         """Which stages wait for `let_go` before they are sent."""
         self.corrupts = False
@@ -60,8 +59,8 @@ class FakeTransfer:
     def start(self, blocks: KvBlocks, tell: Callable[[Peer, Frames], None]) -> None:
         self._blocks, self._tell = blocks, tell
 
-    def warm_up(self, peer: Peer) -> None:
-        self.warm.append(peer.instance_id)
+    def warm_up(self, _peer: Peer) -> None:
+        pass
 
     def send(
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]

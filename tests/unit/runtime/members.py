@@ -40,7 +40,7 @@ class Instance:
         process: int = 0,
         engine: FakeEngine | None = None,
     ) -> None:
-        self.address = f"mem://{instance_id}.{process}"
+        self.address = f"mem://{instance_id}" + f".{process}" * bool(process)
         self.engine = engine or FakeEngine()
         self.transfer = FakeTransfer()
         mailbox = network.mailbox(self.address)
@@ -120,7 +120,3 @@ class Frontend:
         frames = request_frames(request_id, num_prompt_tokens, max_tokens)
         request = DispatchRequested(request_id, "f-0", num_prompt_tokens, 0, 0.0)
         await self.router.submit(request, frames, request_id)
-
-    async def request(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> str:
-        await self.submit(request_id, num_prompt_tokens, max_tokens)
-        return await self.ended[request_id]

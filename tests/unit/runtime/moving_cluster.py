@@ -19,10 +19,8 @@ from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.ports.engine import Engine
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import (
-    Directory,
     EventsReported,
     Hello,
-    InstanceEntry,
     InstanceLost,
     Message,
     StatusPushed,
@@ -38,7 +36,7 @@ from controller.runtime.messages.move_messages import (
 )
 from controller.runtime.messages.requests import DispatchAsked, Dispatched, RequestsAsked
 from tests.unit.runtime.fake_engine import FakeEngine, assert_empty, tokens_of
-from tests.unit.runtime.fakes import INFO, PATIENCE_S, FakeNetwork, idle_snapshot, until
+from tests.unit.runtime.fakes import PATIENCE_S, FakeNetwork, directory, idle_snapshot, until
 from tests.unit.runtime.members import CONTROLLER, Frontend, Instance
 
 T = TypeVar("T")
@@ -103,23 +101,12 @@ class ScriptedController:
         self.members[hello.member_id] = hello
         if hello.incarnation == 0:
             self.send(hello.member_id, Welcome(hello.nonce, 1))
-        instances = [m for m in self.members.values() if m.kind == "instance" and m.incarnation]
-        directory = Directory(
-            tuple(
-                InstanceEntry(
-                    m.member_id,
-                    m.incarnation,
-                    m.address,
-                    INFO,
-                    idle_snapshot(m.member_id, m.incarnation),
-                )
-                for m in instances
-                if m.phase == "active"
-            )
-        )
+        active = [m for m in self.members.values() if m.phase == "active" and m.incarnation]
+        snapshots = [idle_snapshot(m.member_id, m.incarnation) for m in active if m.info]
+        told = directory(*snapshots)
         for member in self.members.values():
             if member.kind == "frontend":
-                self.send(member.member_id, directory)
+                self.send(member.member_id, told)
 
 
 class MovingCluster:

@@ -37,7 +37,6 @@ class Told:
     aborted: list[tuple[str, str]] = field(default_factory=list)
     drains: list[float] = field(default_factory=list)
     limits: list[FrontendLimits] = field(default_factory=list)
-    outputs: list[OutputsEmitted] = field(default_factory=list)
 
 
 class Bed:
@@ -61,9 +60,6 @@ class Bed:
         self.book = RequestBook("f-0", {0: "normal"}, on_event=member.tell)
         self.router = Router(member, self.mailbox, self.book, events)
         self.router.routes.machine.replays.config = ReplayConfig(max_replays)
-        self.router.inbox.with_payload[OutputsEmitted] = lambda emitted, _: (
-            self.told.outputs.append(emitted)
-        )
         self.router.start()
 
     def say(self, message: Any, of: FakePeer | None = None) -> None:

@@ -10,6 +10,7 @@ from controller.core.fleet.cluster_spec import ScalePlan
 from controller.core.migration.move_records import MoveInFlight, MoveRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
+from controller.runtime.messages.members import Message
 from controller.runtime.messages.move_messages import (
     MoveAnswered,
     MoveRefusalAsked,
@@ -34,6 +35,7 @@ def record(request_id: str, instance_id: str, state: RequestState, tokens: int) 
 
 
 C = TypeVar("C", bound=Claim)
+Question = RequestsAsked | MoveRefusalAsked
 
 
 class SteeringBed(Bed):
@@ -103,23 +105,15 @@ class SteeringBed(Bed):
         while True:
             await asyncio.sleep(0.05)
             for member_id, peer in self.peers.items():
-                if member_id in self.silent:
-                    continue
-                for asked in peer.received(RequestsAsked):
-                    found = tuple(
-                        r for r in self.requests if asked.instance_id in (None, r.instance_id)
-                    )
-                    self.says(
-                        member_id,
-                        RequestsAnswered(asked.query_id, member_id, found, len(found)),
-                    )
-                for query in peer.received(MoveRefusalAsked):
-                    refused = tuple((r, why) for r, why in self.refusals.items())
-                    self.says(member_id, MoveRefusalsAnswered(query.query_id, refused))
-                others = [
-                    each
-                    for each in peer.inbox
-                    if not isinstance(each[0], RequestsAsked | MoveRefusalAsked)
-                ]
-                self.num_asked += len(peer.inbox) - len(others)
-                peer.inbox[:] = others
+                if member_id not in self.silent:
+                    asked = [m for m, _ in peer.inbox if isinstance(m, Question)]
+                    peer.inbox[:] = [each for each in peer.inbox if each[0] not in asked]
+                    self.num_asked += len(asked)
+                    for question in asked:
+                        self.says(member_id, self._answer(question, member_id))
+
+    def _answer(self, question: Question, member_id: str) -> Message:
+        if isinstance(question, MoveRefusalAsked):
+            return MoveRefusalsAnswered(question.query_id, tuple(self.refusals.items()))
+        known = [r for r in self.requests if question.instance_id in (None, r.instance_id)]
+        return RequestsAnswered(question.query_id, member_id, tuple(known), len(known))

@@ -376,20 +376,6 @@ async def test_a_process_that_stays_or_cannot_be_ended_is_ended_again(bed: Bed) 
     assert bed.launcher.restarted == ["i-0", "i-0"]
 
 
-async def test_the_end_of_a_restart_that_cannot_be_saved_is_tried_again(bed: Bed) -> None:
-    bed.restart(at_once=True)
-    await bed.is_restarted()
-    await bed.dies("i-0")
-    bed.disk.is_full = True
-    await bed.comes_back("i-0")
-    await asyncio.sleep(1.0)
-    await bed.reports("i-0", incarnation=2)
-    assert bed.progress().state is DrainState.RESTARTING
-    bed.disk.is_full = False
-    await asyncio.sleep(2 * RETRY_S)
-    assert (bed.keeper.spec.drains, bed.launcher.restarted) == ({}, ["i-0"])
-
-
 @pytest.mark.parametrize("process", ["a", "b"])
 async def test_a_new_controller_replaces_the_process_that_was_meant_and_no_other(
     bed: Bed, process: str

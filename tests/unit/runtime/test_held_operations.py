@@ -17,7 +17,6 @@ from controller.adapters.http.requests import RequestsQuery, explain_request, li
 from controller.api.operations.on_requests import Abort, AbortRequest, PriorityRequest, SetPriority
 from controller.api.settings.settings import Settings
 from controller.core.admission.policies import SchedulerConfig
-from controller.core.emptying.claims import Drain
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.runtime.controller.roster import LiveConfig
@@ -85,9 +84,6 @@ async def cluster(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> Asyn
     await cluster.end()
 
 
-DRAIN = Drain("op-1", 1000.0, actor="ana")
-
-
 async def test_they_are_listed_in_order_and_go_in_order(cluster: Cluster) -> None:
     found = await list_requests(cluster.controller, RequestsQuery(state=("waiting",)))
     held = [item for item in found.requests if item.held is not None]
@@ -97,55 +93,37 @@ async def test_they_are_listed_in_order_and_go_in_order(cluster: Cluster) -> Non
     assert cluster.reserved == {"i-0": "r0"}
 
 
-def operated(cluster: Cluster) -> Operated:
-    return Operated(cluster.controller, LiveSettings(cluster.controller, Settings()))
-
-
-def priority(cluster: Cluster, request_id: str, level: str) -> PriorityHandler:
-    return PriorityHandler(operated(cluster), SetPriority(request_id, PriorityRequest(level=level)))
-
-
-def abort(cluster: Cluster, request_id: str, wanted: AbortRequest) -> AbortHandler:
-    return AbortHandler(operated(cluster), Abort(request_id, wanted))
-
-
-async def carried_out(order: Handler[Any, Any]) -> Any:
-    await order.look()
-    await order.carry_out(Operation("op-1", "ana"))
-    return await order.report()
+async def carried_out(
+    cluster: Cluster, handler: type[Handler[Any, Any]], order: Abort | SetPriority
+) -> Any:
+    operated = Operated(cluster.controller, LiveSettings(cluster.controller, Settings()))
+    carrying = handler(operated, order)
+    await carrying.look()
+    await carrying.carry_out(Operation("op-1", "ana"))
+    return await carrying.report()
 
 
 async def test_another_priority_counts_at_once(cluster: Cluster) -> None:
-    report = await carried_out(priority(cluster, "r2", "high"))
+    wanted = SetPriority("r2", PriorityRequest(level="high"))
+    report = await carried_out(cluster, PriorityHandler, wanted)
     assert (report.previous, report.level, report.instance_id) == ("normal", "high", None)
     await until(lambda: cluster.held == ["r2", "r0", "r1", "r3"])
     await until(lambda: cluster.reserved == {"i-0": "r2"})
     listed = await list_requests(cluster.controller, RequestsQuery())
     assert [item.id for item in listed.requests if item.held] == ["r2", "r0", "r1", "r3"]
-    await carried_out(priority(cluster, "r2", "normal"))
-    await until(lambda: cluster.held == list(HELD))
 
 
 async def test_one_that_an_operator_ends_leaves_the_queue_and_its_client_hears(
     cluster: Cluster,
 ) -> None:
-    report = await carried_out(abort(cluster, "r0", AbortRequest(reason="too large")))
+    wanted = Abort("r0", AbortRequest(reason="too large"))
+    report = await carried_out(cluster, AbortHandler, wanted)
     assert (report.request_ids, report.instance_id) == (("r0",), None)
     assert await cluster.frontend.ended["r0"] == TOLD_TO_THE_CLIENT
     await until(lambda: cluster.held == ["r1", "r2", "r3"])
     await until(lambda: cluster.reserved == {"i-0": "r1"})
     assert cluster.record("r0").state is RequestState.ABORTED
     await asyncio.wait_for(cluster.submitted["r0"], PATIENCE_S)
-
-
-async def test_while_the_reserved_instance_drains_another_is_reserved(cluster: Cluster) -> None:
-    assert cluster.reserved == {"i-0": "r0"}
-    cluster.controller.drains.begin({"i-0": DRAIN})
-    await until(lambda: cluster.reserved == {"i-1": "r0"})
-    assert cluster.controller.scheduler.waiting_view().first().instance_id == "i-1"
-    cluster.go_on("i-1")
-    await cluster.finished(*HELD)
-    assert {cluster.record(request_id).instance_id for request_id in HELD} == {"i-1"}
 
 
 async def test_what_a_reserved_instance_ran_when_it_died_goes_ahead_of_what_is_held(

@@ -25,29 +25,6 @@ async def bed(network: FakeNetwork) -> Bed:
     return await Bed.serving(network)
 
 
-async def a_tick() -> None:
-    await asyncio.sleep(2 * TICK_S)
-
-
-def told(bed: Bed) -> list[tuple[EventKind, str]]:
-    found = bed.events(EventKind.RAY_LOST, EventKind.RAY_FOUND)
-    return [(event.kind, event.reason) for event in found]
-
-
-async def test_it_says_so_once_and_again_when_it_is_back(bed: Bed) -> None:
-    assert told(bed) == []
-    bed.launcher.lost = LOST
-    await a_tick()
-    bed.launcher.lost = replace(LOST, for_s=4.0)
-    await a_tick()
-    bed.launcher.lost = None
-    await a_tick()
-    assert told(bed) == [
-        (EventKind.RAY_LOST, f"{LOST.what}: no process is started or ended"),
-        (EventKind.RAY_FOUND, f"no more: {LOST.what}"),
-    ]
-
-
 async def test_what_needs_a_process_is_tried_again_when_it_is_back(bed: Bed) -> None:
     bed.launcher.lost = LOST
     keeper = bed.controller.keeper
@@ -62,14 +39,19 @@ async def test_what_needs_a_process_is_tried_again_when_it_is_back(bed: Bed) -> 
     await asyncio.sleep(3 * RETRY_S)
     assert bed.launcher.launched == ["f-0", "i-0", "i-1", "i-2"]
     assert bed.launcher.terminated == ["i-0"]
+    told = bed.events(EventKind.RAY_LOST, EventKind.RAY_FOUND)
+    assert [(event.kind, event.reason) for event in told] == [
+        (EventKind.RAY_LOST, f"{LOST.what}: no process is started or ended"),
+        (EventKind.RAY_FOUND, f"no more: {LOST.what}"),
+    ]
 
 
 async def test_streams_end_with_an_error_before_their_processes_end(bed: Bed) -> None:
     bed.launcher.lost = replace(LOST, for_s=51.0)
-    await a_tick()
+    await asyncio.sleep(2 * TICK_S)
     assert not bed.controller.stopping
     bed.launcher.lost = replace(LOST, for_s=52.0)
-    await a_tick()
+    await asyncio.sleep(2 * TICK_S)
     assert (await bed.f0.receive(DrainFrontend)).grace_s == 0.0
     assert bed.controller.stopping
     # Nothing can be ended, and the stop is over all the same.

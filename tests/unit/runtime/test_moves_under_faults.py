@@ -31,34 +31,35 @@ class Phase:
 Hold = Callable[[MovingCluster], Awaitable[Phase]]
 
 
-async def planning(moving: MovingCluster) -> Phase:
-    thread = moving.a.hold_thread()
+async def ordered(moving: MovingCluster, state: str, let_go: Callable[[], None]) -> Phase:
+    """A move that its source brings to this state."""
     move_id = moving.order()
-    await moving.until(lambda: moving.source_state(move_id) == "planning")
-    return Phase(move_id, thread.set)
+    await moving.until(lambda: moving.source_state(move_id) == state)
+    return Phase(move_id, let_go)
+
+
+async def planning(moving: MovingCluster) -> Phase:
+    return await ordered(moving, "planning", moving.a.hold_thread().set)
 
 
 async def pre_allocating(moving: MovingCluster) -> Phase:
     moving.network.hold(says(Verb.PRE_ALLOC))
-    move_id = moving.order()
-    await moving.until(lambda: moving.source_state(move_id) == "pre_allocating")
+    phase = await ordered(moving, "pre_allocating", moving.network.release)
     await moving.until(lambda: moving.network.num_held)
-    return Phase(move_id, moving.network.release)
+    return phase
 
 
 async def reserving(moving: MovingCluster) -> Phase:
-    thread = moving.b.hold_thread()
-    move_id = moving.order()
-    await moving.until(lambda: moving.destination_state(move_id) == "reserving")
-    return Phase(move_id, thread.set)
+    phase = await ordered(moving, "pre_allocating", moving.b.hold_thread().set)
+    await moving.until(lambda: moving.destination_state(phase.move_id) == "reserving")
+    return phase
 
 
 async def copying(moving: MovingCluster) -> Phase:
     moving.a.transfer.holds = lambda stage_id: True
-    move_id = moving.order()
-    await moving.until(lambda: moving.a.transfer.held(f"{move_id}/0"))
-    assert moving.source_state(move_id) == "copying"
-    return Phase(move_id, moving.a.transfer.let_go)
+    phase = await ordered(moving, "copying", moving.a.transfer.let_go)
+    await moving.until(lambda: moving.a.transfer.held(f"{phase.move_id}/0"))
+    return phase
 
 
 async def copying_to_one_slow_to_let_go(moving: MovingCluster) -> Phase:
@@ -76,24 +77,21 @@ async def copying_to_one_slow_to_let_go(moving: MovingCluster) -> Phase:
 async def suspending(moving: MovingCluster) -> Phase:
     moves = moving.a.engine.moves
     moves.reluctant = True
-    move_id = moving.order()
-    await moving.until(lambda: moving.source_state(move_id) == "suspending" and moves.suspended)
-    return Phase(move_id, lambda: setattr(moves, "reluctant", False))
+    phase = await ordered(moving, "suspending", lambda: setattr(moves, "reluctant", False))
+    await moving.until(lambda: moves.suspended)
+    return phase
 
 
 async def suspended(moving: MovingCluster) -> Phase:
     moving.a.transfer.holds = lambda stage_id: stage_id.endswith("/1")
-    move_id = moving.order()
-    await moving.until(lambda: moving.a.transfer.held(f"{move_id}/1"))
-    assert moving.source_state(move_id) == "suspended"
-    return Phase(move_id, moving.a.transfer.let_go)
+    phase = await ordered(moving, "suspended", moving.a.transfer.let_go)
+    await moving.until(lambda: moving.a.transfer.held(f"{phase.move_id}/1"))
+    return phase
 
 
 async def committing(moving: MovingCluster) -> Phase:
     moving.network.hold(says(Verb.COMMIT))
-    move_id = moving.order()
-    await moving.until(lambda: moving.source_state(move_id) == "committing")
-    return Phase(move_id, moving.network.release)
+    return await ordered(moving, "committing", moving.network.release)
 
 
 async def applying(moving: MovingCluster) -> Phase:
@@ -107,28 +105,23 @@ async def applying(moving: MovingCluster) -> Phase:
 async def committed(moving: MovingCluster) -> Phase:
     """The frontend knows it, the source does not."""
     moving.network.hold(says(Verb.COMMITTED))
-    move_id = moving.order()
+    phase = await ordered(moving, "committing", moving.network.release)
     await moving.until(lambda: moving.record().instance_id == "i-1")
-    assert moving.source_state(move_id) == "committing"
-    return Phase(move_id, moving.network.release)
+    return phase
 
 
 async def fencing(moving: MovingCluster) -> Phase:
     moving.network.hold(lambda m: says(Verb.COMMIT)(m) or isinstance(m, FenceAsked))
-    move_id = moving.order()
-    await moving.until(lambda: moving.source_state(move_id) == "committing")
+    phase = await ordered(moving, "committing", moving.network.release)
     moving.clock.now_s += 3.0
-    await moving.until(lambda: moving.source_state(move_id) == "fencing")
-    return Phase(move_id, moving.network.release)
+    await moving.until(lambda: moving.source_state(phase.move_id) == "fencing")
+    return phase
 
 
 async def migrated(moving: MovingCluster) -> Phase:
     """The destination does not know that the source knows."""
     moving.network.hold(says(Verb.ACKNOWLEDGED))
-    move_id = moving.order()
-    await moving.answer(move_id)
-    assert moving.source_state(move_id) == "migrated"
-    return Phase(move_id, moving.network.release)
+    return await ordered(moving, "migrated", moving.network.release)
 
 
 BEFORE_THE_CUT: list[Hold] = [

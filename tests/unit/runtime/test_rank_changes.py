@@ -253,19 +253,20 @@ async def test_choices_of_one_request_end_together(network: FakeNetwork) -> None
     client goes on."""
     bed = Bed(network)
     await bed.know()
-    submitted: list[asyncio.Task[None]] = []
-    for number, (request_id, parent_id) in enumerate(
-        [("0_p", "p"), ("1_p", "p"), ("0_other", "other"), ("alone", None)]
+    for request_id, parent_id in (
+        ("0_p", "p"),
+        ("1_p", "p"),
+        ("0_other", "other"),
+        ("alone", None),
     ):
         request = DispatchRequested(request_id, "f-0", 10, 0, 5.0)
         submitting = bed.router.submit(request, [b"x"], "client", parent_id)
-        submitted.append(asyncio.create_task(submitting))
-        await bed.controller.receive(DispatchAsked, lambda a, r=request_id: a.asked.request_id == r)
-        bed.say(Dispatched(Dispatch(request_id, "f-0", "i-0", 1, number + 1)))
-    await asyncio.gather(*submitted)
+        submitted = asyncio.create_task(submitting)
+        await bed.controller.receive(DispatchAsked)
+        bed.say(Dispatched(Dispatch(request_id, "f-0", "i-0", 1, 1)))
+        await submitted
     bed.say(order(request_id="1_p"))
-    answer = await bed.controller.receive(AbortAnswered)
-    assert answer.request_ids == ("0_p", "1_p")
+    assert (await bed.controller.receive(AbortAnswered)).request_ids == ("0_p", "1_p")
     assert await bed.instances["i-0"].receive(AbortRequests) == AbortRequests(("0_p", "1_p"))
     assert bed.told.aborted == [("1_p", TOLD_TO_THE_CLIENT)]
     assert sorted(bed.router.live_request_ids) == ["0_other", "alone"]

@@ -123,32 +123,20 @@ async def test_orders_do_not_pile_up_for_one_that_does_not_read(
     assert [drop for message, drop in sent if isinstance(message, ReliefOrdered)] == [True]
 
 
-async def test_another_configuration_counts_at_once(bed: Bed) -> None:
-    """Also while a long interval lasts."""
-    await bed.reports("i-0", **BUSY)
-    bed.peers["i-0"].inbox.clear()
-    bed.controller.rescheduler.config = replace(NEVER, interval_s=0.01)
-    for _ in range(2):
-        order = await bed.peers["i-0"].receive(ReliefOrdered)
-        assert order.relief is not None
-        assert order.relief.config.interval_s == 0.01
-
-
 async def test_a_round_that_fails_is_not_the_last_one(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And a shorter interval counts at once."""
     rescheduler, rounds = bed.controller.rescheduler, []
-    again = asyncio.Event()
 
     def fails() -> None:
-        rounds.append(len(rounds))
-        if len(rounds) == 3:
-            again.set()
+        rounds.append(asyncio.get_running_loop().time())
         raise KeyError("no such pairing")
 
     monkeypatch.setattr(rescheduler, "round", fails)
     rescheduler.config = replace(NEVER, interval_s=0.01)
-    await asyncio.wait_for(again.wait(), 10.0)
+    await asyncio.sleep(1.0)
+    assert len(rounds) > 3
     assert "a round of rescheduling failed" in caplog.text
 
 

@@ -114,26 +114,23 @@ def test_a_node_is_lost(nodes: str, lost_with: list[list[str]]) -> None:
 # -- another controller -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["dies", "is fenced"])
+@pytest.mark.parametrize("is_fenced", [False, True])
 @virtual_time
 async def test_what_happened_before_its_controller_died_is_known_to_the_next_one(
-    network: FakeNetwork, how: str
+    network: FakeNetwork, is_fenced: bool
 ) -> None:
     """A frontend that has seen incarnation 1 die would take tokens of another incarnation 1 for
     those of the dead one, after a move there, and its client would wait for ever."""
     bed = await Bed.serving(network)
-    if how == "dies":
-        await bed.dies("i-0")
-    else:
+    if is_fenced:
         controller = bed.controller
         controller.member_events.fence(controller.roster.members["i-0"], "silent")
+    else:
+        await bed.dies("i-0")
     bed.restart_controller()
     await bed.joins("f-0", incarnation=1)
-    if how == "dies":
-        await bed.joins("i-0", nonce="b")
-    else:
-        await bed.joins("i-0", incarnation=1)
+    await bed.joins("i-0", nonce="a" if is_fenced else "b", incarnation=int(is_fenced))
     welcome = await bed.peers["i-0"].receive(Welcome)
-    assert (welcome.incarnation, welcome.fenced) == (2, how == "is fenced")
+    assert (welcome.incarnation, welcome.fenced) == (2, is_fenced)
     told = await bed.f0.receive(Directory, lambda d: d.instances)
     assert [(e.instance_id, e.incarnation) for e in told.instances] == [("i-0", 2)]

@@ -233,67 +233,54 @@ async def test_who_was_lost_by_mistake_hears_of_its_fence_only_what_is_known(
 # -- replays ------------------------------------------------------------------------------
 
 
-async def lose(replaying: Bed, instance_id: str = "i-0", incarnation: int = 1) -> None:
-    replaying.say(InstanceLost(instance_id, incarnation))
+async def lose(busy: MoveBed, instance_id: str = "i-0", incarnation: int = 1) -> None:
+    busy.say(InstanceLost(instance_id, incarnation))
     await settle()
 
 
-async def dispatch(
-    replaying: Bed, instance_id: str, seq: int = 9
-) -> tuple[AddRequest, list[bytes]]:
-    await replaying.controller.receive(DispatchAsked)
-    replaying.controller.inbox.clear()
-    replaying.say(Dispatched(Dispatch("r", "f-0", instance_id, 1, seq)))
-    return await replaying.instances[instance_id].receive_with_payload(AddRequest)
+async def dispatch(busy: MoveBed, instance_id: str, seq: int = 9) -> tuple[AddRequest, list[bytes]]:
+    await busy.controller.receive(DispatchAsked)
+    busy.controller.inbox.clear()
+    busy.say(Dispatched(Dispatch("r", "f-0", instance_id, 1, seq)))
+    return await busy.instances[instance_id].receive_with_payload(AddRequest)
 
 
 @pytest.fixture
-async def replaying(network: FakeNetwork) -> Bed:
+async def busy(network: FakeNetwork) -> MoveBed:
     """A request runs on i-0, with three tokens."""
-    return await running(network, 3)
+    busy = MoveBed(network, max_replays=3)
+    await busy.know()
+    await busy.runs_on("i-0")
+    busy.accept(0, T[:3])
+    busy.controller.inbox.clear()
+    return busy
 
 
-async def running(network: FakeNetwork, num_tokens: int) -> Bed:
-    replaying = Bed(network, max_replays=3)
-    await replaying.know()
-    await replaying.runs_on("i-0")
-    if num_tokens:
-        replaying.accept(0, T[:num_tokens])
-    replaying.controller.inbox.clear()
-    return replaying
-
-
-def why_failed(replaying: Bed) -> str:
-    ((request_id, why),) = replaying.told.failed
+def why_failed(busy: MoveBed) -> str:
+    ((request_id, why),) = busy.told.failed
     assert request_id == "r"
-    assert replaying.router.num_live_reqs == 0
-    assert replaying.router.routes.machine.replays.num_copied_tokens == 0
+    assert busy.router.num_live_reqs == 0
+    assert busy.router.routes.machine.replays.num_copied_tokens == 0
     return why
 
 
-def history(replaying: Bed) -> tuple[LoggedEvent, ...]:
-    asked = RequestsAsked("q", None, (), "r", history=True, max_requests=1)
-    ((record,), _) = replaying.book.answer(asked)
-    return record.history
-
-
-async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(replaying: Bed) -> None:
-    await lose(replaying)
-    asked = (await replaying.controller.receive(DispatchAsked)).asked
+async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(busy: MoveBed) -> None:
+    await lose(busy)
+    asked = (await busy.controller.receive(DispatchAsked)).asked
     assert asked.replayed
     assert (asked.num_prompt_tokens, asked.arrival_time_s) == (13, 5.0)
-    found = replaying.book.find("r")
+    found = busy.book.find("r")
     assert (found.state, found.instance_id) == (RequestState.DISPATCHING, None)
-    assert replaying.router.num_live_reqs == 1, "though it is also asked for"
-    replaying.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))
-    add, payload = await replaying.instances["i-1"].receive_with_payload(AddRequest)
+    assert busy.router.num_live_reqs == 1, "though it is also asked for"
+    busy.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))
+    add, payload = await busy.instances["i-1"].receive_with_payload(AddRequest)
     assert add == AddRequest("r", HERE, 1, 9, 5.0, attempt=1, num_output_tokens=3)
     assert payload == [b"x", encode_tokens(T[:3])]
-    assert replaying.accept(3, T[3:4]) == [], "of the old attempt"
-    assert new_tokens(replaying.accept(3, T[3:5], epoch=(1, 0), last=True, sender=I1)) == T[3:5]
-    assert replaying.told.failed == []
-    assert replaying.router.routes.machine.replays.num_copied_tokens == 0
-    events = {event.kind: event for event in history(replaying)}
+    assert busy.accept(3, T[3:4]) == [], "of the old attempt"
+    assert new_tokens(busy.accept(3, T[3:5], epoch=(1, 0), last=True, sender=I1)) == T[3:5]
+    assert busy.told.failed == []
+    assert busy.router.routes.machine.replays.num_copied_tokens == 0
+    events = {event.kind: event for event in busy.record().history}
     lost = events[EventKind.REQUEST_LOST]
     assert (lost.instance_id, lost.incarnation, lost.cause_id) == ("i-0", 1, "lost-i-0-1")
     assert lost.numbers["num_tokens"] == 13
@@ -305,134 +292,140 @@ async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(replaying: Bed)
     assert replayed.numbers["num_tokens"] == 13
     assert replayed.numbers["attempt"] == 1
     assert replayed.numbers["downtime_s"] is not None
-    record = replaying.book.find("r")
+    record = busy.book.find("r")
     assert (record.num_replays, record.num_output_tokens) == (1, 5)
 
 
-async def test_late_tokens_of_the_dead_are_delivered_and_not_computed_again(replaying: Bed) -> None:
-    await lose(replaying)
-    assert new_tokens(replaying.accept(3, T[3:6])) == T[3:6]
-    add, payload = await dispatch(replaying, "i-1")
+async def test_late_tokens_of_the_dead_are_delivered_and_not_computed_again(
+    busy: MoveBed,
+) -> None:
+    await lose(busy)
+    assert new_tokens(busy.accept(3, T[3:6])) == T[3:6]
+    add, payload = await dispatch(busy, "i-1")
     assert add.num_output_tokens == 6
     assert payload[-1] == encode_tokens(T[:6])
 
 
-async def test_a_late_end_calls_the_replay_off(replaying: Bed) -> None:
-    await lose(replaying)
-    await replaying.controller.receive(DispatchAsked)
-    assert new_tokens(replaying.accept(3, T[3:6], last=True)) == T[3:6]
-    assert await replaying.controller.receive(DispatchWithdrawn)
-    assert replaying.router.num_live_reqs == 0
-    assert replaying.told.failed == []
+async def test_a_late_end_calls_the_replay_off(busy: MoveBed) -> None:
+    await lose(busy)
+    await busy.controller.receive(DispatchAsked)
+    assert new_tokens(busy.accept(3, T[3:6], last=True)) == T[3:6]
+    assert await busy.controller.receive(DispatchWithdrawn)
+    assert busy.router.num_live_reqs == 0
+    assert busy.told.failed == []
 
 
-async def test_tokens_beyond_the_limit_are_not_kept(replaying: Bed) -> None:
-    replaying.router.routes.machine.replays.config = ReplayConfig(max_tokens_kept=15)
-    replaying.accept(3, T[3:6])
-    assert replaying.router.routes.machine.replays.num_copied_tokens == 0
-    assert replaying.book.find("r").not_replayable == "not_kept", "beforehand"
-    await lose(replaying)
-    assert "too many tokens were kept" in why_failed(replaying)
+async def test_tokens_beyond_the_limit_are_not_kept(busy: MoveBed) -> None:
+    busy.router.routes.machine.replays.config = ReplayConfig(max_tokens_kept=15)
+    busy.accept(3, T[3:6])
+    assert busy.router.routes.machine.replays.num_copied_tokens == 0
+    assert busy.book.find("r").not_replayable == "not_kept", "beforehand"
+    await lose(busy)
+    assert "too many tokens were kept" in why_failed(busy)
 
 
-async def test_an_abort_of_one_that_waits(replaying: Bed) -> None:
-    await lose(replaying)
-    await replaying.controller.receive(DispatchAsked)
-    replaying.say(AbortAsked("q", "r", dry_run=False, cause_id="op", actor="me", reason=""))
-    await replaying.controller.receive(DispatchWithdrawn)
+async def test_an_abort_of_one_that_waits(busy: MoveBed) -> None:
+    await lose(busy)
+    await busy.controller.receive(DispatchAsked)
+    busy.say(AbortAsked("q", "r", dry_run=False, cause_id="op", actor="me", reason=""))
+    await busy.controller.receive(DispatchWithdrawn)
     await settle()
-    assert replaying.router.num_live_reqs == 0
-    replaying.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))
+    assert busy.router.num_live_reqs == 0
+    busy.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))
     await settle()
-    assert replaying.instances["i-1"].received(AddRequest) == []
-    assert replaying.instances["i-0"].received(AbortRequests) == [], "nobody listens there"
+    assert busy.instances["i-1"].received(AddRequest) == []
+    assert busy.instances["i-0"].received(AbortRequests) == [], "nobody listens there"
 
 
-async def test_a_rank_that_changes_while_it_waits(replaying: Bed) -> None:
-    await lose(replaying)
-    await replaying.controller.receive(DispatchAsked)
-    replaying.say(RankChangeAsked("q", "r", 1, "op", "me", "", dry_run=False))
-    asked = (await replaying.controller.receive(DispatchAsked, lambda a: a.asked.rank == 1)).asked
+async def test_a_rank_that_changes_while_it_waits(busy: MoveBed) -> None:
+    await lose(busy)
+    await busy.controller.receive(DispatchAsked)
+    busy.say(RankChangeAsked("q", "r", 1, "op", "me", "", dry_run=False))
+    asked = (await busy.controller.receive(DispatchAsked, lambda a: a.asked.rank == 1)).asked
     assert asked.replayed
     await asyncio.sleep(1.0)
-    assert replaying.instances["i-0"].received(RankSet) == []
-    replaying.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))
-    add = await replaying.instances["i-1"].receive(AddRequest)
+    assert busy.instances["i-0"].received(RankSet) == []
+    busy.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))
+    add = await busy.instances["i-1"].receive(AddRequest)
     assert add.rank == 1
-    told = await replaying.instances["i-1"].receive(RankSet)
+    told = await busy.instances["i-1"].receive(RankSet)
     assert (told.rank, told.change) == (1, 1)
 
 
-async def test_an_engine_that_cannot_go_on_with_it(replaying: Bed) -> None:
-    await lose(replaying)
-    await dispatch(replaying, "i-1")
-    replaying.say(RequestRefused("r", "of the old attempt"), replaying.instances["i-1"])
-    replaying.say(RequestRefused("r", "the engine decodes speculatively", attempt=1))
+async def test_an_engine_that_cannot_go_on_with_it(busy: MoveBed) -> None:
+    await lose(busy)
+    await dispatch(busy, "i-1")
+    busy.say(RequestRefused("r", "of the old attempt"), busy.instances["i-1"])
+    busy.say(RequestRefused("r", "the engine decodes speculatively", attempt=1))
     await settle()
-    assert "cannot be replayed: the engine decodes speculatively" in why_failed(replaying)
-    record = replaying.book.find("r")
+    assert "cannot be replayed: the engine decodes speculatively" in why_failed(busy)
+    record = busy.book.find("r")
     assert record.not_replayable == "not_taken"
 
 
-async def test_no_instance_for_long(replaying: Bed) -> None:
+async def test_no_instance_for_long(busy: MoveBed) -> None:
     patience_s = 7.0
-    replaying.router.routes.machine.replays.config = ReplayConfig(patience_s=patience_s)
+    busy.router.routes.machine.replays.config = ReplayConfig(patience_s=patience_s)
     began_s = asyncio.get_running_loop().time()
-    await lose(replaying)
-    while not replaying.told.failed:
-        await replaying.controller.receive(DispatchAsked)
-        replaying.controller.inbox.clear()
-        replaying.say(Refused(Reject("r", "f-0", RejectCode.UNAVAILABLE)))
+    await lose(busy)
+    while not busy.told.failed:
+        await busy.controller.receive(DispatchAsked)
+        busy.controller.inbox.clear()
+        busy.say(Refused(Reject("r", "f-0", RejectCode.UNAVAILABLE)))
         await settle()
-        if not replaying.told.failed:
+        if not busy.told.failed:
             await asyncio.sleep(1.0)
-    assert "no instance could take it in time" in why_failed(replaying)
+    assert "no instance could take it in time" in why_failed(busy)
     waited_s = asyncio.get_running_loop().time() - began_s
     assert patience_s <= waited_s < patience_s + 3
 
 
-async def test_a_silent_controller_is_bypassed_for_a_replay_too(replaying: Bed) -> None:
-    replaying.network.lose("mem://controller")
-    replaying.network.lose("mem://i-0")
+async def test_a_silent_controller_is_bypassed_for_a_replay_too(busy: MoveBed) -> None:
+    busy.network.lose("mem://controller")
+    busy.network.lose("mem://i-0")
     await asyncio.sleep(3.0)
-    (add,) = replaying.instances["i-1"].received(AddRequest)
+    (add,) = busy.instances["i-1"].received(AddRequest)
     assert (add.attempt, add.num_output_tokens, add.dispatch_seq) == (1, 3, 0)
 
 
-async def test_one_that_had_moved_before_its_source_died_is_not_replayed(replaying: Bed) -> None:
+async def test_one_that_had_moved_before_its_source_died_is_not_replayed(
+    busy: MoveBed,
+) -> None:
     """The source's announcement was lost with it."""
-    await lose(replaying)
-    await replaying.controller.receive(DispatchAsked)
-    replaying.say(RequestMoved("r", 1, owner=I1, began_index=3), replaying.instances["i-1"])
-    assert await replaying.controller.receive(DispatchWithdrawn)
+    await lose(busy)
+    await busy.controller.receive(DispatchAsked)
+    busy.say(RequestMoved("r", 1, owner=I1, began_index=3), busy.instances["i-1"])
+    assert await busy.controller.receive(DispatchWithdrawn)
     await settle()
-    record = replaying.book.find("r")
+    record = busy.book.find("r")
     assert (record.num_replays, record.instance_id) == (0, "i-1")
     assert record.state is RequestState.RUNNING
-    assert history(replaying)[-1].reason == "i-1 has it after all"
-    assert new_tokens(replaying.accept(3, T[3:4], epoch=(0, 1), last=True, sender=I1)) == T[3:4]
-    assert replaying.instances["i-1"].received(AddRequest) == []
+    assert busy.record().history[-1].reason == "i-1 has it after all"
+    assert new_tokens(busy.accept(3, T[3:4], epoch=(0, 1), last=True, sender=I1)) == T[3:4]
+    assert busy.instances["i-1"].received(AddRequest) == []
 
 
-async def test_words_of_an_old_attempt_count_for_nothing_and_it_is_stopped(replaying: Bed) -> None:
-    await lose(replaying)
-    await dispatch(replaying, "i-1")
-    old = replaying.instances["i-0"]
-    replaying.say(MoveAnnounced("r", 3, destination=I0), old)
-    replaying.say(RequestLost("r", 3, owner=I0), old)
-    replaying.say(RequestMoved("r", 1, owner=I0, began_index=3), old)
+async def test_words_of_an_old_attempt_count_for_nothing_and_it_is_stopped(
+    busy: MoveBed,
+) -> None:
+    await lose(busy)
+    await dispatch(busy, "i-1")
+    old = busy.instances["i-0"]
+    busy.say(MoveAnnounced("r", 3, destination=I0), old)
+    busy.say(RequestLost("r", 3, owner=I0), old)
+    busy.say(RequestMoved("r", 1, owner=I0, began_index=3), old)
     assert (await old.receive(OutputsUnread)).items == (("r", 0, 1),)
-    replaying.say(FenceAsked("r", 2, owner=I0), old)
+    busy.say(FenceAsked("r", 2, owner=I0), old)
     assert await old.receive(FenceAnswered) == FenceAnswered("r", 2, fenced=True)
     assert (await old.receive(OutputsUnread)).items == (("r", 0, 2),)
     assert old.received(AbortRequests) == [], "which would end a new attempt there too"
-    assert new_tokens(replaying.accept(3, T[3:4], epoch=(1, 0), sender=I1)) == T[3:4]
-    assert replaying.told.failed == []
+    assert new_tokens(busy.accept(3, T[3:4], epoch=(1, 0), sender=I1)) == T[3:4]
+    assert busy.told.failed == []
 
 
-async def test_tokens_that_were_lost_on_their_way_are_computed_again(replaying: Bed) -> None:
-    assert replaying.accept(5, T[5:6]) == [], "3 and 4 do not come"
-    add, _ = await dispatch(replaying, "i-1")
+async def test_tokens_that_were_lost_on_their_way_are_computed_again(busy: MoveBed) -> None:
+    assert busy.accept(5, T[5:6]) == [], "3 and 4 do not come"
+    add, _ = await dispatch(busy, "i-1")
     assert add.num_output_tokens == 3
-    assert await replaying.instances["i-0"].receive(AbortRequests)
-    assert new_tokens(replaying.accept(3, T[3:7], epoch=(1, 0), last=True, sender=I1)) == T[3:7]
+    assert await busy.instances["i-0"].receive(AbortRequests)
+    assert new_tokens(busy.accept(3, T[3:7], epoch=(1, 0), last=True, sender=I1)) == T[3:7]
