@@ -155,12 +155,7 @@ class FakeMailbox:
             self._deliver(frame, payload)
 
     def send(
-        self,
-        address: str,
-        frame: bytes,
-        payload: Sequence[Any] = (),
-        *,
-        droppable: bool = False,
+        self, address: str, frame: bytes, payload: Sequence[Any] = (), *, droppable: bool = False
     ) -> None:
         assert address, "nobody listens there"
         if self.lost:

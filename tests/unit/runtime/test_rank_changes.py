@@ -253,12 +253,8 @@ async def test_choices_of_one_request_end_together(network: FakeNetwork) -> None
     client goes on."""
     bed = Bed(network)
     await bed.know()
-    for request_id, parent_id in (
-        ("0_p", "p"),
-        ("1_p", "p"),
-        ("0_other", "other"),
-        ("alone", None),
-    ):
+    parents = {"0_p": "p", "1_p": "p", "0_other": "other", "alone": None}
+    for request_id, parent_id in parents.items():
         request = DispatchRequested(request_id, "f-0", 10, 0, 5.0)
         submitting = bed.router.submit(request, [b"x"], "client", parent_id)
         submitted = asyncio.create_task(submitting)

@@ -296,9 +296,7 @@ async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(busy: MoveBed) 
     assert (record.num_replays, record.num_output_tokens) == (1, 5)
 
 
-async def test_late_tokens_of_the_dead_are_delivered_and_not_computed_again(
-    busy: MoveBed,
-) -> None:
+async def test_late_tokens_of_the_dead_are_delivered_and_not_computed_again(busy: MoveBed) -> None:
     await lose(busy)
     assert new_tokens(busy.accept(3, T[3:6])) == T[3:6]
     add, payload = await dispatch(busy, "i-1")
@@ -388,9 +386,7 @@ async def test_a_silent_controller_is_bypassed_for_a_replay_too(busy: MoveBed) -
     assert (add.attempt, add.num_output_tokens, add.dispatch_seq) == (1, 3, 0)
 
 
-async def test_one_that_had_moved_before_its_source_died_is_not_replayed(
-    busy: MoveBed,
-) -> None:
+async def test_one_that_had_moved_before_its_source_died_is_not_replayed(busy: MoveBed) -> None:
     """The source's announcement was lost with it."""
     await lose(busy)
     await busy.controller.receive(DispatchAsked)
@@ -405,9 +401,7 @@ async def test_one_that_had_moved_before_its_source_died_is_not_replayed(
     assert busy.instances["i-1"].received(AddRequest) == []
 
 
-async def test_words_of_an_old_attempt_count_for_nothing_and_it_is_stopped(
-    busy: MoveBed,
-) -> None:
+async def test_words_of_an_old_attempt_count_for_nothing_and_it_is_stopped(busy: MoveBed) -> None:
     await lose(busy)
     await dispatch(busy, "i-1")
     old = busy.instances["i-0"]
