@@ -40,7 +40,7 @@ class Instance:
         process: int = 0,
         engine: FakeEngine | None = None,
     ) -> None:
-        self.address = f"mem://{instance_id}" + f".{process}" * bool(process)
+        self.address = f"mem://{instance_id}.{process}" if process else f"mem://{instance_id}"
         self.engine = engine or FakeEngine()
         self.transfer = FakeTransfer()
         mailbox = network.mailbox(self.address)
