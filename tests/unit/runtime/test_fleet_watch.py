@@ -25,7 +25,6 @@ def status(
         (status(), 1.1),
         (status(None), 0.0),
         (status(snapshot=replace(IDLE, num_running=1)), None),
-        (status(snapshot=replace(IDLE, num_queued=1)), None),
         (status(num_moves_in=1), None),
     ],
 )

@@ -83,36 +83,27 @@ async def test_an_older_attempt_here_is_dropped_with_what_it_has_just_put_out(be
     bed.engine.check()
 
 
-async def test_an_old_attempt_is_stopped_and_not_the_new_one(bed: Bed) -> None:
+async def test_an_attempt_that_comes_after_a_later_one_is_not_run_and_ends_nothing(
+    bed: Bed,
+) -> None:
     bed.engine.hold()
     send(bed, 3, attempt=2, max_tokens=12)
     bed.engine.allow(1)
     await next_item(bed)
+    send(bed, 0, attempt=1, seq=9, max_tokens=12)
     bed.f0.send(HERE, OutputsUnread((("r", 1, 0), ("r", 0, 2))))
-    bed.engine.allow(1)
-    assert (await next_item(bed))[0].attempt == 2
+    await settle()
+    bed.engine.allow(4)
+    for index in range(4, 8):
+        item, tokens = await next_item(bed)
+        assert (item.attempt, item.first_index, tokens) == (2, index, T[index : index + 1])
     assert bed.f0.received(RequestLost) == []
     bed.f0.send(HERE, OutputsUnread((("r", 2, 0),)))
     lost = await bed.f0.receive(RequestLost)
     assert (lost.attempt, lost.hop) == (2, 0)
     bed.engine.go_on()
-
-
-@pytest.mark.parametrize("late", [0, 1])
-async def test_an_attempt_that_comes_after_a_later_one_is_not_run(bed: Bed, late: int) -> None:
-    bed.engine.hold()
-    send(bed, 3, attempt=2, max_tokens=12)
-    bed.engine.allow(1)
-    await next_item(bed)
-    send(bed, 0, attempt=late, seq=9, max_tokens=12)
-    await settle()
-    bed.engine.go_on()
-    for index in range(4, 12):
-        item, tokens = await next_item(bed)
-        assert (item.attempt, item.first_index, tokens) == (2, index, T[index : index + 1])
     await bed.status(lambda s: s.last_dispatch_seq == 9 and s.snapshot.num_free_blocks == 64)
     assert [taken.attempt for taken in bed.f0.received(ReplayTaken)] == [2]
-    bed.engine.check()
 
 
 async def test_it_waits_for_its_grammar_and_others_go_on(bed: Bed) -> None:

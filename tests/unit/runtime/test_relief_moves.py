@@ -225,16 +225,6 @@ def told_no_room(moving: MovingCluster) -> list[LoggedEvent]:
     return [e for e in moving.controller.events if e.kind is EventKind.ROOM_NOT_MADE]
 
 
-async def test_those_leave_that_make_the_room_with_the_fewest_blocks(moving: MovingCluster) -> None:
-    await moving.crowd(FEW)
-    order_room(moving, 7, i_1=20, i_2=12)
-    await moving.until(lambda: moving.controller.records)
-    (record,) = moving.controller.records
-    assert (record.request_id, record.destination_id) == ("r1", "i-2")
-    assert (record.outcome, record.reason) == ("migrated", "room")
-    assert (record.decision["lacking_blocks"], record.decision["freed_blocks"]) == (7, 9)
-
-
 async def test_a_plan_is_given_up_whole_when_one_of_its_moves_fails(moving: MovingCluster) -> None:
     await moving.crowd(FEW)
     moving.controller.send("i-2", DrainSet(draining=True))

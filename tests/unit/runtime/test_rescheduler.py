@@ -169,12 +169,6 @@ def sent(holding: Bed) -> list[tuple[str, str]]:
     return [(each.request_id, each.instance_id) for each in found]
 
 
-def kept_and_other(holding: Bed) -> tuple[str, str]:
-    (kept,) = holding.controller.scheduler.placement.reserved
-    (other,) = {"i-0", "i-1"} - {kept}
-    return kept, other
-
-
 async def round_of(holding: Bed) -> None:
     holding.controller.rescheduler.round()
     await settle()
@@ -200,7 +194,8 @@ async def test_without_late_binding_all_that_was_held_goes_at_once(holding: Bed)
 
 
 async def test_a_round_orders_room_on_the_kept_instance(holding: Bed) -> None:
-    kept, other = kept_and_other(holding)
+    (kept,) = holding.controller.scheduler.placement.reserved
+    (other,) = {"i-0", "i-1"} - {kept}
     await holding.reports(other, free=5, num_running=1)
     await round_of(holding)
     (ordered,) = holding.peers[kept].received(RoomOrdered)
