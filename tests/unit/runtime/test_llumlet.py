@@ -226,6 +226,7 @@ async def test_an_engine_that_cannot_start_is_reported_as_failed_and_held(
     await bed.welcome()
     bed.add("r")
     assert (await bed.f0.receive(RequestRefused)).retryable
+    bed.controller.inbox.clear()
     bed.controller.send(HERE, StatusPull())
     for _ in range(2):
         assert (await bed.controller.receive(Hello)).phase == "failed"
