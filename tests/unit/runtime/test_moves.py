@@ -194,6 +194,7 @@ async def test_a_grammar_that_is_not_compiled_there_leaves_the_request_where_it_
     [
         (MoveRefusal.FINGERPRINT, "kept", "b.serving", "fingerprint", "another"),
         (MoveRefusal.NO_SLOT, "kept", "b.engine", "max_num_running", 0),
+        ("in_prefill", "kept", "a.engine.moves", "refusals", {"r": MoveRefusal.IN_PREFILL}),
         ("too_slow", "kept", "a.transfer", "max_bytes_per_s", 1.0),
         ("kv_mismatch", "resumed", "a.transfer", "corrupts", True),
         ("not_applied", "resumed", "b.engine.moves", "commits", False),

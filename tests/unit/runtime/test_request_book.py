@@ -158,6 +158,7 @@ def test_a_request_that_moved_is_where_it_went_and_tells_of_it(sent: Bed) -> Non
     sent.book.moved("r", "i-1", 4)
     assert sent.one("r").num_moves == 0, "it has no token from there yet"
     sent.book.move_timed(*timed("r"), 0.024)
+    sent.book.moved("gone", "i-1", 1)
     sent.book.move_timed(*timed("gone"), 0.1)
     found = sent.one("r")
     assert (found.instance_id, found.incarnation, found.num_moves) == ("i-1", 4, 1)
