@@ -1,7 +1,7 @@
 """How a frontend asks where its requests go: random histories, with a controller that answers, lets
 requests wait, is silent, or is replaced by another one. Single events are tested by
-`tests/unit/runtime/test_router.py`. Requests that waited at a controller that died go once, in order,
-at a bounded rate."""
+`tests/unit/runtime/test_router.py`. Requests that waited at a controller that died go once, in
+order, at a bounded rate."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
