@@ -7,7 +7,7 @@ their own. Two requests of a group therefore agree in the blocks that lie within
 
 import random
 from collections.abc import Hashable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from controller.model.profile import ModelConfig, load_profile
 
 BLOCK_SIZE = 16
 RECORDED = Path(__file__).parent / "unit" / "model" / "recorded_vllm_schedules.json"
+"""Scenarios of one rule each, by name, and some at random, with what vLLM decided. An operation
+that is a list has the fields of a `Request`, in their order."""
 
 # What one step decided, ready for JSON: ids in order, counts by id; nothing that is empty.
 Decisions = dict[str, Any]
@@ -65,16 +67,6 @@ class Scenario:
     name: str
     config: ModelConfig
     operations: tuple[Operation, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "config": asdict(self.config),
-            "operations": [
-                list(asdict(op).values()) if isinstance(op, Request) else op
-                for op in self.operations
-            ],
-        }
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Scenario":
@@ -174,111 +166,3 @@ def apply(model: EngineModel, operation: Operation) -> Iterator[StepResult]:
         model.abort([operation])
     else:
         yield from (model.step() for _ in range(operation))
-
-
-def scripted() -> list[Scenario]:
-    """One rule each, by name."""
-    roomy = ModelConfig(
-        block_size=BLOCK_SIZE,
-        num_total_blocks=12,
-        watermark_blocks=0,
-        max_num_running=4,
-        max_num_batched_tokens=64,
-        max_model_len=12 * BLOCK_SIZE,
-        prefix_caching=False,
-        mode="chunked",
-    )
-    tight = replace(roomy, num_total_blocks=6, max_model_len=6 * BLOCK_SIZE)
-    caching = replace(roomy, prefix_caching=True)
-    r = _request
-    return [
-        drained(Scenario(name, config, operations))
-        for name, config, operations in (
-            ("a prompt in chunks beside a decode", roomy, (r(0, 10, 20), 1, r(1, 150, 3))),
-            ("as long as the model allows", roomy, (r(0, 190, 50), r(1, 191, 50))),
-            ("the latest is evicted", tight, (r(0, 30, 30), r(1, 30, 30))),
-            ("the latest to arrive, not to run", tight, (r(5, 30, 30), 1, r(1, 30, 30))),
-            ("the lower rank is evicted, though earlier", tight, (r(0, 30, 30), r(1, 30, 30, 1))),
-            (
-                "who evicts itself holds up those after it",
-                tight,
-                (r(0, 20, 40, 1), 1, r(1, 30, 9), 1, r(2, 30, 40, 1)),
-            ),
-            (
-                "a victim that was picked already returns its tokens",
-                replace(
-                    roomy,
-                    num_total_blocks=14,
-                    max_num_batched_tokens=40,
-                    long_prefill_token_threshold=20,
-                ),
-                (r(0, 40, 40), 1, r(1, 100, 9, 1), r(2, 120, 9, 1)),
-            ),
-            (
-                "the watermark is kept back from admissions only",
-                replace(roomy, watermark_blocks=3),
-                (r(0, 100, 60), r(1, 50, 40), r(2, 20, 40)),
-            ),
-            ("a rank overtakes in the queue", roomy, (r(0, 150, 9), r(1, 90, 9), r(2, 90, 9, 2))),
-            (
-                "long prefills share the budget",
-                replace(roomy, long_prefill_token_threshold=32, num_total_blocks=30),
-                (r(0, 150, 5), r(1, 150, 5), r(2, 5, 9), r(3, 120, 5)),
-            ),
-            (
-                "aborted while waiting, running and in mid-prefill; an id comes again",
-                roomy,
-                (
-                    *(r(0, 150, 9), 1, "r0"),
-                    *(r(1, 20, 9), 1, r(2, 180, 9), r(3, 20, 9), 1, "r3", "r1", 1),
-                    *(r(3, 20, 9), "unknown"),
-                ),
-            ),
-            ("a cached prompt computes its last block", caching, _twice(r(0, 64, 2, shared=64))),
-            (
-                "the tail of a cached prompt is its own",
-                caching,
-                (r(0, 70, 20, shared=48), 1, r(1, 100, 5, shared=48)),
-            ),
-            (
-                "twins cache the same blocks, and their heir finds them",
-                caching,
-                (
-                    *(r(0, 40, 40, shared=999), r(1, 40, 40, shared=999), 30),
-                    *("r0", r(2, 100, 20, shared=999)),
-                ),
-            ),
-            (
-                "what was unused for longest is taken first",
-                caching,
-                (
-                    *(r(0, 60, 2, shared=999), r(1, 90, 2), 5, r(2, 90, 2), 3),
-                    *_twice(r(0, 60, 2, shared=999)),
-                ),
-            ),
-            (
-                "an evicted request finds its own blocks",
-                replace(tight, prefix_caching=True),
-                (r(0, 30, 30), r(1, 34, 30)),
-            ),
-        )
-    ]
-
-
-def _request(
-    number: int, num_prompt_tokens: int, max_output_tokens: int, rank: int = 0, *, shared: int = 0
-) -> Request:
-    return Request(
-        f"r{number}",
-        number,
-        num_prompt_tokens,
-        max_output_tokens,
-        rank,
-        arrival_time_s=float(number),
-        group=0,
-        num_shared=shared,
-    )
-
-
-def _twice(request: Request) -> tuple[Operation, ...]:
-    return (request, 20, request)

@@ -3,23 +3,15 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.contract.vllm_schedules import decisions_of_vllm
 from tests.schedules import (
     RECORDED,
     Scenario,
     decisions_of_the_model,
     random_scenario,
-    scripted,
 )
 
 NUM_AT_RANDOM = 40
-
-
-@pytest.mark.parametrize("scenario", scripted(), ids=lambda s: s.name)
-def test_a_rule(scenario: Scenario, model_path: Path) -> None:
-    assert decisions_of_the_model(scenario) == decisions_of_vllm(scenario, model_path)
 
 
 def test_random_sequences(model_path: Path) -> None:

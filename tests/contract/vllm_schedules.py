@@ -1,8 +1,9 @@
 """vLLM's own scheduler on a scenario, without an engine: it decides, and the test supplies the
 tokens.
 
-`python -m tests.contract.vllm_schedules` records the scenarios anew, for example after an upgrade
-of vLLM; the file's diff then shows what changed.
+`python -m tests.contract.vllm_schedules` records the file's scenarios anew, for example after an
+upgrade of vLLM; the file's diff then shows what changed. A new scenario is an entry without
+decisions there, which ends with as many steps as it takes until everything is done.
 """
 
 import json
@@ -19,11 +20,7 @@ from tests.schedules import (
     Request,
     Scenario,
     decisions,
-    random_scenario,
-    scripted,
 )
-
-NUM_RECORDED_AT_RANDOM = 4
 
 
 def decisions_of_vllm(scenario: Scenario, model_path: Path) -> list[Decisions]:
@@ -158,15 +155,11 @@ def _vllm_request(request: Request, config: ModelConfig) -> Any:
 
 def record(model_path: Path) -> None:
     """One step per line, for the diff."""
-    scenarios = [*scripted(), *(random_scenario(seed) for seed in range(NUM_RECORDED_AT_RANDOM))]
     entries = []
-    for scenario in scenarios:
-        steps = [_compact(step) for step in decisions_of_vllm(scenario, model_path)]
-        entries.append(
-            f'{{"scenario":{_compact(scenario.to_json())},"decisions":[\n'
-            + ",\n".join(steps)
-            + "\n]}"
-        )
+    for entry in json.loads(RECORDED.read_text()):
+        scenario = Scenario.from_json(entry["scenario"])
+        steps = ",\n".join(map(_compact, decisions_of_vllm(scenario, model_path)))
+        entries.append(f'{{"scenario":{_compact(entry["scenario"])},"decisions":[\n{steps}\n]}}')
     RECORDED.write_text("[\n" + ",\n".join(entries) + "\n]\n")
 
 

@@ -22,159 +22,67 @@ from typing import Any
 import pytest
 
 VICTIMS = ("source", "destination", "controller", "frontend")
-
-Stopped = tuple[str, str]
-"""Outcomes, and until when."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """`killed` and `stopped`: by victim, None where the same is seen at another place. More than
-    one letter where messages of two processes race."""
-
-    phase: str
-    side: str
-    state: str
-    killed: tuple[str | None, ...]
-    stopped: tuple[Stopped | None, ...]
-    held: tuple[str, str] | None = None
-    """A side and state where the move is held before it comes to this place."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.side}-{self.state}"
-
-
-GOES_ON, OVER = ("M", "moved"), ("M", "over")
-
-PLACES = (
-    Place(
-        "pre-allocate",
-        "source",
-        "pre_allocating",
-        ("P", "K", "M", "X"),
-        (("KM", "went_on"), ("K", "failed"), GOES_ON, OVER),
-    ),
-    Place(
-        "pre-allocate",
-        "destination",
-        "reserving",
-        ("P", "K", None, "X"),
-        (("K", "freed"), ("K", "failed"), None, OVER),
-    ),
-    Place(
-        "copying",
-        "source",
-        "copying",
-        ("P", "K", "M", "X"),
-        (("K", "freed"), ("K", "failed"), GOES_ON, OVER),
-    ),
-    Place(
-        "copying",
-        "destination",
-        "receiving",
-        ("P", "K", None, "X"),
-        (("K", "freed"), ("K", "failed"), None, None),
-    ),
-    Place(  # of the first stage, or of the last: bytes and messages take different ways
-        "copying",
-        "destination",
-        "holding",
-        ("P", "KR", None, None),
-        (("KR", "freed"), ("KR", "failed"), None, None),
-    ),
-    Place(
-        "suspended",
-        "source",
-        "suspended",
-        ("P", "R", "M", "X"),
-        (("R", "freed"), ("R", "failed"), GOES_ON, OVER),
-    ),
-    Place(
-        "in doubt",
-        "source",
-        "committing",
-        ("P", "R", "M", "X"),
-        (("R", "freed"), ("R", "failed"), GOES_ON, OVER),
-    ),
-    Place(
-        "in doubt",
-        "destination",
-        "applying",
-        ("M", "R", "M", "X"),
-        (GOES_ON, ("R", "failed"), None, OVER),
-    ),
-    Place(
-        "in doubt",
-        "source",
-        "fencing",
-        ("M", "R", "MR", "X"),
-        (GOES_ON, ("R", "failed"), ("MR", "over"), ("MR", "settled")),
-        held=("destination", "applying"),
-    ),
-    Place(  # what it does there nobody else can come between
-        "committed",
-        "destination",
-        "committed",
-        (None, "R", None, None),
-        (None, ("R", "failed"), None, None),
-    ),
-    Place(
-        "committed",
-        "source",
-        "migrated",
-        ("M", "P", "M", "X"),
-        (GOES_ON, ("M", "went_on"), GOES_ON, OVER),
-    ),
-)
-
-QUEUED_TOO = ("source-suspended", "source-committing", "destination-applying", "source-migrated")
-"""Places where a queued request is moved as well: it passes those before in no time."""
+TABLE = """
+source       pre_allocating   P K M X    KM-went_on K-failed   M-moved  M-over
+destination  reserving        P K - X    K-freed    K-failed   -        M-over
+source       copying          P K M X    K-freed    K-failed   M-moved  M-over
+destination  receiving        P K - X    K-freed    K-failed   -        -
+destination  holding          P KR - -   KR-freed   KR-failed  -        -
+source       suspended        P R M X    R-freed    R-failed   M-moved  M-over
+source       committing       P R M X    R-freed    R-failed   M-moved  M-over
+destination  applying         M R M X    M-moved    R-failed   -        M-over
+source       fencing          M R MR X   M-moved    R-failed   MR-over  MR-settled
+destination  committed        - R - -    -          R-failed   -        -
+source       migrated         M P M X    M-moved    M-went_on  M-moved  M-over
+"""
+"""A place in a line, with the outcomes by victim if it is killed, then if it is stopped, and until
+when. None where the same is seen at another place, or, when it has committed, where nobody can come
+between. More than one letter where messages of two processes race. `holding` is that of the first
+stage, or of the last: bytes and messages take different ways."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    place: Place
+    side: str
+    state: str
     victim: str
     signal: str
     outcomes: str
     until: str = ""
-    queued: bool = False
+
+    @property
+    def place(self) -> str:
+        return f"{self.side}-{self.state}"
 
     @property
     def name(self) -> str:
-        queued = "-queued" if self.queued else ""
-        return f"{self.victim}-{self.signal}-{self.place.name}{queued}"
+        return f"{self.victim}-{self.signal}-{self.place}"
+
+    @property
+    def held(self) -> tuple[str, str] | None:
+        """A side and state where the move is held before it comes to its place."""
+        return ("destination", "applying") if self.state == "fencing" else None
 
     @property
     def waits_for_a_timeout(self) -> bool:
-        return self.until in ("freed", "failed") or self.place.held is not None
+        return self.until in ("freed", "failed") or self.held is not None
 
 
-def _cells() -> list[Cell]:
+def _cells() -> dict[str, Cell]:
     found = []
-    for index, victim in enumerate(VICTIMS):
-        for place in PLACES:
-            killed, stopped = place.killed[index], place.stopped[index]
-            if killed is not None:
-                found.append(Cell(place, victim, "SIGKILL", killed))
-            if stopped is not None:
-                found.append(Cell(place, victim, "SIGSTOP", *stopped))
-    return found
-
-
-CELLS = _cells()
-QUEUED_CELLS = [
-    Cell(cell.place, cell.victim, cell.signal, cell.outcomes, cell.until, queued=True)
-    for cell in CELLS
-    if cell.place.name in QUEUED_TOO and cell.victim in ("source", "destination")
-]
+    for line in TABLE.strip().splitlines():
+        side, state, *outcomes = line.split()
+        faults = [(v, signal) for signal in ("SIGKILL", "SIGSTOP") for v in VICTIMS]
+        for fault, outcome in zip(faults, outcomes, strict=True):
+            if outcome != "-":
+                found.append(Cell(side, state, *fault, *outcome.split("-")))
+    return {cell.name: cell for cell in found}
 
 
 def parameters(ordinary: Sequence[str] = ()) -> list[Any]:
     """All cells for a test. `make test` runs the ordinary ones, in this order, and `make test-full`
     the others after them."""
-    every = {cell.name: cell for cell in (*CELLS, *QUEUED_CELLS)}
+    every = _cells()
     return [
         *(pytest.param(every.pop(name), id=name) for name in ordinary),
         *(pytest.param(cell, id=name, marks=pytest.mark.full) for name, cell in every.items()),

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from controller.adapters.embedded_model import ensure
 from controller.adapters.zmq.zmq_mailbox import new_secret_key
 from tests.faults.children import Child, wait_for
 from tools.cluster import free_ports
@@ -78,10 +79,7 @@ class Client:
 class FaultCluster:
     """`timing`: of moves. Children that a test leaves dead are started again by `mend`."""
 
-    def __init__(
-        self, folder: Path, engine: str, timing: dict[str, float], model: str = ""
-    ) -> None:
-        self.engine = engine
+    def __init__(self, folder: Path, engine: str, timing: dict[str, float]) -> None:
         self._folder = folder
         (port,) = free_ports(1)
         self._options: dict[str, Any] = {
@@ -91,7 +89,7 @@ class FaultCluster:
             "num_instances": len(INSTANCES),
             "num_frontends": len(FRONTENDS),
             "engine": engine,
-            "model": model,
+            "model": str(ensure(folder)) if engine == "vllm" else "",
             "timing": timing,
         }
         self._all: list[Child] = []
@@ -126,7 +124,10 @@ class FaultCluster:
 
     def start(self, member_id: str) -> Child:
         """In place of a process that is dead, or was not there."""
-        self.children[member_id] = child = self._start(member_id)
+        role = {"c": "controller", "f": "frontend", "i": "instance"}[member_id[0]]
+        child = Child(role, member_id, self._folder / f"{member_id}.log", **self._options)
+        self._all.append(child)
+        self.children[member_id] = child
         self._began.pop(member_id, None)
         if member_id == "controller":  # what was heard of the one before is old
             self._began = {i: each.num_said for i, each in self.children.items()}
@@ -158,16 +159,13 @@ class FaultCluster:
         )
         return Client(child, request_id, num_prompt_tokens, max_tokens)
 
-    def move(
-        self, request_id: str, source_id: str, destination_id: str, *, verify_kv: bool = False
-    ) -> None:
+    def move(self, request_id: str, source_id: str, destination_id: str) -> None:
         self.controller.tell(
             "move",
             migration_id=f"m-{next(self._numbers)}",
             request_id=request_id,
             source_id=source_id,
             destination_id=destination_id,
-            verify_kv=verify_kv,
         )
 
     def report(self, instance_id: str) -> dict[str, Any]:
@@ -189,35 +187,12 @@ class FaultCluster:
         except AssertionError as error:
             raise AssertionError(f"{error}: {found}") from error
 
-    def wait_in_queue(self, instance_id: str, request_id: str) -> None:
-        """What a dead instance ran may wait there as well: it is replayed."""
-        wait_for(
-            lambda: request_id in self.report(instance_id)["in_queue"],
-            f"{instance_id}: to have {request_id} in its queue",
-        )
-
     def wait_quiet(self, *instance_ids: str) -> None:
         """Everything is given back, and no move is remembered."""
+        nothing = dict.fromkeys(("running", "queued", "held", "moves", "remembered"), 0)
         for instance_id in instance_ids:
             total = self.report(instance_id)["total"]
-            self.wait_report(
-                instance_id,
-                "to be empty",
-                free=total,
-                running=0,
-                queued=0,
-                held=0,
-                requests=[],
-                moves=0,
-                remembered=0,
-            )
-
-    def _start(self, member_id: str) -> Child:
-        role = {"c": "controller", "f": "frontend", "i": "instance"}[member_id[0]]
-        log = self._folder / f"{member_id}.log"
-        child = Child(role, member_id, log, **self._options)
-        self._all.append(child)
-        return child
+            self.wait_report(instance_id, "to be empty", free=total, requests=[], **nothing)
 
     def new_errors(self) -> str:
         """What the processes logged of errors since the last call."""

@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -30,17 +31,13 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def share(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Shared]]:
-    """Makes a shared cluster: of which engine, with which times of moves, with which model."""
-    made: list[Shared] = []
+def shared(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """Of a module's ENGINE, with its TIMING of moves."""
+    module = request.module
 
-    def make(engine: str, timing: dict[str, float], model: str = "") -> Shared:
-        def cluster() -> FaultCluster:
-            return FaultCluster(tmp_path_factory.mktemp("processes"), engine, timing, model)
+    def make() -> FaultCluster:
+        return FaultCluster(tmp_path_factory.mktemp("processes"), module.ENGINE, module.TIMING)
 
-        made.append(Shared(cluster))
-        return made[-1]
-
-    yield make
-    for shared in made:
-        shared.end()
+    shared = Shared(make)
+    yield shared
+    shared.end()

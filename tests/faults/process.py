@@ -34,7 +34,7 @@ from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.instance import move_ends
-from controller.runtime.instance.llumlet import Llumlet, Serving
+from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import InstanceEntry
 from controller.runtime.messages.move_messages import MoveAsked
@@ -75,13 +75,11 @@ async def controller(
     service = ControllerProcess(mailbox, NoLauncher(), config, keeper)
     service.start(num_frontends)
 
-    def move(
-        migration_id: str, request_id: str, source_id: str, destination_id: str, verify_kv: bool
-    ) -> None:
+    def move(migration_id: str, request_id: str, source_id: str, destination_id: str) -> None:
         members = service.roster.members
         to = members[destination_id]
         ref = InstanceRef(to.member_id, to.incarnation, to.address)
-        asked = MoveAsked("q", MoveOrder(migration_id, request_id, ref, "a test", verify_kv))
+        asked = MoveAsked("q", MoveOrder(migration_id, request_id, ref, "a test"))
         mailbox.send(members[source_id].address, encode(asked))
 
     def fence_after(seconds: float) -> None:
@@ -123,7 +121,6 @@ async def instance(
             "go_on": breakpoints.go_on,
             "hang": lambda: service._thread.command(_hang),
             "wake": _awake.set,
-            "corrupt": lambda: _corrupt_what_comes(_serving(service)),
             "report": lambda number: service._thread.between_steps(
                 _count, partial(_report, service, number)
             ),
@@ -149,27 +146,6 @@ def _set_timing(timing: MoveTiming) -> None:
     vars(move_ends)["DestinationMove"] = partial(DestinationMove, timing=timing)
 
 
-def _serving(service: Llumlet) -> Serving:
-    assert service.serving is not None
-    return service.serving
-
-
-def _corrupt_what_comes(serving: Serving) -> None:
-    """In the first block of the next slice every number changes its sign. No bit of an exponent:
-    infinities would stay in the freed block and spoil those who get it next, as the engine's
-    kernels read a block to its end and trust in a weight of zero."""
-    blocks, scatter = serving.blocks, serving.blocks.scatter
-
-    def spoil(block_ids: Sequence[int], buffer: Any) -> None:
-        blocks.scatter = scatter  # type: ignore[method-assign]  # of this one object
-        content = blocks.writable(buffer, 1)
-        for index in range(3, len(content), 4):
-            content[index] ^= 0x80
-        scatter(block_ids, buffer)
-
-    blocks.scatter = spoil  # type: ignore[method-assign]  # of this one object
-
-
 def _count(engine: Any) -> dict[str, Any]:
     """On the engine's thread: what it holds."""
     found = engine.snapshot("", 0)
@@ -178,13 +154,13 @@ def _count(engine: Any) -> dict[str, Any]:
         "free": found.num_free_blocks,
         "running": found.num_running,
         "queued": found.num_queued,
-        "in_queue": [each.request_id for each in engine.moves.candidates() if each.queued],
         "held": engines.num_held(engine),
     }
 
 
 def _report(service: Llumlet, number: int, counts: dict[str, Any]) -> None:
-    serving = _serving(service)
+    serving = service.serving
+    assert serving is not None
     instance_moves = serving.instance_moves
     say(
         "report",

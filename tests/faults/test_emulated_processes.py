@@ -1,17 +1,16 @@
 """The faults of a process in a move, on emulated engines: each place of a move and each fault of
 each role in `make test`, all cells in `make test-full`."""
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.faults import answers
-from tests.faults.cells import CELLS, PLACES, Cell, parameters
+from tests.faults.cells import Cell, parameters
 from tests.faults.cluster import INSTANCES
 from tests.faults.conftest import Shared
-from tests.faults.run_cell import CellRun, Sizes, move_there_and_back
+from tests.faults.run_cell import CellRun, Sizes, check_whole, move_there_and_back
 
-SIZES = Sizes(prompt=200, queued=640, blocker=690, outputs=120, long_outputs=300)
+ENGINE = "emulated"
+SIZES = Sizes(prompt=200, outputs=120, long_outputs=300)
 # Seconds, as in MoveTiming: long against what a busy machine takes, short against its defaults.
 TIMING = {
     "retry_s": 0.1,
@@ -28,7 +27,7 @@ ORDINARY = (
     "frontend-SIGKILL-destination-receiving",
     "destination-SIGSTOP-destination-holding",
     "destination-SIGKILL-source-suspended",
-    "source-SIGSTOP-source-committing-queued",
+    "source-SIGSTOP-source-committing",
     "source-SIGKILL-destination-applying",
     "controller-SIGSTOP-source-fencing",
     "destination-SIGKILL-destination-committed",
@@ -36,24 +35,9 @@ ORDINARY = (
 )
 
 
-@pytest.fixture(scope="module")
-def shared(share: Callable[..., Shared]) -> Shared:
-    return share("emulated", TIMING)
-
-
 def test_a_move_there_and_back_without_a_fault(shared: Shared) -> None:
     with shared.lend() as cluster:
         move_there_and_back(cluster, SIZES, answers.emulated)
-
-
-def test_each_place_and_each_fault_of_each_role_is_an_ordinary_cell() -> None:
-    ordinary = [
-        cell for cell in CELLS if cell.name in {name.removesuffix("-queued") for name in ORDINARY}
-    ]
-    assert len(ordinary) == len(ORDINARY)
-    assert {cell.place for cell in ordinary} == set(PLACES)
-    faults = {(cell.victim, cell.signal) for cell in CELLS}
-    assert {(cell.victim, cell.signal) for cell in ordinary} == faults
 
 
 @pytest.mark.parametrize("cell", parameters(ORDINARY))
@@ -76,10 +60,7 @@ def test_an_engine_that_hangs_under_a_living_loop_is_fenced_by_the_next_controll
         cluster.controller.signal("SIGKILL")
         cluster.start("controller").wait_heard("serving")
         cluster.controller.tell("fence_after", seconds=1.0)
-        read = client.wait_over()
-        assert (read.num_ends, read.errors) == (1, [])
-        assert read.tokens == answers.emulated(cluster, client)
-        assert read.places[-1] == other
+        assert check_whole(cluster, client, answers.emulated)[-1] == other
         assert client.events("replayed")
         cluster.controller.tell("fence_after", seconds=30.0)
         cluster.children[hung].tell("wake")

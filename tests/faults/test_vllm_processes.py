@@ -1,19 +1,17 @@
 """The faults of a process in a move, on vLLM's engines. `make test` has such faults on emulated
 engines."""
 
-from collections.abc import Callable
-
 import pytest
 
-from controller.adapters.embedded_model import ensure
 from tests.faults import answers
 from tests.faults.cells import Cell, parameters
 from tests.faults.conftest import Shared
-from tests.faults.run_cell import CellRun, Sizes, move_there_and_back, move_with_a_corrupted_block
+from tests.faults.run_cell import CellRun, Sizes, move_there_and_back
 
 pytestmark = pytest.mark.full
 
-SIZES = Sizes(prompt=200, queued=1330, blocker=1000, outputs=200, long_outputs=600)
+ENGINE = "vllm"
+SIZES = Sizes(prompt=200, outputs=200, long_outputs=600)
 # Seconds, as in MoveTiming: its defaults, less the long ones.
 TIMING = {
     "retry_s": 0.2,
@@ -25,20 +23,9 @@ TIMING = {
 }
 
 
-@pytest.fixture(scope="module")
-def shared(share: Callable[..., Shared], tmp_path_factory: pytest.TempPathFactory) -> Shared:
-    return share("vllm", TIMING, str(ensure(tmp_path_factory.mktemp("models"))))
-
-
 def test_a_move_there_and_back_without_a_fault(shared: Shared) -> None:
     with shared.lend() as cluster:
         move_there_and_back(cluster, SIZES, answers.unmoved)
-
-
-@pytest.mark.parametrize("verify_kv", [True, False])
-def test_a_corrupted_block_is_seen(shared: Shared, verify_kv: bool) -> None:
-    with shared.lend() as cluster:
-        move_with_a_corrupted_block(cluster, SIZES, answers.unmoved, verify_kv=verify_kv)
 
 
 @pytest.mark.parametrize("cell", parameters())
