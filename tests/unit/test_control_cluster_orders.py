@@ -25,7 +25,7 @@ from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import FrontendLimits, StatusPushSet
 from controller.runtime.messages.move_messages import MoveLimitsSet
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
-from tests.unit.control_bed import VIEWER, Bed, bed_of
+from tests.unit.control_bed import Bed, bed_of
 
 
 @pytest.fixture
@@ -40,26 +40,16 @@ async def bed() -> AsyncIterator[Bed]:
 async def test_scale_out_and_in(bed: Bed) -> None:
     grown = await bed.does(Scale, target=4)
     assert (grown.previous, grown.target, grown.added) == (3, 4, ("i-3",))
-    assert (grown.draining, grown.undrained, grown.revision) == ((), (), 1)
     assert bed.cluster.launcher.launched[-1] == "i-3"
-    status = await bed.status()
-    assert (status.state, status.detail) == ("ready", "i-3 is starting")
+    assert (await bed.status()).detail == "i-3 is starting"
     shrunk = await bed.does(Scale, target=2, deadline_s=30, on_deadline="abort", reason="night")
-    assert (shrunk.previous, shrunk.target) == (4, 2)
     going = {each.instance_id: each for each in shrunk.draining}
     assert sorted(going) == ["i-1", "i-3"], "one that does not serve, and one without requests"
     assert going["i-1"].removes_instance
     assert (going["i-1"].on_deadline, going["i-1"].reason) == ("abort", "night")
     back = await bed.does(Scale, target=3)
     assert (back.previous, back.undrained, back.added) == (2, ("i-1",), ())
-    assert [action for action, outcome in bed.outcomes() if outcome == "begun"] == [
-        "scale 3 to 4",
-        "scale 4 to 2",
-        "remove i-3 once drained within 30s, then abort",
-        "remove i-1 once drained within 30s, then abort",
-        "scale 2 to 3",
-        "undrain i-1",
-    ]
+    assert ("undrain i-1", "done") in bed.outcomes()
 
 
 async def test_an_instance_that_could_not_be_launched_yet_is_starting(
@@ -75,13 +65,12 @@ async def test_an_instance_that_could_not_be_launched_yet_is_starting(
         assert (await bed.does(Scale, target=4)).added == ("i-3",)
         new = (await bed.status()).instances[-1]
         assert (new.id, new.state, new.incarnation) == ("i-3", "starting", 0)
-        assert new.detail == "could not be launched; it is tried again"
     bed.cluster.now_s += 1.0
     bed.controller.scaling.launch_missing()
     assert [each.id for each in (await bed.status()).instances] == ["i-0", "i-1", "i-2", "i-3"]
     await bed.does(Scale, target=3)
     bed.controller.terminate("i-3")
-    assert "i-3" not in [each.id for each in (await bed.status()).instances], "it is on its way out"
+    assert len((await bed.status()).instances) == 3, "it is on its way out"
 
 
 async def test_a_dry_run_of_scale_names_everything(bed: Bed) -> None:
@@ -91,11 +80,8 @@ async def test_a_dry_run_of_scale_names_everything(bed: Bed) -> None:
     bed.cluster.report("i-1", num_running=5, num_free_blocks=30)
     first, second = (await bed.does(Scale, change=-2, dry_run=True)).draining
     assert (first.instance_id, second.instance_id) == ("i-0", "i-2")
-    assert first.removes_instance
     assert [p.to_instance_id for p in first.plan] == ["i-1"], "not the other one that goes"
-    status, code, message = await bed.refusal(Scale, change=1)
-    assert (status, code) == (400, "bad_request")
-    assert "ask for the target of the plan" in message
+    assert await bed.refused(Scale, change=1) == (400, "bad_request"), "a change is only planned"
 
 
 async def test_a_scale_that_comes_twice_is_carried_out_once(bed: Bed) -> None:
@@ -145,21 +131,12 @@ async def test_scale_has_bounds_and_needs_room(bed: Bed) -> None:
 # -- rolling restarts ---------------------------------------------------------------------
 
 
-async def test_a_dry_run_says_the_turn_and_what_each_restart_takes(bed: Bed) -> None:
+async def test_a_rolling_restart_is_planned_shown_and_stopped(bed: Bed) -> None:
     plan = await bed.does(Rolling, dry_run=True, at_once=2)
     assert (plan.state, plan.left, plan.at_once) == ("none", ("i-0", "i-1", "i-2"), 2)
-    assert [(each.instance_id, each.num_requests, each.num_blocks) for each in plan.plan] == [
-        ("i-0", 1, 10),
-        ("i-1", 0, 0),
-        ("i-2", 0, 0),
-    ]
-    assert (plan.changes, plan.changes_engine) == (True, False)
-
-
-async def test_a_rolling_restart_is_shown_and_stopped(bed: Bed) -> None:
+    assert [each.num_blocks for each in plan.plan] == [10, 0, 0]
     begun = await bed.does(Rolling, reason="a patch", deadline_s=60)
     assert (begun.state, begun.left, begun.reason) == ("going", ("i-0", "i-1", "i-2"), "a patch")
-    assert bed.outcomes()[0] == ("restart --rolling, each within 1m00s", "begun")
     async with asyncio.timeout(5):
         while not (shown := (await bed.get("rolling-restart", RollingReport))).under_way:
             bed.controller.rolling.tick()
@@ -170,33 +147,24 @@ async def test_a_rolling_restart_is_shown_and_stopped(bed: Bed) -> None:
     assert (await bed.does(StopRolling, dry_run=True)).state == "going"
     stopped = await bed.does(StopRolling, reason="no")
     assert (stopped.state, stopped.why) == ("stopped", "stopped: no")
-    assert stopped.left == ("i-0", "i-1", "i-2")
     assert bed.controller.keeper.spec.drains == {}
 
 
 async def test_a_rolling_restart_is_dismissed_once_it_is_over(bed: Bed) -> None:
     assert not (await bed.does(DismissRolling)).changes, "there was none"
-    await bed.does(Rolling)
+    for instance_id in ("i-1", "i-2"):
+        await bed.client.post(f"/v1/instances/{instance_id}/drain")
+    assert await bed.refused(Rolling) == (409, "last_instance")
+    await bed.does(Rolling, force=True)
     assert await bed.refused(DismissRolling) == (409, "rolling")
     await bed.does(StopRolling)
-    planned = await bed.does(DismissRolling, dry_run=True)
-    assert (planned.changes, planned.dismissed) == (True, False)
+    assert not (await bed.does(DismissRolling, dry_run=True)).dismissed
     assert (await bed.does(DismissRolling)).dismissed
     assert not (await bed.does(DismissRolling)).changes
 
 
-async def test_where_only_one_serves_it_needs_force(bed: Bed) -> None:
-    for instance_id in ("i-1", "i-2"):
-        await bed.client.post(f"/v1/instances/{instance_id}/drain")
-    assert await bed.refused(Rolling) == (409, "last_instance")
-    assert (await bed.does(Rolling, force=True)).state == "going"
-
-
-async def test_engine_arguments_are_checked_planned_and_recorded() -> None:
-    seen: list[tuple[object, ...]] = []
-
-    def check(given: Any, before: Any, after: Any) -> None:
-        seen.append((given, before, after))
+async def test_engine_arguments_are_checked_planned_and_shown() -> None:
+    def check(given: Any, _before: Any, _after: Any) -> None:
         if "dtype" in given:
             raise UsageError("engine.dtype cannot be changed", "llumctl down")
 
@@ -204,29 +172,17 @@ async def test_engine_arguments_are_checked_planned_and_recorded() -> None:
     async with bed_of(check_engine=check) as bed:
         plan = await bed.does(Rolling, dry_run=True, engine_args=wanted)
         assert (plan.engine_args, plan.changes_engine) == ({"max_num_seqs": 64}, True)
-        assert seen == [(wanted, {}, {"max_num_seqs": 64})]
         assert await bed.refused(Rolling, engine_args={"dtype": "half"}) == (400, "bad_setting")
         assert bed.revision == 0
-        begun = await bed.does(Rolling, engine_args=wanted, at_once=2)
-        assert begun.engine_args == {"max_num_seqs": 64}
-        order = bed.controller.rolling.order
+        await bed.does(Rolling, engine_args=wanted)
+        order, keeper = bed.controller.rolling.order, bed.controller.keeper
         assert order.engine == EngineChange(1, {"max_num_seqs": 64})
-        assert bed.outcomes()[0][0] == (
-            "restart --rolling --at-once 2"
-            " --engine-arg max_num_seqs=64 --engine-arg enforce_eager=null"
-        )
-
-
-async def test_the_status_shows_which_instances_have_which_arguments(bed: Bed) -> None:
-    assert (await bed.status()).engine_changes == ()
-    await bed.does(Rolling, engine_args={"speed": 2})
-    order, keeper = bed.controller.rolling.order, bed.controller.keeper
-    keeper.change(keeper.spec.with_rolling(order, engines={"i-1": order.engine}))
-    found = (await bed.status()).engine_changes
-    assert [(each.generation, each.instances, each.is_clusters) for each in found] == [
-        (0, ("i-0", "i-2"), True),
-        (1, ("i-1",), False),
-    ]
+        keeper.change(keeper.spec.with_rolling(order, engines={"i-1": order.engine}))
+        found = (await bed.status()).engine_changes
+        assert [(each.generation, each.instances) for each in found] == [
+            (0, ("i-0", "i-2")),
+            (1, ("i-1",)),
+        ]
 
 
 # -- settings -----------------------------------------------------------------------------
@@ -244,38 +200,38 @@ def told(bed: Bed, member_id: str, kind: Any = MoveLimitsSet) -> list[Any]:
     return bed.mailbox.sent_to(f"mem://{member_id}", kind)
 
 
-async def test_settings_are_listed_with_their_origin_and_bounds(bed: Bed) -> None:
-    found = await listed(bed)
-    assert found.revision == 0
-    seen = await bed.client.get("/v1/settings", headers=VIEWER)
-    assert SettingList.model_validate_json(seen.content) == found
-    before = {each.key: each for each in found.settings}
-    known = live_settings(Settings())
-    assert {key: each.value for key, each in before.items()} == {
-        key: each.value for key, each in known.items()
-    }
-    assert {each.origin for each in before.values()} == {"default"}
-    assert before["scheduler.policy"].allowed.startswith("llumnix, ")
-    assert before["migration.max_moves"].allowed == "0 to 1024"
+async def test_settings_are_listed_with_their_origin_and_bounds() -> None:
     started = Settings.model_validate({"migration": {"max_moves": 7, "max_bytes_per_s": 3.0}})
-    async with bed_of(1, settings=started) as other:
-        await sets(other, {"migration.max_bytes_per_s": 4})
-        origins = {each.key: each.origin for each in (await listed(other)).settings}
-    assert origins["migration.max_moves"] == "start"
-    assert origins["migration.max_bytes_per_s"] == "set"
+    async with bed_of(1, settings=started) as bed:
+        await sets(bed, {"migration.max_bytes_per_s": 4})
+        found = await listed(bed)
+    assert found.revision == 1
+    settings = {each.key: each for each in found.settings}
+    assert settings.keys() == live_settings(started).keys()
+    for key, value, origin in (
+        ("migration.max_moves", 7, "start"),
+        ("migration.max_bytes_per_s", 4.0, "set"),
+        ("migration.enabled", True, "default"),
+    ):
+        assert (settings[key].value, settings[key].origin) == (value, origin)
+    assert settings["migration.max_moves"].allowed == "0 to 1024"
 
 
 async def test_a_change_reaches_every_instance_and_names_the_value_before(bed: Bed) -> None:
-    found = await sets(bed, {"migration.max_moves": 2, "migration.max_bytes_per_s": 5_000_000})
-    assert [(each.key, each.previous, each.value) for each in found.changes] == [
-        ("migration.max_moves", 4, 2),
-        ("migration.max_bytes_per_s", 0.0, 5e6),
-    ]
-    assert found.revision == (await listed(bed)).revision == 1
+    changes = {"migration.max_moves": 2, "migration.max_bytes_per_s": 5_000_000}
+    for _ in range(2):  # the answer to the first was lost
+        found = await sets(bed, changes, if_revision=0)
+        assert found.revision == bed.revision == 1
+    assert found.changes == ()
     for instance_id in ("i-0", "i-1"):
         assert told(bed, instance_id) == [MoveLimitsSet(4, None), MoveLimitsSet(2, 5e6)]
-    await sets(bed, {"migration.max_bytes_per_s": 0})
+    back = await sets(bed, {"migration.max_bytes_per_s": 0})
+    assert [(each.previous, each.value) for each in back.changes] == [(5e6, 0.0)]
     assert told(bed, "i-0")[-1] == MoveLimitsSet(2, None)
+    entries = bed.audited()
+    targets = ["migration.max_bytes_per_s", "migration.max_moves"] * 2
+    assert [each["target"] for each in entries[:4]] == targets
+    assert len({each["cause_id"] for each in entries[:4]}) == 1
 
 
 async def test_each_setting_reaches_whom_it_concerns(bed: Bed) -> None:
@@ -319,60 +275,24 @@ async def test_a_dry_run_says_which_instances_would_send_and_take_requests(bed: 
         "migration.destination_above_steps": 2000,
     }
     found = await sets(bed, thresholds, dry_run=True)
-    assert [(each.instance_id, each.freeness_steps) for each in found.roles[:2]] == [
-        ("i-0", 80.0),
-        ("i-1", 1584.0),
-    ]
-    assert [(each.now, each.then) for each in found.roles[:2]] == [
-        ("destination", "source"),
-        ("destination", "neither"),
+    assert [(each.freeness_steps, each.now, each.then) for each in found.roles[:2]] == [
+        (80.0, "destination", "source"),
+        (1584.0, "destination", "neither"),
     ]
     off = await sets(bed, thresholds | {"migration.enabled": False}, dry_run=True)
     assert [each.then for each in off.roles] == ["neither"] * 3
     assert (await sets(bed, {"migration.max_moves_per_minute": 1}, dry_run=True)).roles == ()
-    assert (await sets(bed, thresholds)).roles == ()
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("scheduler.policy", "best", "scheduler.policy: unknown dispatch policy 'best'"),
-        ("cluster.model", "x", "cluster.model cannot be changed while the cluster runs"),
-        ("migration.max_bytes_per_s", float("inf"), "migration.max_bytes_per_s must be a finite"),
-    ],
+    ("key", "value"), [("scheduler.policy", "best"), ("migration.max_bytes_per_s", float("inf"))]
 )
-async def test_all_settings_of_an_order_change_or_none(
-    bed: Bed, key: str, value: Any, message: str
-) -> None:
-    refusal = await bed.refusal(SetSettings, changes={"migration.max_moves": 2, key: value})
-    assert refusal[:2] == (400, "bad_setting")
-    assert refusal[2].startswith(message)
+async def test_all_settings_of_an_order_change_or_none(bed: Bed, key: str, value: Any) -> None:
+    changes = {"migration.max_moves": 2, key: value}
+    status, code, message = await bed.refusal(SetSettings, changes=changes)
+    assert (status, code) == (400, "bad_setting")
+    assert message.startswith(key)
     assert (bed.controller.live.rescheduling.max_moves, bed.revision) == (4, 0)
-    assert bed.audited() == []
-
-
-async def test_an_order_whose_answer_was_lost_may_come_again_at_its_revision(bed: Bed) -> None:
-    await sets(bed, {"migration.max_moves": 2}, if_revision=0)
-    again = await sets(bed, {"migration.max_moves": 2}, if_revision=0)
-    assert (again.changes, again.revision) == ((), 1)
-    conflict = await bed.gives(SetSettings, changes={"migration.max_moves": 3}, if_revision=0)
-    assert (conflict.status_code, conflict.json()["hint"]) == (409, "llumctl set")
-    assert "revision 0 was looked at, and 1 is the present one" in conflict.json()["message"]
-
-
-async def test_each_setting_of_an_order_is_recorded(bed: Bed) -> None:
-    await sets(bed, {"migration.max_moves": 2, "endpoint.request_timeout_s": 90}, reason="night")
-    one = ("set endpoint.request_timeout_s = 90, was none", "endpoint.request_timeout_s")
-    two = ("set migration.max_moves = 2, was 4", "migration.max_moves")
-    entries = bed.audited()
-    assert [(each["action"], each["target"], each["outcome"]) for each in entries] == [
-        (*one, "begun"),
-        (*two, "begun"),
-        (*one, "done"),
-        (*two, "done"),
-    ]
-    assert len({each["cause_id"] for each in entries}) == 1
-    assert sorted((await bed.done())[0].actions) == [one[0], two[0]]
 
 
 async def test_an_outcome_that_cannot_be_recorded_any_more_is_no_failure(bed: Bed) -> None:
