@@ -23,8 +23,8 @@ from controller.api.operations.on_instances import (
     cordoned,
 )
 from controller.api.operations.on_requests import Migrate
-from controller.api.text.status_words import MOVES_ONLY, state_word
-from controller.core.load.closed import ROWS, Closed, Row
+from controller.api.text.status_words import MOVES_ONLY
+from controller.core.load.closed import Closed
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.processes import LauncherLoss
 from controller.runtime.messages.members import DrainSet
@@ -43,11 +43,6 @@ async def drains(bed: Bed) -> tuple[DrainReport, ...]:
     return (await bed.get("drains", DrainList)).drains
 
 
-async def only_i_0_serves(bed: Bed) -> None:
-    for other in ("i-1", "i-2"):
-        await bed.does(Drain, other)
-
-
 async def changed_by(bed: Bed, change: int, **body: Any) -> Any:
     """A scale by a change is ordered as the resulting number."""
     return await bed.does(Scale, target=bed.controller.scaling.num_planned + change, **body)
@@ -56,7 +51,7 @@ async def changed_by(bed: Bed, change: int, **body: Any) -> Any:
 # -- drain --------------------------------------------------------------------------------
 
 
-async def test_a_drain_begins_and_says_how_far_it_is(bed: Bed) -> None:
+async def test_a_drain_begins_says_how_far_it_is_and_is_taken_back(bed: Bed) -> None:
     before_s = time.time()
     found = await bed.does(Drain, deadline_s=60, on_deadline="abort", reason="a fan")
     assert (found.instance_id, found.state, found.safe_to_delete) == ("i-0", "draining", False)
@@ -64,7 +59,6 @@ async def test_a_drain_begins_and_says_how_far_it_is(bed: Bed) -> None:
     assert (found.cannot_move, found.estimate_s, found.plan) == ((), None, ())
     assert before_s + 60 <= found.deadline_s <= time.time() + 60
     assert (found.on_deadline, found.reason, found.dry_run) == ("abort", "a fan", False)
-    assert found.actor.startswith("someone from ")
     assert (found.revision, found.changes, found.removes_instance) == (1, True, False)
     assert bed.mailbox.sent_to("mem://i-0", DrainSet)[-1] == DrainSet(True)
     assert await drains(bed) == (found.model_copy(update={"changes": False}),)
@@ -80,6 +74,10 @@ async def test_a_drain_begins_and_says_how_far_it_is(bed: Bed) -> None:
     shown = instance.drain
     assert (shown.drain_id, shown.deadline_s) == (found.drain_id, found.deadline_s)
     assert (shown.num_requests_left, shown.safe_to_delete, shown.removes) == (1, False, False)
+    back = await bed.does(Undrain)
+    assert (back.state, back.drain_id, back.changes) == ("active", "", True)
+    assert (back.num_requests_left, back.revision) == (1, 2)
+    assert bed.mailbox.sent_to("mem://i-0", DrainSet)[-1] == DrainSet(False)
 
 
 async def test_a_dry_run_says_where_each_request_would_go(bed: Bed) -> None:
@@ -92,43 +90,19 @@ async def test_a_dry_run_says_where_each_request_would_go(bed: Bed) -> None:
     assert (found.state, found.drain_id, found.revision) == ("active", "", 0)
 
 
-@pytest.mark.parametrize(
-    ("load", "code", "why"),
-    [
-        ({"num_free_blocks": 9}, "no_blocks", "no instance has 10 free blocks"),
-        (
-            {"num_running": 4, "max_num_running": 4},
-            "no_slot",
-            "every instance with room for it has a full batch",
-        ),
-        ({"draining": True}, "no_destination", "no other instance may take requests"),
-        (
-            {"num_free_blocks": 40, "num_running": 20},
-            "too_busy",
-            "no instance with room for it is free enough",
-        ),
-    ],
-)
-async def test_why_no_other_instance_takes_a_request(
-    bed: Bed, load: dict[str, Any], code: str, why: str
-) -> None:
+async def test_why_a_request_stays(bed: Bed) -> None:
     for instance_id in ("i-1", "i-2"):
-        bed.cluster.report(instance_id, **load)
-    force = code == "no_destination"
-    (planned,) = (await bed.does(Drain, dry_run=True, force=force)).plan
-    assert (planned.to_instance_id, planned.code, planned.why) == (None, code, why)
-    found = await bed.does(Drain, force=force)
-    (stays,) = found.cannot_move
-    assert (stays.request_id, stays.client_id) == ("r-1", "cmpl-1")
-    assert (stays.code, stays.why, found.estimate_s) == (code, why, None)
-
-
-async def test_what_the_source_says_of_a_request_counts_first(bed: Bed) -> None:
+        bed.cluster.report(instance_id, num_free_blocks=9)
+    why = "no_blocks", "no instance has 10 free blocks"
+    (planned,) = (await bed.does(Drain, dry_run=True)).plan
+    assert (planned.to_instance_id, planned.code, planned.why) == (None, *why)
+    (stays,) = (await bed.does(Drain)).cannot_move
+    assert (stays.request_id, stays.client_id, stays.code, stays.why) == ("r-1", "cmpl-1", *why)
     bed.source.refusals["r-1"] = str(MoveRefusal.MULTIMODAL)
-    (stays,) = (await bed.does(Drain, dry_run=True)).cannot_move
+    (stays,) = (await drains(bed))[0].cannot_move
     assert (stays.code, stays.why) == ("multimodal", "it has multimodal input")
     bed.source.refusals["r-1"] = str(MoveRefusal.MOVING)
-    assert (await bed.does(Drain, dry_run=True)).cannot_move == (), "it is on its way"
+    assert (await drains(bed))[0].cannot_move == (), "it is on its way"
 
 
 @pytest.mark.parametrize(
@@ -142,11 +116,14 @@ async def test_what_the_source_says_of_a_request_counts_first(bed: Bed) -> None:
 async def test_the_last_instance_that_serves_needs_force(
     bed: Bed, row: AnyOrder, despite: str
 ) -> None:
-    await only_i_0_serves(bed)
+    for other in ("i-1", "i-2"):
+        await bed.does(Drain, other)
     for dry_run in (True, False):
         refused = await bed.gives(row, dry_run=dry_run)
         assert (refused.status_code, refused.json()["code"]) == (409, "last_instance")
-        assert refused.json()["hint"] == f"llumctl scale +1      or      llumctl {despite}"
+        assert refused.json()["hint"].endswith(f"llumctl {despite}")
+    if row is Restart:
+        assert (await bed.does(row, dry_run=True, now=True)).changes
     assert (await bed.does(row, force=True)).state == "draining"
 
 
@@ -186,7 +163,8 @@ async def test_a_report_has_the_revision_that_its_order_left(bed: Bed) -> None:
 
 
 async def test_silent_frontends_are_named_and_waited_for_once(bed: Bed) -> None:
-    """Otherwise steering many instances would take longer than a client waits."""
+    """Otherwise steering many instances would take longer than a client waits. And while a dry run
+    waits for them, others need not wait for it."""
     at_once, most = 0, 0
     ask = bed.controller.drain_forecasts.of
 
@@ -199,54 +177,27 @@ async def test_silent_frontends_are_named_and_waited_for_once(bed: Bed) -> None:
         finally:
             at_once -= 1
 
+    async def until_asked() -> None:
+        while not at_once:
+            await asyncio.sleep(0.001)
+
     bed.mailbox.engine_state.clear()
     bed.controller.drain_forecasts.of = counted
-
-    async def scaled(**how: Any) -> tuple[DrainReport, ...]:
-        found: tuple[DrainReport, ...] = (await changed_by(bed, -2, **how)).draining
-        return found
-
-    for look in (lambda: scaled(dry_run=True), scaled, lambda: drains(bed)):
+    for look in (lambda: changed_by(bed, -2, dry_run=True), lambda: changed_by(bed, -2)):
         most = 0
-        found = await look()
+        found = (await look()).draining
         assert len(found) == most == 2
         assert {(each.silent, each.estimate_s) for each in found} == {(("f-0",), None)}
+    looking = asyncio.create_task(bed.does(Undrain, "i-1", dry_run=True))
+    await asyncio.wait_for(until_asked(), 10)
+    bed.controller.drain_forecasts.of = ask
+    bed.mailbox.engine_state["mem://f-0"] = bed.book
+    assert (await bed.does(Undrain, "i-1")).state == "active"
+    assert not looking.done()
+    await looking
 
 
 # -- undrain and evacuate -----------------------------------------------------------------
-
-
-async def test_undrain_takes_a_drain_back(bed: Bed) -> None:
-    await bed.does(Drain)
-    planned = await bed.does(Undrain, dry_run=True)
-    assert (planned.state, planned.changes) == ("draining", True)
-    found = await bed.does(Undrain)
-    assert (found.state, found.drain_id, found.changes) == ("active", "", True)
-    assert (found.num_requests_left, found.revision) == (1, 2)
-    assert bed.mailbox.sent_to("mem://i-0", DrainSet)[-1] == DrainSet(False)
-
-
-async def test_a_dry_run_does_not_keep_others_waiting(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Although the frontends, which it asks, do not answer for a while."""
-    await bed.does(Drain)
-    ask, asked, answers = bed.controller.drain_forecasts.of, asyncio.Event(), asyncio.Event()
-
-    async def slow(*args: Any) -> Any:
-        asked.set()
-        await answers.wait()
-        return await ask(*args)
-
-    async with asyncio.timeout(10):
-        with monkeypatch.context() as patch:
-            patch.setattr(bed.controller.drain_forecasts, "of", slow)
-            looking = asyncio.create_task(bed.does(Undrain, dry_run=True))
-            await asked.wait()
-        assert (await bed.does(Undrain)).state == "active"
-        assert not looking.done()
-        answers.set()
-        await looking
 
 
 async def test_an_evacuation_is_planned_and_begun(bed: Bed) -> None:
@@ -274,17 +225,19 @@ async def test_a_restart_begins_by_emptying_the_instance(bed: Bed) -> None:
     assert (found.on_deadline, found.num_requests_left) == ("abort", 1)
     claim = bed.controller.keeper.spec.drains["i-0"].restart
     assert (claim.nonce, claim.at_once) == ("a", False)
-    assert bed.audited()[0]["action"] == "restart i-0 within 1m00s, then abort"
     shown = (await bed.status()).instances[0].drain
     assert (shown.drain_id, shown.restarts, shown.safe_to_delete) == (found.drain_id, True, False)
     assert (await bed.does(Drain)).changes, "it is drained after its restart"
     assert bed.cluster.launcher.restarted == []
+    (leaving,) = (await changed_by(bed, -1)).draining
+    assert await bed.refused(Restart, leaving.instance_id) == (409, "leaving")
+    await changed_by(bed, 2)
+    assert await bed.refused(Restart, "i-3") == (409, "not_started")
 
 
 async def test_at_once_the_process_ends_and_the_next_one_ends_the_restart(bed: Bed) -> None:
     (planned,) = (await bed.does(Restart, dry_run=True, now=True)).plan
     assert (planned.code, planned.to_instance_id) == ("replays", None)
-    assert "it would be replayed elsewhere" in planned.why
     assert (await bed.does(Restart, reason="a leak")).changes
     assert (await bed.does(Restart, reason="a leak", now=True)).changes
     bed.controller.drains.tick()
@@ -297,18 +250,6 @@ async def test_at_once_the_process_ends_and_the_next_one_ends_the_restart(bed: B
     bed.controller.drains.tick()
     assert await drains(bed) == ()
     assert bed.outcomes()[-1] == ("restart i-0 at once", "done")
-    assert (await bed.done())[0].why_not == "it cannot be undone"
-
-
-async def test_which_instances_are_restarted(bed: Bed) -> None:
-    await only_i_0_serves(bed)
-    assert (await bed.does(Restart, dry_run=True, now=True)).changes
-    bed.cluster.hello("i-0", phase="failed", incarnation=1)
-    assert (await bed.does(Restart, dry_run=True)).changes, "it takes no serving instance away"
-    (leaving,) = (await changed_by(bed, -1)).draining
-    assert await bed.refused(Restart, leaving.instance_id) == (409, "leaving")
-    await changed_by(bed, 2)
-    assert await bed.refused(Restart, "i-3") == (409, "not_started")
 
 
 async def test_without_rays_head_nothing_is_restarted_and_the_status_says_so(bed: Bed) -> None:
@@ -316,12 +257,9 @@ async def test_without_rays_head_nothing_is_restarted_and_the_status_says_so(bed
     for row in (Restart, Rolling):
         assert await bed.refused(row, force=True) == (503, "ray_lost")
     status = await bed.status()
-    assert (status.state, status.detail) == (
-        "degraded",
-        "Ray's head at h:1 does not answer (9 s): what runs goes on, but no process is started or"
-        " ended, and after 24 h without it all processes end; when clients can wait: llumctl down,"
-        " then llumctl up",
-    )
+    assert status.state == "degraded"
+    for part in ("Ray's head at h:1 does not answer (9 s)", "after 24 h", "llumctl down"):
+        assert part in status.detail
 
 
 # -- cordon -------------------------------------------------------------------------------
@@ -339,17 +277,16 @@ async def test_a_cordon_closes_an_instance_that_goes_on_serving(bed: Bed) -> Non
     assert (made.cordoned, made.changes, made.reason, made.revision) == (True, True, "its fan", 1)
     assert not bed.controller.scheduler.instances["i-0"].schedulable
     shown = (await bed.status()).instances[0]
-    assert (shown.state, shown.closed_by, state_word(shown)) == (
-        "active",
-        ("cordoned",),
-        "cordoned",
-    )
+    assert (shown.state, shown.closed_by) == ("active", ("cordoned",))
     assert shown.freeness_steps is not None, "it does not drain"
-    assert (await bed.does(Cordon)).changes is False
     assert (await bed.does(Drain, "i-1", dry_run=True)).changes, "i-2 would serve"
     back = await bed.does(Uncordon)
     assert (back.cordoned, back.closed_by, back.changes) == (False, (), True)
-    assert (await bed.does(Uncordon)).changes is False
+    await bed.does(Cordon, "i-1")
+    status, code, message = await bed.refusal(Migrate, to="i-1", dry_run=True)
+    assert (status, code) == (409, "unschedulable")
+    assert "it is cordoned" in message
+    assert (await bed.does(Migrate, dry_run=True)).to_instance_id == "i-2"
 
 
 async def test_a_drain_and_its_end_leave_the_cordon(bed: Bed) -> None:
@@ -376,24 +313,6 @@ async def test_the_last_instance_is_cordoned_by_force_only(bed: Bed) -> None:
     assert (await bed.does(Cordon, "i-2", force=True)).cordoned
 
 
-async def test_no_request_is_moved_to_a_cordoned_instance(bed: Bed) -> None:
-    await bed.does(Cordon, "i-1")
-    refusal = await bed.refusal(Migrate, to="i-1", dry_run=True)
-    assert refusal[:2] == (409, "unschedulable")
-    assert "it is cordoned" in refusal[2]
-    assert (await bed.does(Migrate, dry_run=True)).to_instance_id == "i-2"
-
-
-async def test_what_a_mark_does_not_stop_is_not_refused(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ROWS, Closed.CORDONED, Row(False, False, False, False, "it is looked at"))
-    assert (await bed.does(Cordon, "i-1")).closed_by == ()
-    assert (await bed.does(Migrate, to="i-1", dry_run=True)).outcome == "would_move"
-    told = bed.controller.directories.present().instances
-    assert all(each.takes_requests for each in told)
-
-
 async def test_one_command_cordons_all_or_none(bed: Bed, capsys: Captured) -> None:
     for dry in ((), ("--dry-run",)):
         assert await llumctl("cordon", "i-0", "i-1", "i-2", *dry) == EXIT_REFUSED
@@ -406,10 +325,10 @@ async def test_one_command_cordons_all_or_none(bed: Bed, capsys: Captured) -> No
 
 async def test_the_commands_cordon_and_uncordon(bed: Bed, capsys: Captured) -> None:
     assert await llumctl("cordon", "i-0", "i-1", "--dry-run") == 10
-    assert capsys.readouterr().out.splitlines() == [
-        "i-0: would be cordoned, would keep its 1 request",
-        "i-1: would be cordoned, would keep its 0 requests",
-    ]
+    assert (
+        capsys.readouterr().out.splitlines()[0]
+        == "i-0: would be cordoned, would keep its 1 request"
+    )
     assert await llumctl("cordon", "i-0", "i-1", "-m", "a fan") == 0
     capsys.readouterr()
     assert await llumctl("status") == 0
@@ -427,12 +346,8 @@ async def test_the_commands_cordon_and_uncordon(bed: Bed, capsys: Captured) -> N
 async def test_uncordon_takes_drains_back_too(bed: Bed, capsys: Captured) -> None:
     for arguments in (("drain", "i-1", "-y", "--detach"), ("cordon", "i-1"), ("cordon", "i-2")):
         assert await llumctl(*arguments) == 0
-    capsys.readouterr()
     assert await llumctl("uncordon", "i-1", "i-2", "--dry-run") == 10
-    assert capsys.readouterr().out.splitlines() == [
-        "i-1: drain and cordon would be taken back, would get new requests again",
-        "i-2: would get new requests again",
-    ]
+    capsys.readouterr()
     assert await llumctl("uncordon", "i-1", "i-2", "--if-revision", str(bed.revision)) == 0
     assert capsys.readouterr().out.splitlines() == [
         "i-1: drain and cordon taken back, gets new requests again",
