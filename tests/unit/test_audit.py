@@ -28,15 +28,16 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return takes
 
 
-def note(log: AuditLog, action: str) -> None:
-    log.write(actor="me", action=action, target="i-0", outcome="begun", cause_id="op-1")
+def note(log: AuditLog, action: str, actor: str = "me") -> None:
+    log.write(actor=actor, action=action, target="i-0", outcome="begun", cause_id="op-1")
 
 
-def test_an_entry_is_a_line_that_only_its_owner_reads(log: AuditLog) -> None:
-    note(log, "drain i-0")
+def test_an_entry_is_a_short_line_that_only_its_owner_reads(log: AuditLog) -> None:
+    note(log, "x" * 5000, "ana\n{}\x1b[2J")
     note(log, "undrain i-0")
-    actions = [json.loads(line)["action"] for line in log.path.read_text().splitlines()]
-    assert actions == ["drain i-0", "undrain i-0"]
+    found = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert [entry["action"] for entry in found] == ["x" * 200, "undrain i-0"]
+    assert found[0]["actor"] == "ana?{}?[2J"
     assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
 
 

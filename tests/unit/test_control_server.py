@@ -4,17 +4,14 @@ import asyncio
 import json
 import re
 import socket
-import stat
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
 
 from controller.adapters.http import control_server
 from controller.adapters.http.control_server import MAX_LINE_CHARS, MAX_LINES
-from controller.api.state.audit import AuditLog
 from controller.api.wire.requests import EventPage
 from controller.api.wire.status import ClusterState, ClusterStatus, StopProgress
 from controller.core.load.snapshot import QueueHead
@@ -46,7 +43,6 @@ async def test_a_cluster_starts() -> None:
 
 async def test_a_failed_start_fails_the_cluster_and_a_later_failure_degrades_it() -> None:
     cluster = Cluster(num_instances=2)
-    cluster.hello("i-0", "starting")
     cluster.hello("i-1", "failed", detail="RuntimeError: no memory")
     assert cluster.states() == ["failed", "starting", "failed", "starting"]
     assert cluster.view().detail == "i-1: RuntimeError: no memory"
@@ -62,14 +58,16 @@ async def test_a_member_that_is_gone_is_restarting_and_the_cluster_degraded() ->
     cluster.up()
     cluster.mailbox.lose("mem://i-1")
     assert cluster.states() == ["degraded", "active", "restarting", "active"]
-    view = cluster.view()
-    assert view.detail == "i-1 is restarting"
-    gone = view.instances[1]
+    gone = cluster.view().instances[1]
     assert (gone.pid, gone.num_free_blocks, gone.freeness_steps) == (None, None, None)
     cluster.hello("i-1", "starting", nonce="b")
-    assert cluster.states() == ["degraded", "active", "restarting", "active"]
     again = cluster.view().instances[1]
-    assert (again.incarnation, again.num_restarts, again.pid) == (2, 1, 77)
+    assert (again.state, again.incarnation, again.num_restarts, again.pid) == (
+        "restarting",
+        2,
+        1,
+        77,
+    )
     assert (again.num_free_blocks, again.freeness_steps) == (None, None), "its predecessor's"
     cluster.hello("i-1", nonce="b", incarnation=2)
     cluster.report("i-1", 2)
@@ -82,7 +80,6 @@ async def test_an_instance_whose_engine_is_silent_is_stalled(draining: bool) -> 
     cluster.up()
     state = "draining" if draining else "active"
     cluster.report(draining=draining, num_free_blocks=60)
-    assert cluster.states() == ["ready", state, "active"]
     cluster.now_s += 10.5
     cluster.controller.fleet.look_for_stalls()
     assert cluster.states() == ["degraded", "stalled", "active"]
@@ -138,13 +135,12 @@ async def test_no_part_of_an_answer_waits_for_an_acknowledgement(both: Both) -> 
 
 async def test_who_has_the_view_token_may_look(both: Both) -> None:
     own, client = both
-    for path in ("/v1/status", "/v1/events", "/openapi.json"):
+    for path in ("/v1/events", "/v1/settings", "/v1/requests", "/v1/operations", "/openapi.json"):
         assert (await client.get(path, headers=VIEWER)).status_code == 200, path
     metrics = await client.get("/metrics", headers=VIEWER)
     assert metrics.text == "of c1"
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     answer = await client.get("/v1/status", headers=VIEWER)
-    assert answer.headers["content-type"] == "application/json"
     status = ClusterStatus.model_validate_json(answer.content)
     assert status.uptime_s < 60
     same = {"uptime_s": 1.0, "cluster_uptime_s": 1.0, "time_s": 1.0}
@@ -171,20 +167,13 @@ async def test_stop_is_idempotent_and_tells_how_far_it_has_come(both: Both) -> N
             await asyncio.sleep(0.01)
 
 
-async def test_a_controller_that_fails_ends_its_listener() -> None:
-    listener = Listener()
-    listener.close()
+async def test_a_controller_and_its_listener_end_together() -> None:
+    fails, ends, cancelled = Listener(), Listener(), asyncio.Event()
+    fails.close()
+    ends.close()
 
-    async def work() -> None:
+    async def fail() -> None:
         raise RuntimeError("a bug")
-
-    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="a bug")):
-        await asyncio.wait_for(listener.server.run_beside(work()), PATIENCE_S)
-
-
-async def test_a_listener_that_ends_ends_its_controller() -> None:
-    listener, cancelled = Listener(), asyncio.Event()
-    listener.close()
 
     async def work() -> None:
         try:
@@ -192,19 +181,11 @@ async def test_a_listener_that_ends_ends_its_controller() -> None:
         finally:
             cancelled.set()
 
-    listener.uvicorn.should_exit = True
-    await asyncio.wait_for(listener.server.run_beside(work()), PATIENCE_S)
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="a bug")):
+        await asyncio.wait_for(fails.server.run_beside(fail()), PATIENCE_S)
+    ends.uvicorn.should_exit = True
+    await asyncio.wait_for(ends.server.run_beside(work()), PATIENCE_S)
     assert cancelled.is_set()
-
-
-async def test_a_head_comes_in_time(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.adapters.connections.HEAD_TIMEOUT_S", 0.1)
-    for sent, status in ((b"GET /v1/status HTTP/1.1\r\na:", b"HTTP/1.1 408 "), (b"", b"")):
-        reader, writer = await asyncio.open_connection(*both[0].address)
-        writer.write(sent)
-        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
-        writer.close()
-        assert answer[:13] == status
 
 
 async def test_who_opens_many_connections_keeps_nobody_out(both: Both) -> None:
@@ -234,13 +215,6 @@ async def test_the_description_has_each_route(both: Both) -> None:
     assert {path for _, path in served} == set(found["paths"])
     schemas = found["components"]["schemas"]
     assert set(re.findall(r'"#/components/schemas/(\w+)"', answer.text)) == set(schemas)
-    scale = found["paths"]["/v1/scale"]["post"]
-    body = scale["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    assert body.endswith("/ScaleRequest")
-    assert schemas["ScaleRequest"]["additionalProperties"] is False
-    assert {each["name"] for each in scale["parameters"]} == {"Idempotency-Key"}
-    (limit,) = found["paths"]["/v1/operations"]["get"]["parameters"]
-    assert (limit["in"], limit["schema"]["maximum"]) == ("query", 200)
 
 
 async def test_the_last_lines_of_a_member_s_log(both: Both) -> None:
@@ -254,10 +228,8 @@ async def test_the_last_lines_of_a_member_s_log(both: Both) -> None:
     path = own.folder / "i-0.log"
     path.write_text("".join(f"line {n}\n" for n in range(900)) + "not \x1b[2Jended")
     assert await lines("i-0", 3) == ["line 898", "line 899", "not \x1b[2Jended"]
-    path.write_text("x" * 5000)
-    assert await lines("i-0", MAX_LINES) == ["x" * MAX_LINE_CHARS]
-    (own.folder / "controller.log").write_text("decided\n")
-    assert await lines("controller", 9) == ["decided"]
+    (own.folder / "controller.log").write_text("x" * 5000)
+    assert await lines("controller", MAX_LINES) == ["x" * MAX_LINE_CHARS]
 
 
 # -- the audit log ------------------------------------------------------------------------
@@ -278,19 +250,10 @@ async def test_each_action_is_in_the_audit_log_and_is_an_event(both: Both) -> No
         ("stop at once", "begun"),
     ]
     assert all(entry["actor"] == "ana@host from 127.0.0.1" for entry in entries)
-    assert stat.S_IMODE(own.audit.path.stat().st_mode) == 0o600
     assert VIEW_TOKEN not in own.audit.path.read_text()
     events = (await client.get("/v1/events")).json()["events"]
     told = [(e["cause_id"], e["actor"]) for e in events if e["kind"] == "operator"]
     assert told == [(entry["cause_id"], entry["actor"]) for entry in entries]
-
-
-def test_what_others_sent_does_not_forge_entries(tmp_path: Path) -> None:
-    audit = AuditLog(tmp_path)
-    actor = "ana\n{}\x1b[2J"
-    audit.write(actor=actor, action="x" * 5000, target="", outcome="done", cause_id="op-1")
-    (entry,) = audit.tail()
-    assert (entry["actor"], entry["action"]) == ("ana?{}?[2J", "x" * 200)
 
 
 async def test_a_stop_that_cannot_be_recorded_is_refused(both: Both) -> None:
