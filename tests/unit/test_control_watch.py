@@ -9,7 +9,7 @@ import pytest
 
 from controller.adapters.http.cluster_view import cluster_status
 from controller.api.operations.on_instances import Drain
-from controller.api.wire.requests import Event, EventPage, RequestList
+from controller.api.wire.requests import EventPage, RequestList
 from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import (
     EventFrame,
@@ -68,10 +68,6 @@ def happened(bed: Bed, *request_ids: str, num_before: int = 0) -> None:
 # -- events -------------------------------------------------------------------------------
 
 
-async def after(bed: Bed, position: str) -> list[Event]:
-    return list((await bed.get(f"events?after={position}", EventPage)).events)
-
-
 async def test_what_happens_is_logged_with_its_cause(bed: Bed) -> None:
     ask = DispatchAsked(DispatchRequested("r1", "f-0", 40, 1, 3.0))
     bed.mailbox.say(encode(ask), [])
@@ -87,11 +83,10 @@ async def test_what_happens_is_logged_with_its_cause(bed: Bed) -> None:
     ]
     assert events[-1].reason == "out of memory"
     assert events[0].numbers["num_candidates"] == 1
-    assert await after(bed, events[-2].position) == events[-1:]
     bed.mailbox.say(encode(ask), [])  # now nothing may take it: held, then refused
     bed.cluster.now_s += 100.0
     bed.controller.handle(Ticked())
-    (rejected,) = await after(bed, events[-1].position)
+    (rejected,) = (await bed.get(f"events?after={events[-1].position}", EventPage)).events
     assert (rejected.kind, rejected.reason) == ("rejected", "unavailable")
 
 
@@ -102,15 +97,17 @@ async def test_a_stall_and_its_end_are_events(bed: Bed) -> None:
         look()
     bed.cluster.report()
     look()
-    told = [(e.kind, e.numbers["silence_s"]) for e in await bed.events()]
-    assert told == [("instance_stalled", 20.0), ("instance_recovered", 21.0)]
     bed.cluster.now_s += 20.0
     look()
     bed.cluster.hello("i-0", nonce="b")  # stalled for ever: another process took its place
     bed.cluster.report(incarnation=2)
     look()
-    assert len(await bed.events("instance_stalled")) == 2
-    assert len(await bed.events("instance_recovered")) == 1
+    found = await bed.events("instance_stalled", "instance_recovered")
+    assert [(e.kind, e.numbers["silence_s"]) for e in found] == [
+        ("instance_stalled", 20.0),
+        ("instance_recovered", 21.0),
+        ("instance_stalled", 20.0),
+    ]
 
 
 async def test_what_a_member_could_not_tell_is_counted(bed: Bed) -> None:
@@ -160,21 +157,15 @@ async def test_watchers_that_leave_make_room_for_others(
 ) -> None:
     monkeypatch.setattr("controller.adapters.http.control_server.MAX_WATCHERS", 1)
 
-    async def is_let_in() -> bool:
+    async def status_code() -> int:
         async with bed.client.stream("GET", "/v1/watch") as stream:
-            if stream.status_code == 200:
-                return True
-            assert (stream.status_code, (await stream.aread())[:27]) == (
-                429,
-                b'{"code":"too_many_watchers"',
-            )
-            return False
+            return stream.status_code
 
     async with watching(bed) as lines:
         await read(lines, 1, pings=True)
-        assert not await is_let_in()
+        assert await status_code() == 429
     async with asyncio.timeout(PATIENCE_S):
-        while not await is_let_in():
+        while await status_code() != 200:
             await asyncio.sleep(0.01)
 
 
@@ -204,10 +195,6 @@ async def test_watchers_share_one_status_until_an_operator_acts(
 # -- requests -----------------------------------------------------------------------------
 
 
-async def listed(bed: Bed, query: str = "") -> RequestList:
-    return await bed.get(f"requests{query}", RequestList)
-
-
 async def found(bed: Bed, reference: str) -> tuple[int, str]:
     """The status, and the id of what the reference names or the message why it names none."""
     answer = await bed.client.get(f"/v1/requests/{reference}")
@@ -225,35 +212,32 @@ async def test_requests_are_listed_and_named(bed: Bed) -> None:
         ("?state=waiting&state=aborted&limit=1", ["ab-2"], 2),
         ("?instance=i-0", ["ab-2"], 1),
     ):
-        some = await listed(bed, query)
+        some = await bed.get(f"requests{query}", RequestList)
         assert ([r.id for r in some.requests], some.num_matching) == (ids, num_matching)
     for reference in ("ab-2", "ab", "client-1", "a"):
         detail = await bed.request(reference)
         assert (detail.id, detail.instance_id) == ("ab-2", "i-0")
         assert [event.kind for event in detail.history] == ["dispatched"]
     assert await found(bed, "p") == (409, "'p' names 2 sequences: 0_p-3, 1_p-4")
+    bed.mailbox.engine_state.clear()
+    some = await bed.get("requests", RequestList)
+    assert (some.requests, some.silent_frontends) == ((), ("f-0",))
+    assert "no answer from f-0" in (await found(bed, "r"))[1]
+    bed.mailbox.lose("mem://f-0")
+    assert (await bed.get("requests", RequestList)).silent_frontends == ("f-0",)
 
 
 async def test_a_name_that_was_used_before_is_that_of_the_only_request_that_lives(
     bed: Bed,
 ) -> None:
-    for number, request_id in enumerate(("old-1", "old-2", "new-3", "new-4")):
+    for number, request_id in enumerate(("old-1", "old-2", "new-3")):
         arrive(bed.book, request_id, "client", after_s=number)
-    all_ids = "old-1, old-2, new-3, new-4"
-    assert await found(bed, "client") == (409, f"'client' names 4 sequences: {all_ids}")
-    for request_id in ("old-1", "old-2", "new-4"):
+    assert await found(bed, "client") == (409, "'client' names 3 sequences: old-1, old-2, new-3")
+    for request_id in ("old-1", "old-2"):
         bed.book.ended(request_id, RequestState.FINISHED, "stop")
     assert await found(bed, "client") == (200, "new-3")
-    assert await found(bed, "new") == (200, "new-3")
     assert await found(bed, "old-1") == (200, "old-1"), "its own id comes first, alive or not"
     assert (await found(bed, "old"))[0] == 409, "none of them lives"
-    bed.book.ended("new-3", RequestState.FINISHED, "stop")
-    status, message = await found(bed, "client")
-    ids = message.partition(": ")[2].split(", ")
-    assert (status, sorted(ids)) == (409, sorted(all_ids.split(", ")))
-
-
-async def test_a_client_s_id_is_found_among_many_that_begin_with_it(bed: Bed) -> None:
     for number in range(190):
         arrive(bed.book, f"req-1{number:03}-x", f"req-1{number:03}")
     arrive(bed.book, "req-1-x", "req-1")
@@ -262,12 +246,3 @@ async def test_a_client_s_id_is_found_among_many_that_begin_with_it(bed: Bed) ->
     message = (await found(bed, "req-"))[1]
     assert "names 191 sequences" in message
     assert message.endswith("and 181 more")
-
-
-async def test_a_frontend_that_does_not_answer_is_named(bed: Bed) -> None:
-    bed.mailbox.engine_state.clear()
-    some = await listed(bed)
-    assert (some.requests, some.silent_frontends) == ((), ("f-0",))
-    assert "no answer from f-0" in (await found(bed, "r"))[1]
-    bed.mailbox.lose("mem://f-0")
-    assert (await listed(bed)).silent_frontends == ("f-0",)
