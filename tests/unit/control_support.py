@@ -15,13 +15,11 @@ import uvicorn
 from controller.adapters.http import control_server
 from controller.adapters.http.cluster_view import ClusterLabels, cluster_status
 from controller.adapters.http.control_server import Access, ControlServer
-from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
 from controller.api.wire.status import ClusterStatus
 from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.ports.processes import LauncherLoss
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.controller.roster import LiveConfig
@@ -29,6 +27,8 @@ from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import EngineInfo, Hello, Message, Phase, StatusPushed
 from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
+from tests.unit.runtime.controller_bed import Disk
+from tests.unit.runtime.fakes import FakeLauncher
 
 M = TypeVar("M", bound=Message)
 
@@ -76,52 +76,12 @@ class Mailbox:
         pass
 
 
-class Launcher:
-    def __init__(self) -> None:
-        self.launched: list[str] = []
-        self.restarted: list[str] = []
-        self.why_no_room = ""
-        self.lost: LauncherLoss | None = None
-
-    def loss(self) -> LauncherLoss | None:
-        return self.lost
-
-    def launch_instance(self, instance_id: str) -> None:
-        self.launched.append(instance_id)
-
-    def launch_frontend(self, _frontend_id: str) -> None:
-        pass
-
-    def no_room(self, _num_instances: int) -> str:
-        return self.why_no_room
-
-    def restart(self, member_id: str) -> None:
-        self.restarted.append(member_id)
-
-    def terminate(self, _member_id: str) -> None:
-        pass
-
-
-class Disk:
-    """Where the controller keeps its spec."""
-
-    def __init__(self) -> None:
-        self.is_full = False
-
-    def load(self) -> ClusterSpec | None:
-        return None
-
-    def save(self, _spec: ClusterSpec) -> None:
-        if self.is_full:
-            raise LlumctlError("cannot write spec.json: No space left on device", "llumctl doctor")
-
-
 class Cluster:
     """A controller to which the test speaks in the names of its members."""
 
     def __init__(self, num_instances: int = 1) -> None:
         self.mailbox = Mailbox()
-        self.launcher = Launcher()
+        self.launcher = FakeLauncher()
         self.disk = Disk()
         self.controller = ControllerProcess(
             self.mailbox,

@@ -20,7 +20,6 @@ from uvicorn import Config, Server
 from controller.adapters import connections
 from controller.adapters.connections import KeepAlive, max_kept_connections
 from controller.adapters.vllm.endpoint.answers import error_body
-from controller.adapters.vllm.endpoint.gate import Gate
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 PATIENCE_S = 30.0
@@ -41,10 +40,10 @@ class Client:
     def send(self, data: bytes = REQUEST) -> None:
         self.socket.sendall(data)
 
-    async def read(self) -> bytes:
-        """One answer, or nothing if the connection was closed without one."""
+    async def read(self, end: bytes = b"\r\n\r\nok") -> bytes:
+        """One answer, or what came before the connection was closed."""
         got = b""
-        while not got.endswith(b"\r\n\r\nok"):
+        while not (end and got.endswith(end)):
             chunk = await asyncio.to_thread(self.socket.recv, 4096)
             if not chunk:
                 break
@@ -52,10 +51,7 @@ class Client:
         return got
 
     async def read_until_closed(self) -> bytes:
-        got = b""
-        while chunk := await asyncio.to_thread(self.socket.recv, 4096):
-            got += chunk
-        return got
+        return await self.read(b"")
 
     async def ask(self) -> bytes:
         self.send()
@@ -158,19 +154,6 @@ async def test_a_server_that_ends_answers_what_has_come_and_waits_for_nobody_els
             assert await each.read() == b""
 
 
-@on_uvloop
-async def test_what_is_no_http_gets_an_error_of_ours() -> None:
-    async with serving() as (_, client):
-        one = client()
-        one.send(b"BLAH\r\n\r\n")
-        head, _, body = (await one.read()).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 400")
-        assert f"content-length: {len(body)}".encode() in head
-        error = json.loads(body)["error"]
-        assert (error["type"], error["code"]) == ("BadRequestError", 400)
-        assert "HTTP" in error["message"]
-
-
 def test_half_of_the_descriptors_stays_for_connections_in_use(monkeypatch: Any) -> None:
     for limit, kept in [(1024, 512), (1 << 20, 4096), (connections.resource.RLIM_INFINITY, 4096)]:
         monkeypatch.setattr(connections.resource, "getrlimit", lambda _, n=limit: (n, n))
@@ -240,17 +223,15 @@ KIB_64 = 64 * 1024
         (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 60_000 + b"\r\n", 431),
         (b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 15_000 + b"\r\n", 431),
         (b"GET / HTTP/1.1\r\na: " + b"b" * 10 * KIB_64, 431),
-        (b"GET / HTTP/1.1\r\n" + b"a" * 10 * KIB_64, 431),
         (b"GET /" + b"a" * KIB_64 + b" HTTP/1.1\r\n\r\n", 414),
         (b"\r\n" * 10 * KIB_64, 431),
-        (CHUNKED + b"1;" + b"a" * 10 * KIB_64, 431),
         (CHUNKED + (b"1;" + b"a" * 30_000 + b"\r\nx\r\n") * 4, 431),
-        (CHUNKED + b"0\r\na: " + b"b" * 10 * KIB_64, 431),
         (CHUNKED + b"0\r\n" + b"a: b\r\n" * 100_000, 431),
+        (b"BLAH\r\n\r\n", 400),
     ],
     ids=[
-        *("headers", "empty-headers", "one-value", "one-name", "url", "blank-lines"),
-        *("extension", "extensions", "trailer", "trailers"),
+        *("headers", "empty-headers", "one-value", "url", "blank-lines"),
+        *("extensions", "trailers", "no-http"),
     ],
 )
 @on_uvloop
@@ -259,6 +240,7 @@ async def test_a_head_and_what_comes_around_a_body_have_so_many_bytes(
 ) -> None:
     head, _, body = (await asked(data, piece=16_000)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status), head[:200]
+    assert b"content-length: %d\r\n" % len(body) in head
     assert json.loads(body)["error"]["code"] == status
 
 
@@ -324,7 +306,6 @@ async def test_an_answer_is_not_cut_by_what_comes_behind_its_request(
 
     async def slow(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
         begun.set()
         await asyncio.sleep(0.3)
         await send({"type": "http.response.body", "body": b"ended"})
@@ -368,14 +349,11 @@ async def test_bytes_that_are_no_request_keep_no_connection(rest: bytes) -> None
         one.send(POST + b"Content-Length: %d\r\n\r\n" % (1000 if rest == b"x" else 0))
         assert (await one.read()).endswith(b"ok")
         closed = asyncio.create_task(one.read_until_closed())
-        begun_s = time.monotonic()
-        while not closed.done() and time.monotonic() < begun_s + PATIENCE_S:
-            try:
-                one.send(rest)
-            except OSError:
-                break
-            await asyncio.wait({closed}, timeout=0.05)
-        assert time.monotonic() < begun_s + PATIENCE_S
+        async with asyncio.timeout(PATIENCE_S):
+            while not closed.done():
+                with suppress(OSError):
+                    one.send(rest)
+                await asyncio.wait({closed}, timeout=0.05)
 
 
 # -- other protocols ------------------------------------------------------------------------
@@ -388,19 +366,18 @@ OFFER = (
 
 
 @pytest.mark.parametrize("piece", [0, 1])
-@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
 @pytest.mark.parametrize(
-    ("body", "num_bytes"),
+    ("protocol", "body", "num_bytes"),
     [
-        (b"Content-Length: 5\r\n\r\nhello", 5),
-        (b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1\r\n!\r\n0\r\n\r\n", 6),
-        (b"\r\n", 0),
+        (b"websocket", b"Content-Length: 5\r\n\r\nhello", 5),
+        (b"h2c", b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1\r\n!\r\n0\r\n\r\n", 6),
+        (b"h2c", b"\r\n", 0),
     ],
     ids=["length", "chunks", "none"],
 )
 @on_uvloop
 async def test_an_offer_of_another_protocol_is_ignored(
-    body: bytes, num_bytes: int, protocol: bytes, piece: int
+    protocol: bytes, body: bytes, num_bytes: int, piece: int
 ) -> None:
     request = b"POST /a?b=c HTTP/1.1\r\n" + OFFER.replace(b"h2c", protocol) + body
     answers = await asked(request * 3 + REQUEST[:-2] + CLOSE + b"\r\n", piece=piece)
@@ -408,30 +385,6 @@ async def test_an_offer_of_another_protocol_is_ignored(
     assert answers.count(b"%d bytes, connection,host" % num_bytes) == 3
     assert b"upgrade" not in answers
     assert b"http2-settings" not in answers
-
-
-@on_uvloop
-async def test_an_offer_comes_to_the_gate_as_a_request_without_it() -> None:
-    gate = Gate()
-    gate.app, gate.json_paths = telling, frozenset({"/"})
-    async with serving(app=gate) as (_, client):
-        one = client()
-        for _ in range(2):
-            one.send(b"POST / HTTP/1.1\r\n" + OFFER + b"Content-Length: 2\r\n\r\n{}")
-            answer = await one.read()
-            assert b"2 bytes" in answer
-            assert b"connection: close" not in answer
-
-
-@on_uvloop
-async def test_an_answer_to_head_has_no_body() -> None:
-    gate = Gate()
-    gate.app = app
-    ask = b"%b /health HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
-    answers = await asked(ask % (b"HEAD", b"") * 2 + ask % (b"GET", CLOSE), gate)
-    assert answers.count(b"HTTP/1.1 200") == answers.count(b"content-length: 2") == 3
-    assert answers.count(b"ok") == 1
-    assert answers.endswith(b"\r\n\r\nok")
 
 
 @on_uvloop

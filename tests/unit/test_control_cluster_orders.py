@@ -52,19 +52,12 @@ async def test_scale_out_and_in(bed: Bed) -> None:
     assert ("undrain i-1", "done") in bed.outcomes()
 
 
-async def test_an_instance_that_could_not_be_launched_yet_is_starting(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_instance_that_could_not_be_launched_yet_is_starting(bed: Bed) -> None:
     """A client that waits for the instance must not be told that it does not exist."""
-
-    def fails(_instance_id: str) -> None:
-        raise ConnectionError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(bed.cluster.launcher, "launch_instance", fails)
-        assert (await bed.does(Scale, target=4)).added == ("i-3",)
-        new = (await bed.status()).instances[-1]
-        assert (new.id, new.state, new.incarnation) == ("i-3", "starting", 0)
+    bed.cluster.launcher.failures["i-3"] = 1
+    assert (await bed.does(Scale, target=4)).added == ("i-3",)
+    new = (await bed.status()).instances[-1]
+    assert (new.id, new.state, new.incarnation) == ("i-3", "starting", 0)
     bed.cluster.now_s += 1.0
     bed.controller.scaling.launch_missing()
     assert [each.id for each in (await bed.status()).instances] == ["i-0", "i-1", "i-2", "i-3"]

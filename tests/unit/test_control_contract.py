@@ -293,7 +293,7 @@ async def test_an_order_that_fails_changes_nothing(case: Case) -> None:
         if case.row.changes_spec:
             bed.cluster.disk.is_full = True
             assert await bed.refused(case.row, **body) == (500, "failed")
-            assert bed.audited()[-1]["outcome"].startswith("failed: cannot write spec.json")
+            assert bed.audited()[-1]["outcome"].startswith("failed: no space left")
             bed.cluster.disk.is_full = False
             keeper = bed.controller.keeper
             bed.while_recording(lambda: keeper.change(keeper.spec.with_settings({})))

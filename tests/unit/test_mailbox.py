@@ -2,10 +2,7 @@
 
 import asyncio
 import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -82,10 +79,7 @@ async def test_messages_of_each_sender_arrive_whole_and_in_order(inboxes: Open) 
     for head, payload in sent:
         a.mailbox.send(c.address, b"a" + head, [memoryview(part) for part in payload])
         b.mailbox.send(c.address, b"b" + head)
-        c.mailbox.send(a.address, head)
     await c.until(lambda _: len(c.messages) == 2 * len(sent))
-    await a.until(lambda _: len(a.messages) == len(sent))
-    assert a.heads == [head for head, _ in sent]
     assert [each for each in c.messages if each[0][:1] == b"a"] == [
         (b"a" + head, payload) for head, payload in sent
     ]
@@ -125,15 +119,10 @@ async def test_a_full_inbox_holds_up_nothing_else(inboxes: Open) -> None:
     for number in range(total):
         a.mailbox.send(b.address, b"%d" % number)
     num_turns = 0
-
-    def turn() -> None:
-        nonlocal num_turns
-        num_turns += 1
-        asyncio.get_running_loop().call_soon(turn)
-
     b.start()
-    turn()
-    await b.until(lambda _: len(b.messages) == total)
+    while len(b.messages) < total:
+        num_turns += 1
+        await asyncio.sleep(0)
     assert num_turns >= total / MAX_PER_TURN
 
 
@@ -160,14 +149,11 @@ async def test_what_must_not_wait_is_lost_with_a_peer_that_was_never_there(
     a, port = inboxes(), nobody_s_port()
     a.mailbox.send(f"tcp://127.0.0.1:{port}", b"a request")
     await a.until(lambda _: a.lost == [f"tcp://127.0.0.1:{port}"])
-
-
-async def test_droppable_messages_wait_for_a_controller_to_come(inboxes: Open) -> None:
-    a, port = inboxes(), nobody_s_port()
-    a.mailbox.send(f"tcp://127.0.0.1:{port}", b"hello", droppable=True)
+    b = inboxes()
+    b.mailbox.send(f"tcp://127.0.0.1:{port}", b"hello", droppable=True)
     controller = inboxes(port=port)
     await controller.until_heads(b"hello")
-    assert a.lost == []
+    assert b.lost == [], "a droppable message waits for a controller to come"
 
 
 async def test_a_forgotten_peer_s_end_is_not_told_and_it_can_be_written_to_again(
@@ -183,40 +169,3 @@ async def test_a_forgotten_peer_s_end_is_not_told_and_it_can_be_written_to_again
     a.mailbox.send(c.address, b"x")
     await c.until_heads(b"x")
     assert a.lost == []
-
-
-PEER = """
-import asyncio, os, sys
-from controller.adapters.zmq.zmq_mailbox import ClusterKey
-from controller.adapters.zmq.zmq_mailbox import ZmqMailbox
-
-async def main():
-    secret = os.environ["SECRET"]
-    mailbox = ZmqMailbox("127.0.0.1", key=ClusterKey(secret) if secret else None)
-    mailbox.start(lambda head, payload: mailbox.send(sys.argv[1], b"echo " + bytes(head)), print)
-    mailbox.send(sys.argv[1], mailbox.address.encode())
-    await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.process
-async def test_a_killed_process_is_noticed_at_once_and_once(inboxes: Open, secret: str) -> None:
-    a, b = inboxes(), inboxes()
-    arguments = [sys.executable, "-c", PEER, a.address]
-    with subprocess.Popen(arguments, env={**os.environ, "SECRET": secret}) as process:
-        try:
-            await a.until(lambda _: len(a.messages) == 1)
-            there = a.heads[0].decode()
-            a.mailbox.send(there, b"one")
-            a.mailbox.send(there, b"two", droppable=True)
-            await a.until(lambda _: sorted(a.heads[1:]) == [b"echo one", b"echo two"])
-            killed_s = asyncio.get_running_loop().time()
-        finally:
-            process.send_signal(signal.SIGKILL)
-        await a.until(lambda _: a.lost == [there])
-        assert asyncio.get_running_loop().time() - killed_s < 2.0
-    b.mailbox.send(a.address, b"after")
-    await a.until_heads(b"after")
-    assert a.lost == [there]

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import struct
@@ -208,19 +207,17 @@ async def test_a_peer_with_another_key_is_lost_and_forgotten(
 async def test_the_wire_tells_nothing_and_cannot_be_replayed(inboxes: Open) -> None:
     inbox, friend = inboxes(), inboxes()
     async with tapped(inbox) as (address, connections):
-        friend.mailbox.send(address, b"a prompt in plain words")
-        await inbox.until_heads(b"a prompt in plain words")
+        friend.mailbox.send(address, b"friend 0")
+        await inbox.until_heads(b"friend 0")
         friend.mailbox.forget(address)
     (written,) = connections
     assert len(written) > 300
-    assert b"plain words" not in written
+    assert b"friend" not in written
     reader, stream = await connected(inbox)
     stream.write(written)
     stream.write_eof()
     assert await is_cut((reader, stream))
-    friend.mailbox.send(inbox.address, b"after")
-    await inbox.until_heads(b"after")
-    assert inbox.heads == [b"a prompt in plain words", b"after"]
+    await still_serves(inbox, friend)
 
 
 def test_a_key_does_not_show_and_a_wrong_one_is_refused() -> None:
@@ -235,23 +232,6 @@ def test_a_key_does_not_show_and_a_wrong_one_is_refused() -> None:
 
 
 # -- strangers --------------------------------------------------------------------------------
-
-
-async def test_a_flood_of_strangers_does_not_stop_it(bare: Bare, inboxes: Open) -> None:
-    inbox, friend = inboxes(), inboxes()
-    await still_serves(inbox, friend)
-    async with contextlib.AsyncExitStack() as stack:
-        for number in range(200):
-            _, stream = await connected(inbox)
-            stack.callback(stream.close)
-            stream.write([b"", b"\xff" * 9, CURVE_GREETING, os.urandom(500)][number % 4])
-        for number in range(60):  # libzmq tries again and again, each 0.1 s
-            out = with_keys(bare(zmq.PUSH), *[(None, None), (FOREIGN[0], FOREIGN)][number % 2])
-            out.connect(inbox.address)
-            out.send(b"injected", zmq.NOBLOCK)
-        for _ in range(100):
-            await still_serves(inbox, friend)
-        await still_serves(inbox, inboxes())
 
 
 async def test_a_stranger_who_claims_a_large_frame_is_cut(inboxes: Open) -> None:
@@ -291,10 +271,7 @@ async def test_of_too_many_strangers_the_oldest_are_shown_out(
         assert await is_cut(each)
     await still_serves(inbox, friend)  # it came first and has shown the key
     await still_serves(inbox, inboxes())
-    stays = asyncio.ensure_future(strangers[-1][0].read())
-    await asyncio.sleep(0)
-    assert not stays.done()
-    stays.cancel()
+    assert not strangers[-1][0].at_eof()
     for _, stream in strangers[-8:]:
         stream.close()
 
@@ -340,10 +317,7 @@ def test_a_descriptor_that_has_become_a_file_s_is_not_kept() -> None:
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"",
-        b"\xff",
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
         b"\x01\x00hi\x00injected",  # ZMTP 1.0 and a frame
         NULL_GREETING + NULL_READY + b"\x00\x08injected",
         CURVE_GREETING + b"\x00\x08injected",
@@ -351,7 +325,6 @@ def test_a_descriptor_that_has_become_a_file_s_is_not_kept() -> None:
         CURVE_GREETING + b"\x04\xc8" + HELLO_BODY,
         CURVE_GREETING + b"\x04\x0a\x08INITIATE",
         CURVE_GREETING + b"\x04\x09\x07MESSAGE\x00",
-        CURVE_GREETING + b"\x06" + struct.pack(">Q", 1 << 62) + b"\x05HELLO",
         CURVE_GREETING + b"\x02" + struct.pack(">Q", (1 << 64) - 1) + b"x",
         CURVE_GREETING + bytes(range(256)) * 40,
     ],
@@ -378,10 +351,9 @@ async def test_what_is_no_message_of_ours_is_refused_and_not_quoted(
     inboxes: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     foreign = (
-        *(["InstanceKilled", "sk-4242"], ["InstanceKilled sk-4242"], ["AbortRequests", "sk-4242"]),
-        *(["AbortRequests", ["r", 1, "sk-4242"]], ["Hello", {"sk-4242": 1}], [["sk-4242"]]),
-        {"type": "AbortRequests", "request_ids": ["sk-4242"]},
-        *("sk-4242", 4242),
+        *(["InstanceKilled", "sk-4242"], ["AbortRequests", "sk-4242"], [["sk-4242"]]),
+        *(["AbortRequests", ["r", 1, "sk-4242"]], {"type": "AbortRequests", "x": "sk-4242"}),
+        4242,
     )
     abort = encode(AbortRequests(("r",)))
     bad = [b"", b"\xc1", b"not msgpack", abort[:-1], *map(msgspec.msgpack.encode, foreign)]
@@ -389,29 +361,17 @@ async def test_what_is_no_message_of_ours_is_refused_and_not_quoted(
 
     def hear(head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
         heard.append(decode(head))
-
-    friend, inbox = inboxes(), inboxes(hear=hear)
-    for head in (abort, *bad, encode(StatusPull())):
-        friend.mailbox.send(inbox.address, head)
-    await inbox.until_heads(encode(StatusPull()))
-    assert heard == [AbortRequests(("r",)), StatusPull()]
-    assert [record.levelno for record in caplog.records] == [logging.ERROR] * len(bad)
-    assert caplog.messages == [
-        f"message refused: {len(each)} bytes are not a message of the cluster" for each in bad
-    ]
-    assert "4242" not in caplog.text
-    assert "InstanceKilled" not in caplog.text
-
-
-async def test_a_handler_that_fails_is_logged_and_the_next_message_is_heard(
-    inboxes: Open, caplog: pytest.LogCaptureFixture
-) -> None:
-    def hear(head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
-        if bytes(head) == b"bad":
+        if heard[-1] == StatusPull():
             raise RuntimeError("a bug")
 
     friend, inbox = inboxes(), inboxes(hear=hear)
-    for head in (b"bad", b"good"):
+    for head in (*bad, encode(StatusPull()), abort):
         friend.mailbox.send(inbox.address, head)
-    await inbox.until_heads(b"good")
-    assert caplog.messages == ["message refused"]
+    await inbox.until_heads(abort)
+    assert heard == [StatusPull(), AbortRequests(("r",))]
+    assert caplog.messages == [
+        *(f"message refused: {len(each)} bytes are not a message of the cluster" for each in bad),
+        "message refused",
+    ]
+    assert "4242" not in caplog.text
+    assert "InstanceKilled" not in caplog.text
