@@ -33,15 +33,10 @@ LIMIT_S = 30
     ("hosts", "origins", "is_socket", "word"),
     [
         ([OWN], [], False, ""),
-        ([OWN], [f"http://{OWN}"], False, ""),
         ([OWN], [f"http://{OWN}"], True, ""),
         (["localhost:9"], ["http://localhost:9"], True, ""),
-        (["[::1]:9"], ["http://[::1]:9"], True, ""),
-        (["evil.example"], [], False, "Host"),
         (["evil.example:8700"], ["http://evil.example:8700"], True, "Host"),
         (["127.0.0.1.evil.example"], [], False, "Host"),
-        (["10.0.0.1:8700"], [], False, "Host"),
-        ([""], [], False, "Host"),
         ([], [], False, "one Host"),
         ([OWN, OWN], [], False, "one Host"),
         ([OWN], [f"http://{OWN}"] * 2, True, "one Origin"),
@@ -63,8 +58,7 @@ def test_its_own_pages_get_in_and_strangers_do_not(
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
+    now_s = 100.0
 
     def __call__(self) -> float:
         return self.now_s
@@ -103,12 +97,8 @@ def test_a_cookie_is_good_for_its_room_only_and_not_for_ever() -> None:
         assert not doors.admits(room, secret)
     clock.now_s += 0.1
     assert not doors.admits(first.room, first.secret)
-
-
-def test_the_oldest_login_is_forgotten_for_another() -> None:
-    doors = Doors(Clock())
     logins = [entered(doors) for _ in range(MAX_LOGINS + 1)]
-    assert not doors.admits(logins[0].room, logins[0].secret)
+    assert not doors.admits(logins[0].room, logins[0].secret), "the oldest is forgotten"
     assert all(doors.admits(each.room, each.secret) for each in logins[1:])
 
 
