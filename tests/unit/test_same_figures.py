@@ -4,7 +4,6 @@ console and in Prometheus."""
 import json
 import re
 from collections.abc import Mapping
-from datetime import UTC
 from typing import Any
 
 import pytest
@@ -19,85 +18,44 @@ from tests.unit.cli_support import remember
 from tests.unit.fake_controller import FakeController
 from tests.unit.prometheus.prometheus_support import samples
 from tools import synthetic_cluster as synthetic
-from tui import drawing
 from tui.drawing import UNICODE, Line
-from tui.panes import header, instances
+from tui.panes import instances
 from tui.state import Arrived, DashboardState, reduce
 
 Captured = pytest.CaptureFixture[str]
 Figures = dict[str, str]
-LEVELS = ("high", "normal")
-
-
-def held_requests() -> ClusterStatus:
-    status = next(synthetic.late_binding(1)).status
-    levels = synthetic.cluster(status.instances).levels
-    return synthetic.moving(status).model_copy(update={"levels": levels})
 
 
 STATUSES = {
     "instances in all states, with queues": next(synthetic.frames(1)).status,
-    "requests held at the controller": held_requests(),
+    "requests held at the controller": synthetic.moving(next(synthetic.late_binding(1)).status),
 }
 each_status = pytest.mark.parametrize("status", STATUSES.values(), ids=STATUSES)
 
 
-# -- Prometheus -------------------------------------------------------------------------------
+def known(status: ClusterStatus, instance_id: str) -> Figures:
+    """An instance's figures as tables write them."""
+    (item,) = (each for each in status.instances if each.id == instance_id)
 
+    def number(found: float | None) -> str:
+        return "-" if found is None else f"{found:.0f}"
 
-class Metrics:
-    """What Prometheus gets of a status."""
-
-    def __init__(self, status: ClusterStatus) -> None:
-        self.status = status
-        self._samples = samples(render(status, {}, MoveLog()).decode())
-
-    def value(self, name: str, **labels: str) -> float | None:
-        return self._samples.get((f"llumctl_{name}", frozenset(labels.items())))
-
-    def of(self, instance_id: str, name: str, **labels: str) -> float | None:
-        return self.value(f"instance_{name}", instance_id=instance_id, **labels)
-
-    def total(self, name: str, **labels: str) -> int:
-        found = (self.of(item.id, name, **labels) for item in self.status.instances)
-        return round(sum(number or 0 for number in found))
-
-    def instance(self, instance_id: str) -> Figures:
-        def number(name: str) -> str:
-            found = self.of(instance_id, name)
-            return "-" if found is None else f"{found:.0f}"
-
-        usage = self.of(instance_id, "kv_cache_usage_ratio")
-        total, free = (self.of(instance_id, f"{name}_blocks") for name in ("total", "free"))
-        moves = [number(f"migrations_{way}_requests") for way in ("in", "out")]
-        return {
-            "freeness": number("freeness_steps"),
-            "kv": "-" if usage is None else f"{100 * usage:.0f}%",
-            "running": number("running_requests"),
-            "waiting": number("waiting_requests"),
-            "evictions": number("evictions_total"),
-            "moves": "-" if "-" in moves else "/".join(moves),
-            "blocks": "-" if total is None or free is None else f"{total - free:.0f}/{total:.0f}",
-            "headroom": number("headroom_blocks"),
-            "step": latency(self.of(instance_id, "step_seconds")),
-            "restarts": number("restarts_total"),
-            "age": duration(self.of(instance_id, "age_seconds")),
-        }
-
-    def cluster(self) -> Figures:
-        figures = {
-            "held": f"{self.value('held_requests'):.0f}",
-            "moving": f"{self.value('migrations_in_flight_requests'):.0f}",
-            "running": str(self.total("running_requests")),
-            "waiting": str(self.total("waiting_requests")),
-            "evictions": str(self.total("evictions_total")),
-        }
-        for level in LEVELS:
-            running, waiting = (
-                self.total(f"level_{name}_requests", level=level) for name in ("running", "waiting")
-            )
-            figures[level] = f"{running}+{waiting}"
-        return figures
+    usage, total, free = item.kv_cache_usage, item.num_total_blocks, item.num_free_blocks
+    moves = [number(item.num_moves_in), number(item.num_moves_out)]
+    draining = item.state is InstanceState.DRAINING
+    return {
+        "freeness": "-inf" if draining else number(item.freeness_steps),
+        "kv": "-" if usage is None else f"{100 * usage:.0f}%",
+        "running": number(item.num_running_reqs),
+        "waiting": number(item.num_waiting_reqs),
+        "evictions": number(item.num_evictions),
+        "moves": "-" if "-" in moves else "/".join(moves),
+        "blocks": "-" if total is None or free is None else f"{total - free}/{total}",
+        "headroom": number(item.headroom_blocks),
+        "step": latency(item.step_time_s),
+        "restarts": number(item.num_restarts),
+        "age": duration(item.age_s),
+    }
 
 
 # -- the command line -------------------------------------------------------------------------
@@ -169,81 +127,34 @@ def figures_of_pane(state: DashboardState, instance_id: str) -> Figures:
     }
 
 
-def figures_of_table(state: DashboardState) -> dict[str, Figures]:
-    """Those figures that the console's table of instances has too."""
-    found = {}
-    for row in instances.rows(state, UNICODE):
-        placed = drawing.place(instances.columns(row.levels, 120), 120)
-        shown = drawing.cells(placed, row, UNICODE, None)
-        cells = {
-            place.column.name: "".join(
-                span.text for x, span in shown if place.x <= x <= place.x + place.width
-            ).strip()
-            for place in placed
-        }
-        names = {"freeness": "freeness", "running": "run", "waiting": "wait", "moves": "moves"}
-        found[row.id] = {figure: cells[name] for figure, name in names.items()}
-    return found
-
-
-def figures_of_header(status: ClusterStatus) -> Figures:
-    live = header.Liveness(state_of(status), synthetic.START_S, 1.0, "prod-a", (), UTC)
-    line = text(header.vitals(status, live, 400))
-    patterns = {
-        "held": r" held (\d+)",
-        "moving": r"mig (\d+) ",
-        "running": r"run (\d+)",
-        "waiting": r"wait (\d+)",
-        "evictions": r"evict (\d+)",
-        **{level: rf"{level} (\d+\+\d+)" for level in LEVELS},
-    }
-    return {name: re.findall(pattern, line)[0] for name, pattern in patterns.items()}
-
-
 # -- all of them ------------------------------------------------------------------------------
 
 
 @each_status
-def test_a_figure_of_an_instance_is_the_same_everywhere(
+def test_a_figure_of_an_instance_is_the_same_in_the_table_and_the_console(
     status: ClusterStatus, capsys: Captured
 ) -> None:
-    metrics, state = Metrics(status), state_of(status)
+    state = state_of(status)
     rows = rows_of(told(status, capsys, "wide").split("\n\n")[1])
-    table = figures_of_table(state)
     assert list(rows) == [item.id for item in status.instances]
     for item in status.instances:
-        expected = metrics.instance(item.id)
-        if item.state is InstanceState.DRAINING:
-            expected["freeness"] = "-inf"  # Prometheus gets no sample
+        expected = known(status, item.id)
         assert figures_of_row(rows[item.id]) == expected, item.id
         assert figures_of_pane(state, item.id) == expected, item.id
-        assert table[item.id].items() <= expected.items(), item.id
 
 
 @each_status
 def test_the_json_has_what_prometheus_gets(status: ClusterStatus, capsys: Captured) -> None:
-    metrics = Metrics(status)
+    metrics = samples(render(status, {}, MoveLog()).decode())
     document: dict[str, Any] = json.loads(told(status, capsys, "json"))
-    assert document["num_held_reqs"] == metrics.value("held_requests")
-    assert len(document["moves"]) == metrics.value("migrations_in_flight_requests")
+
+    def metric(name: str, **labels: str) -> float | None:
+        return metrics.get((f"llumctl_{name}", frozenset(labels.items())))
+
+    assert document["num_held_reqs"] == metric("held_requests")
+    assert len(document["moves"]) == metric("migrations_in_flight_requests")
     for item in document["instances"]:
         for suffix, figures in (("", INSTANCE_GAUGES), ("_total", INSTANCE_COUNTERS)):
             for name, field, _ in figures:
-                assert item[field] == metrics.of(item["id"], f"{name}{suffix}"), (item["id"], name)
-
-
-@each_status
-def test_a_figure_of_the_cluster_is_the_same_everywhere(
-    status: ClusterStatus, capsys: Captured
-) -> None:
-    expected = Metrics(status).cluster()
-    assert figures_of_header(status) == expected
-    summary, table, *_ = told(status, capsys, "wide").split("\n\n")
-    rows = rows_of(table).values()
-    sums = {"running": "RUN", "waiting": "WAIT", "evictions": "EVICT"}
-    by_command = {name: re.findall(rf"{name} (\d+)", summary)[0] for name in ("held", "moving")}
-    for name, column in sums.items():
-        by_command[name] = str(sum(int(row[column].replace("-", "0")) for row in rows))
-    for level, running, waiting in re.findall(r"level (\w+): run (\d+) wait (\d+)", summary):
-        by_command[level] = f"{running}+{waiting}"
-    assert by_command == expected
+                found = metric(f"instance_{name}{suffix}", instance_id=item["id"])
+                assert item[field] == found, (item["id"], name)
