@@ -8,26 +8,18 @@ OWN = ("gpu-box", "192.0.2.7")
 
 
 @pytest.mark.parametrize(
-    "host",
+    ("hosts", "is_own"),
     [
-        *("localhost", "LOCALHOST:8000", "a.localhost", "localhost.", "127.9.9.9:1", "[::1]:8000"),
-        *("gpu-box:8000", "GPU-box", "192.0.2.7:80"),
+        (("localhost", "LOCALHOST:8000", "a.localhost", "localhost.", "127.9.9.9:1"), True),
+        (("[::1]:8000", "gpu-box:8000", "GPU-box", "192.0.2.7:80"), True),
+        (("", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"), False),
+        (("0.0.0.0", "192.0.2.8", "[2001:db8::1]", "gpu-box.evil.example"), False),
+        (("evil.example#localhost", "evil.example:80@localhost", "notlocalhost"), False),
+        (("[::1].evil.example:80",), False),
     ],
 )
-def test_own(host: str) -> None:
-    assert is_own_host(host, OWN)
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        *("", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "0.0.0.0"),
-        *("192.0.2.8", "[2001:db8::1]", "gpu-box.evil.example", "evil.example#localhost"),
-        *("evil.example:80@localhost", "notlocalhost", "[::1].evil.example:80"),
-    ],
-)
-def test_foreign(host: str) -> None:
-    assert not is_own_host(host, OWN)
+def test_which_hosts_are_ours(hosts: tuple[str, ...], is_own: bool) -> None:
+    assert [is_own_host(host, OWN) for host in hosts] == [is_own] * len(hosts)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ def nonce() -> str:
     return secrets.token_hex(8)
 
 
-def test_only_the_marked_are_found(start: Start, nonce: str) -> None:
+def test_only_the_marked_are_found(
+    start: Start, nonce: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     marked, other, unmarked = start(nonce), start(nonce + "x"), start(None)
     assert [p.pid for p in processes_of(nonce)] == [marked.pid]
     assert sweep(nonce) == 1
@@ -56,16 +58,13 @@ def test_only_the_marked_are_found(start: Start, nonce: str) -> None:
     assert processes_of(nonce) == []
     assert other.poll() is None
     assert unmarked.poll() is None
-    assert sweep(nonce) == 0
-
-
-def test_the_caller_itself_is_spared(nonce: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NONCE_VARIABLE, nonce)
     probe = (
         "import sys; from controller.main.machine.processes import processes_of;"
         "sys.exit(len(processes_of(sys.argv[1])))"
     )
-    assert subprocess.run([sys.executable, "-c", probe, nonce]).returncode == 0
+    arguments = [sys.executable, "-c", probe, nonce]
+    assert subprocess.run(arguments).returncode == 0, "the caller itself is spared"
 
 
 def test_a_process_that_ignores_sigterm_is_killed(start: Start, nonce: str) -> None:

@@ -3,7 +3,6 @@ again.
 """
 
 import asyncio
-import itertools
 
 import pytest
 
@@ -23,7 +22,7 @@ from controller.adapters.tcp.transfer import (
     TcpKvTransfer,
     stage_key,
 )
-from controller.ports.engine import Peer, TransferError
+from controller.ports.engine import Peer
 from tests.unit.tcp.instances import (
     BLOCK_BYTES,
     PATIENCE_S,
@@ -97,18 +96,22 @@ async def test_a_link_that_waits_for_its_peer_is_told_from_one_at_its_limit(
 # -- cancelled ---------------------------------------------------------------------------------
 
 
-async def test_a_send_that_waits_for_its_turn_is_cancelled(
+async def test_a_send_is_cancelled_at_once_in_its_queue_and_in_a_full_link(
     source: Instance, destination: Instance
 ) -> None:
-    source.blocks.gate.clear()
-    first, first_received = begin(source, destination, "m/0", 4)
-    second, second_received = begin(source, destination, "m/1", 4, first=10)
-    source.transfer.cancel("m/1")
-    assert await error_of(second) == "cancelled"
-    source.blocks.gate.set()
-    await asyncio.gather(outcome(first), outcome(first_received))
-    assert await error_of(second_received) == "its source gave up"
-    assert source.blocks.touched == [(0, 1, 2, 3)]
+    destination.blocks.gate.clear()
+    sent, received = begin(source, destination, "m/0", 20 * SLICE)
+    waits, waits_there = begin(source, destination, "m/1", 4, first=90)
+    await until(lambda: len(source.blocks.touched) == DEPTH)  # the link is full now
+    for stage_id, future in ("m/1", waits), ("m/0", sent):
+        source.transfer.cancel(stage_id)
+        assert await error_of(future) == "cancelled"
+    destination.blocks.gate.set()
+    for future in received, waits_there:
+        assert await error_of(future) == "its source gave up"
+    assert all(block < 90 for blocks in source.blocks.touched for block in blocks)
+    await copy(source, destination, "m/2")
+    assert num_opened(source) == 1
 
 
 @pytest.mark.parametrize("side", ["source", "destination"])
@@ -135,20 +138,6 @@ async def test_a_cancelled_copy_is_over_when_its_blocks_are_let_go(
     assert num_opened(source) == 1
 
 
-async def test_a_send_that_hangs_in_the_link_is_cancelled_at_once(
-    source: Instance, destination: Instance
-) -> None:
-    destination.blocks.gate.clear()
-    sent, received = begin(source, destination, "m/0", 20 * SLICE)
-    await until(lambda: len(source.blocks.touched) == DEPTH)  # the link is full now
-    source.transfer.cancel("m/0")
-    assert await error_of(sent) == "cancelled"
-    destination.blocks.gate.set()
-    assert await error_of(received) == "its source gave up"
-    await copy(source, destination, "m/1")
-    assert num_opened(source) == 1
-
-
 @pytest.mark.parametrize("num_slices", range(6))
 async def test_cancelled_after_any_slice_by_either_side(
     source: Instance, destination: Instance, num_slices: int
@@ -169,9 +158,11 @@ async def test_cancelled_after_any_slice_by_either_side(
 
 
 async def test_who_stops_waiting_does_no_harm(source: Instance, destination: Instance) -> None:
+    """Nor does it to forget an incarnation that is not a predecessor of the present one."""
     sent, received = begin(source, destination, "m/0", 3)
     sent.cancel()
     await outcome(received)
+    source.transfer.forget(Peer("i-1", 4, "at i-1"))
     await copy(source, destination, "m/1")
 
 
@@ -307,18 +298,13 @@ async def test_a_forgotten_peer_ends_all_that_is_under_way_with_it(
     pairs = [begin(source, destination, f"m/{n}", 2 * SLICE, 10 * n) for n in range(3)]
     kept = third.transfer.receive(source.peer, "t/1", range(SLICE))
     await until(lambda: len(destination.blocks.touched) == 1)
-    if side == "source":
-        destination.transfer.forget(source.peer)
-    else:
-        source.transfer.forget(destination.peer)
+    one, other = (destination, source) if side == "source" else (source, destination)
+    one.transfer.forget(other.peer)
     source.transfer.max_bytes_per_s = None
-    ended = [
-        await asyncio.gather(outcome(sent), outcome(received), return_exceptions=True)
-        for sent, received in pairs
-    ]
-    who = "i-0" if side == "source" else "i-1"
-    assert {str(errors[side == "source"]) for errors in ended} == {f"{who} is gone"}
-    assert all(isinstance(error, TransferError) for error in itertools.chain(*ended))
+    for pair in pairs:
+        ours, theirs = reversed(pair) if side == "source" else pair
+        assert await error_of(ours) == f"{other.peer.instance_id} is gone"
+        await error_of(theirs)
     assert not kept.done()
     await outcome(source.transfer.send(third.peer, "t/1", range(SLICE)))
     await outcome(kept)
@@ -327,27 +313,6 @@ async def test_a_forgotten_peer_ends_all_that_is_under_way_with_it(
     await asyncio.sleep(0)
     assert (await outcome(source.transfer.send(destination.peer, "n/0", range(5)))).num_blocks == 5
     await outcome(received)
-
-
-async def test_a_source_that_has_nothing_to_send_is_told_that_its_link_is_over(
-    source: Instance, destination: Instance
-) -> None:
-    await copy(source, destination, "m/0")
-    destination.transfer.forget(source.peer)
-    received = destination.transfer.receive(source.peer, "m/1", range(3))
-    await until(lambda: bool(destination.said(b"over")))
-    await asyncio.sleep(0)  # the source hears it
-    await outcome(source.transfer.send(destination.peer, "m/1", range(3)))
-    await outcome(received)
-    assert num_opened(source) == 2
-
-
-async def test_forgetting_an_incarnation_that_was_never_known(
-    source: Instance, destination: Instance
-) -> None:
-    """It is not a predecessor of the present incarnation."""
-    source.transfer.forget(Peer("i-1", 4, "at i-1"))
-    await copy(source, destination, "m/0")
 
 
 async def test_nobody_answers(source: Instance) -> None:
@@ -362,14 +327,6 @@ async def test_nobody_answers(source: Instance) -> None:
     source.transfer.forget(nobody)
     assert await error_of(received) == "i-9 is gone"
     assert source.blocks.touched == []
-
-
-async def test_a_destination_that_hears_late(source: Instance, destination: Instance) -> None:
-    destination.held = []
-    sent, received = begin(source, destination, "m/0", 3)
-    await until(lambda: len(destination.held or ()) == 1)
-    destination.hear_what_was_held()
-    await asyncio.gather(outcome(sent), outcome(received))
 
 
 # -- incarnations ----------------------------------------------------------------------------
