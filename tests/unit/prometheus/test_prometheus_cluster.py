@@ -97,34 +97,26 @@ FIGURES: list[tuple[str, dict[str, str], float | None]] = [
     ("autoscale_wanted_instances", {}, 5),
     ("autoscale_planned_instances", {}, 3),
     ("autoscale_freeness_steps", {}, 31.5),
-    ("autoscale_state", {"state": "on"}, 0),
-    ("autoscale_state", {"state": "held"}, 1),
     ("autoscale_checks_total", {"reason": "low_freeness"}, 7),
     ("autoscale_checks_total", {"reason": "no_traffic"}, 0),
     ("refused_requests_total", {"reason": "overloaded", "level": "normal"}, 7),
-    ("refused_requests_total", {"reason": "overloaded", "level": "high"}, 0),
-    ("refused_requests_total", {"reason": "token_limit", "level": "normal"}, 0),
+    ("refused_requests_total", {"reason": "token_limit", "level": "high"}, 0),
     ("key_live_requests", KEY, 3),
     ("key_minute_tokens", KEY, 900),
     ("key_refused_requests_total", KEY, 4),
     ("migrations_in_flight_requests", {}, 3),
     ("migrations_ended_total", {"outcome": "migrated", "reason": "drain"}, 1),
     ("migrations_ended_total", {"outcome": "kept", "reason": "drain"}, 1),
-    ("migrations_ended_total", {"outcome": "resumed", "reason": "drain"}, 0),
     ("migrations_ended_total", {"outcome": "migrated", "reason": "by_hand"}, 1),
     ("migrations_ended_total", {"outcome": "migrated", "reason": "behind_a_blocked_head"}, 0),
     ("migrations_copied_bytes_total", {}, 21_000),
     ("migration_downtime_seconds_bucket", {"le": "0.005"}, 1),
-    ("migration_downtime_seconds_bucket", {"le": "5.0"}, 1),
     ("migration_downtime_seconds_bucket", {"le": "+Inf"}, 2),
-    ("migration_downtime_seconds_count", {}, 2),
     ("migration_downtime_seconds_sum", {}, 9.004),
     ("replays_in_flight_requests", {}, 2),
     ("instance_replays_in_requests", {"instance_id": "i-0"}, 70),
-    ("instance_replays_out_requests", {"instance_id": "i-0"}, 0),
     ("saved_requests_total", {"way": "moved", "reason": "slow"}, 4),
     ("saved_requests_total", {"way": "moved", "reason": "death"}, None),  # the dead cannot move any
-    ("saved_requests_total", {"way": "replayed", "reason": "fenced"}, 3),
     ("saved_requests_total", {"way": "failed", "reason": "death"}, 0),
     ("instance_level_running_requests", {"instance_id": "i-0", "level": "high"}, 2),
     ("instance_level_running_requests", {"instance_id": "i-1", "level": "high"}, 0),
@@ -173,10 +165,9 @@ def test_before_the_first_look_the_present_number_of_instances_is_wanted() -> No
 
 
 def test_exactly_one_state_is_set() -> None:
-    text = rendered(cluster_of(busy(), ABSENT))
     set_ones = {
         (name, *sorted(dict(labels).values()))
-        for (name, labels), number in samples(text).items()
+        for (name, labels), number in samples(rendered(cluster_of(busy(), ABSENT))).items()
         if name.endswith("_state") and number == 1
     }
     assert set_ones == {
@@ -186,7 +177,6 @@ def test_exactly_one_state_is_set() -> None:
         ("llumctl_instance_state", "i-9", "restarting"),
         ("llumctl_frontend_state", "active", "f-0"),
     }
-    assert value(text, "llumctl_instance_state", instance_id="i-0", state="failed") == 0
 
 
 def test_a_figure_that_is_not_known_has_no_sample() -> None:
@@ -214,12 +204,6 @@ def test_no_words_and_no_requests_are_served() -> None:
 
 
 def test_series_grow_with_members_only() -> None:
-    per_instance = len(samples(rendered(cluster_of(busy("i-0"), busy("i-1"))))) - len(
-        samples(rendered(cluster_of(busy("i-0"))))
-    )
-    # States, levels of which two are configured (one had a first token), queue head, kept, figures.
-    figures = len(INSTANCE_GAUGES) + len(INSTANCE_COUNTERS)
-    assert per_instance == len(InstanceState) + 3 * 2 + 1 + 2 + 1 + figures
     members, words = {"instance_id", "frontend_id"}, {"kind", "outcome", "reason", "way"}
     allowed = {*members, *words, "state", "level", "key"}
     infos = {"llumctl_build_info", "llumctl_cluster_info"}

@@ -4,7 +4,6 @@ metrics that are served.
 
 import json
 import re
-from typing import Any
 
 import pytest
 import yaml
@@ -21,13 +20,6 @@ from tests.unit.prometheus.prometheus_support import (
     labels_of,
     rendered,
 )
-
-DASHBOARD = ROOT / "examples" / "grafana" / "llumctl.json"
-SCRAPES = ROOT / "examples" / "prometheus.yml"
-
-# What a name ends in: a unit, a count's `_total`, or what has no unit.
-SUFFIXES = {"steps", "blocks", "tokens", "requests", "instances", "ratio", "seconds", "cores"}
-SUFFIXES |= {"total", "info", "state"}
 
 
 @pytest.fixture(scope="module")
@@ -52,71 +44,37 @@ def test_what_is_served_is_documented_with_its_type_and_nothing_else(page: str) 
     assert {name: kind for name, (kind, _) in told.items()} == declared(page)
     labels = labels_of(page)
     assert {name: told[name][1] for name in labels} == labels
-
-
-def test_names_end_in_their_unit(page: str) -> None:
-    for name, kind in declared(page).items():
-        assert name.startswith("llumctl_")
-        assert name.rpartition("_")[2] in SUFFIXES, name
+    for name, (kind, _) in told.items():
         assert name.endswith("_total") == (kind == "counter"), name
-
-
-# -- the dashboard ------------------------------------------------------------------------
-
-
-def dashboard() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(DASHBOARD.read_text())
-    return loaded
-
-
-def queries() -> list[str]:
-    board = dashboard()
-    targets = [target for panel in board["panels"] for target in panel.get("targets", ())]
-    variables = [v["query"]["query"] for v in board["templating"]["list"] if v["type"] == "query"]
-    return [target["expr"] for target in targets] + variables
+    assert not set().union(*labels.values()) & {"instance", "job"}, "Prometheus sets these itself"
 
 
 def test_the_dashboard_asks_for_what_there_is(page: str) -> None:
     """Checks metric names, with the suffixes of their types, and label names."""
+    board = json.loads((ROOT / "examples" / "grafana" / "llumctl.json").read_text())
+    targets = [target for panel in board["panels"] for target in panel.get("targets", ())]
+    variables = [v["query"]["query"] for v in board["templating"]["list"] if v["type"] == "query"]
     kinds = declared(page)
     served = {name for name, kind in kinds.items() if kind != "histogram"}
     served |= {f"{name}_bucket" for name, kind in kinds.items() if kind == "histogram"}
     known_labels = set().union(*labels_of(page).values()) | {"le", "cluster"}
-    for query in queries():
+    for query in [target["expr"] for target in targets] + variables:
         names = re.findall(r"\bllumctl_\w+", query)
         assert names
         assert set(names) <= served, query
+        counters = {name for name in names if name.endswith(("_total", "_bucket"))}
+        assert set(re.findall(r"(?:rate|increase)\((\w+)", query)) == counters, query
         matchers = re.findall(r"(\w+)=~?\"", query)
         grouped = [each for by in re.findall(r"by \(([^)]*)\)", query) for each in by.split(", ")]
         assert {*matchers, *grouped} <= known_labels, query
-
-
-def test_the_dashboard_takes_rates_of_counters_only() -> None:
-    for query in queries():
-        rated = set(re.findall(r"(?:rate|increase)\((\w+)", query))
-        named = set(re.findall(r"\bllumctl_\w+", query))
-        counters = {name for name in named if name.endswith(("_total", "_bucket"))}
-        assert rated == counters, query
-
-
-# -- the scrape configuration -------------------------------------------------------------
-
-
-def test_no_label_is_one_that_prometheus_sets(page: str) -> None:
-    """Prometheus would rename our label to `exported_...`."""
-    jobs = yaml.safe_load(SCRAPES.read_text())["scrape_configs"]
-    of_targets = {
-        label for job in jobs for each in job["static_configs"] for label in each["labels"]
-    }
-    assert not set().union(*labels_of(page).values()) & (of_targets | {"instance", "job"})
 
 
 def test_the_scrape_configuration_fits_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/USER")
     settings = Settings()
-    jobs = {job["job_name"]: job for job in yaml.safe_load(SCRAPES.read_text())["scrape_configs"]}
-    controller, frontends = jobs["llumctl-controller"], jobs["llumctl-frontends"]
+    written = yaml.safe_load((ROOT / "examples" / "prometheus.yml").read_text())
+    controller, frontends = sorted(written["scrape_configs"], key=lambda job: job["job_name"])
     token_file = run_state.state_path(settings.cluster.name) / "view-token"
     assert controller["authorization"] == {"credentials_file": str(token_file)}
     assert "authorization" not in frontends
@@ -124,3 +82,6 @@ def test_the_scrape_configuration_fits_the_defaults(monkeypatch: pytest.MonkeyPa
         (targets,) = job["static_configs"]
         assert targets["targets"] == [f"127.0.0.1:{port}"]
         assert targets["labels"] == {"cluster": settings.cluster.name}
+
+
+# -- the scrape configuration -------------------------------------------------------------
