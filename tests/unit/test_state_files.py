@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,31 +261,25 @@ def test_the_disk_holds_a_bounded_number(tmp_path: Path) -> None:
     assert len(found) > 40
 
 
-class Disk:
-    """Files are opened by it. It may hang, and then it takes nothing until it goes on."""
-
-    def __init__(self) -> None:
-        self.num_opened = 0
-        self.goes_on = threading.Event()
-        self.goes_on.set()
-        self._open = os.open
-
-    def open(self, path: Path, *options: Any) -> int:
-        self.num_opened += 1
-        assert self.goes_on.wait(PATIENCE_S)
-        return self._open(path, *options)
-
-
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    disk = Disk()
-    monkeypatch.setattr(state_files.os, "open", disk.open)
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Files are opened by it. While it does not go on, it takes nothing."""
+    disk = SimpleNamespace(num_opened=0, goes_on=threading.Event())
+    disk.goes_on.set()
+    really_open = os.open
+
+    def opened(path: Path, *options: Any) -> int:
+        disk.num_opened += 1
+        assert disk.goes_on.wait(PATIENCE_S)
+        return really_open(path, *options)
+
+    monkeypatch.setattr(state_files.os, "open", opened)
     yield disk
     disk.goes_on.set()
 
 
 @pytest.mark.long
-def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, disk: Disk) -> None:
+def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, disk: SimpleNamespace) -> None:
     disk.goes_on.clear()
     store = EventFile(tmp_path, "run")
     store.keep("a-1", event(1))
@@ -298,7 +293,7 @@ def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, disk: Disk) -> None:
 
 
 def test_a_disk_that_takes_nothing_is_told_of_once(
-    tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, disk: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = tmp_path / "gone"
     store = EventFile(gone, "run")
