@@ -20,11 +20,8 @@ from controller.api.settings.setting_values import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.status import RollingReport
 from controller.core.fleet.cluster_spec import EngineChange
-from controller.core.scheduler_events import DispatchRequested
-from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import FrontendLimits, StatusPushSet
 from controller.runtime.messages.move_messages import MoveLimitsSet
-from controller.runtime.messages.requests import DispatchAsked, Dispatched
 from tests.unit.control_bed import Bed, bed_of
 
 
@@ -300,25 +297,3 @@ async def test_an_outcome_that_cannot_be_recorded_any_more_is_no_failure(bed: Be
     assert (await sets(bed, {"migration.max_moves": 2})).revision == 1
     assert bed.controller.live.rescheduling.max_moves == 2
     assert (await bed.done())[0].why_not == "it is not over"
-
-
-async def test_requests_are_dispatched_on_while_settings_change(bed: Bed) -> None:
-    """At every tenth request each setting changes that dispatch uses."""
-    policies = ("llumnix", "round-robin", "vllm-dp", "infaas++", "prefix-aware")
-    for number in range(100):
-        if number % 10 == 0:
-            changes = {
-                "scheduler.policy": policies[number // 10 % len(policies)],
-                "scheduler.max_held_reqs": number,
-                "scheduler.stall_timeout_s": 5.0 + number,
-                "priority.high.target_load_tokens": 16 * number,
-            }
-            await sets(bed, changes)
-        ask = DispatchAsked(DispatchRequested(f"r-{number}", "f-0", 160, number % 2, float(number)))
-        bed.mailbox.say(encode(ask), [])
-        if number % 7 == 0:
-            bed.cluster.report("i-0", num_free_blocks=100 - number % 50)
-        bed.controller.scheduler.check()
-    sent = bed.mailbox.sent_to("mem://f-0", Dispatched)
-    assert [each.dispatch.request_id for each in sent] == [f"r-{number}" for number in range(100)]
-    assert len({each.dispatch.instance_id for each in sent}) > 1

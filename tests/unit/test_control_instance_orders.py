@@ -80,7 +80,7 @@ async def test_a_drain_begins_says_how_far_it_is_and_is_taken_back(bed: Bed) -> 
     assert bed.mailbox.sent_to("mem://i-0", DrainSet)[-1] == DrainSet(False)
 
 
-async def test_a_dry_run_says_where_each_request_would_go(bed: Bed) -> None:
+async def test_where_a_request_would_go_and_why_it_stays(bed: Bed) -> None:
     bed.cluster.report("i-1", num_running=3, num_free_blocks=50)
     found = await bed.does(Drain, dry_run=True, deadline_s=60)
     (planned,) = found.plan
@@ -88,9 +88,6 @@ async def test_a_dry_run_says_where_each_request_would_go(bed: Bed) -> None:
     assert (planned.num_tokens, planned.num_blocks) == (153, 10)
     assert (planned.to_instance_id, planned.code, planned.why) == ("i-2", "", "")
     assert (found.state, found.drain_id, found.revision) == ("active", "", 0)
-
-
-async def test_why_a_request_stays(bed: Bed) -> None:
     for instance_id in ("i-1", "i-2"):
         bed.cluster.report(instance_id, num_free_blocks=9)
     why = "no_blocks", "no instance has 10 free blocks"
@@ -301,16 +298,6 @@ async def test_a_drain_and_its_end_leave_the_cordon(bed: Bed) -> None:
     await bed.does(Drain)
     back = await bed.does(Uncordon)
     assert cordoned(back) == "i-0: not cordoned any more; it is draining"
-
-
-async def test_the_last_instance_is_cordoned_by_force_only(bed: Bed) -> None:
-    for each in ("i-0", "i-1"):
-        await bed.does(Cordon, each)
-    answer = await bed.gives(Cordon, "i-2")
-    assert (answer.status_code, answer.json()["code"]) == (409, "last_instance")
-    hint = "llumctl uncordon i-0 i-1      or      llumctl cordon i-2 --force"
-    assert answer.json()["hint"] == hint
-    assert (await bed.does(Cordon, "i-2", force=True)).cordoned
 
 
 async def test_one_command_cordons_all_or_none(bed: Bed, capsys: Captured) -> None:

@@ -40,11 +40,13 @@ class Served:
     def _is_whole(self) -> bool:
         return "Ctrl-C: end" in self.screen.text.rpartition("?code=")[2]
 
-    def get(self, path: str, **headers: str) -> tuple[int, Mapping[str, str], str]:
+    def get(
+        self, path: str, method: str = "GET", **headers: str
+    ) -> tuple[int, Mapping[str, str], str]:
         """Status, headers and body; the Host is right unless it is given."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
-            connection.putrequest("GET", path, skip_host=True)
+            connection.putrequest(method, path, skip_host=True)
             for name, value in {"Host": self.host, **headers}.items():
                 connection.putheader(name.replace("_", "-"), value)
             connection.endheaders()

@@ -22,7 +22,6 @@ from tests.unit.prometheus.prometheus_support import (
     SECRET,
     busy,
     cluster_of,
-    labels_of,
     rendered,
     samples,
     value,
@@ -201,11 +200,3 @@ def test_no_words_and_no_requests_are_served() -> None:
     text = full()
     for word in (SECRET, "req-77", "r77c0", "r9001c9", "4242", "127.0.0.1"):
         assert word not in text
-
-
-def test_series_grow_with_members_only() -> None:
-    members, words = {"instance_id", "frontend_id"}, {"kind", "outcome", "reason", "way"}
-    allowed = {*members, *words, "state", "level", "key"}
-    infos = {"llumctl_build_info", "llumctl_cluster_info"}
-    for name, labels in labels_of(rendered(cluster_of(busy()))).items():
-        assert name in infos or labels <= allowed, name
