@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -94,26 +95,19 @@ async def test_an_instance_whose_engine_is_silent_is_stalled(draining: bool) -> 
 async def test_the_load_of_an_instance() -> None:
     cluster = Cluster()
     cluster.up()
+    load: dict[str, Any] = {"num_free_blocks": 40, "watermark_blocks": 2, "num_running": 3}
+    load |= {"num_running_by_rank": {0: 3}, "num_queued": 1, "queued_demand_blocks": 30}
     head = QueueHead("r9", 1, 30, time.time() - 5.0, True, time.time() - 2.0)
-    cluster.report(
-        num_free_blocks=40,
-        watermark_blocks=2,
-        num_running=3,
-        num_running_by_rank={0: 3},
-        num_queued=1,
-        queued_demand_blocks=30,
-        queue_head=head,
-        num_evictions=4,
-    )
+    cluster.report(queue_head=head, num_evictions=4, **load)
     cluster.mailbox.say(encode(DispatchAsked(DispatchRequested("r", "f-0", 100, 0, 1.0))), [])
-    load = cluster.view().instances[0]
-    assert load.freeness_steps == 16 * (98 - 60 - 30) / 4
-    assert (load.virtual_usage_blocks, load.headroom_blocks, load.kv_cache_usage) == (90, 0, 0.6)
-    assert (load.num_running_reqs, load.num_waiting_reqs, load.num_unreported_reqs) == (3, 1, 1)
-    assert (load.num_steps, load.step_time_s, load.num_evictions) == (12, 0.007251, 4)
-    assert (load.queue_head.level, load.queue_head.evicted) == ("high", True)
-    assert load.queue_head.waited_s == pytest.approx(5.0, abs=1.0)
-    assert load.queue_head.evicted_for_s == pytest.approx(2.0, abs=1.0)
+    found = cluster.view().instances[0]
+    assert found.freeness_steps == 16 * (98 - 60 - 30) / 4
+    assert (found.virtual_usage_blocks, found.headroom_blocks, found.kv_cache_usage) == (90, 0, 0.6)
+    assert (found.num_running_reqs, found.num_waiting_reqs, found.num_unreported_reqs) == (3, 1, 1)
+    assert (found.num_steps, found.step_time_s, found.num_evictions) == (12, 0.007251, 4)
+    assert (found.queue_head.level, found.queue_head.evicted) == ("high", True)
+    assert found.queue_head.waited_s == pytest.approx(5.0, abs=1.0)
+    assert found.queue_head.evicted_for_s == pytest.approx(2.0, abs=1.0)
 
 
 # -- the listener -------------------------------------------------------------------------
@@ -270,17 +264,14 @@ async def test_a_stop_that_cannot_be_recorded_is_refused(both: Both) -> None:
 async def test_refused_calls_are_summed_up(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scraper that posts with the view token neither fills the disk nor empties the log."""
     own, client = both
-    every_s, began_s = 0.2, time.monotonic()
-    monkeypatch.setattr("controller.adapters.http.perform.REFUSALS_EVERY_S", every_s)
-    calls = [client.post(f"/v1/stop/{n}", headers=VIEWER) for n in range(20)]
+    monkeypatch.setattr("controller.adapters.http.perform.REFUSALS_EVERY_S", 0.2)
+    calls = [client.post(f"/v1/stop/{n}", headers=VIEWER) for n in range(50)]
     assert {answer.status_code for answer in await asyncio.gather(*calls)} == {403}
     await client.post("/v1/scale" + "e" * 500, headers=VIEWER)
     async with asyncio.timeout(PATIENCE_S):
-        while num_refused(actions := [each["action"] for each in own.audit.tail()]) != 21:
+        while num_refused(actions := [each["action"] for each in own.audit.tail()]) != 51:
             await asyncio.sleep(0.01)
-    assert actions[0].startswith("POST /v1/stop/")
-    # A slow machine takes more than one interval for the calls.
-    assert len(actions) <= 2 + (time.monotonic() - began_s) / every_s
+    assert len(actions) < 20
     assert "POST /v1/scaleeee" in actions[-1]
     page = EventPage.model_validate_json((await client.get("/v1/events")).content)
     operators = [event.reason for event in page.events if event.kind == "operator"]

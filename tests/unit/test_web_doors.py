@@ -263,29 +263,3 @@ async def test_a_terminal_that_is_gone_is_listened_to_no_more(
                 await asyncio.sleep(0)
             assert not loop.remove_reader(stdin.fileno())
     assert not told
-
-
-async def test_a_terminal_in_the_foreground_of_others_is_left_alone_until_it_is_ours_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What it had not read woke it all the time."""
-    asked, entered_, foreground = [], asyncio.Event(), [os.getpgrp() + 1]
-
-    def foreground_of(descriptor: int) -> int:
-        asked.append(descriptor)
-        return foreground[0]
-
-    monkeypatch.setattr(os, "tcgetpgrp", foreground_of)
-    monkeypatch.setattr(server, "BACKGROUND_S", 0.05)
-    master, slave = os.openpty()
-    with os.fdopen(slave) as stdin, os.fdopen(master, "wb", buffering=0) as keys:
-        monkeypatch.setattr("sys.stdin", stdin)
-        with server._on_enter(entered_.set):
-            keys.write(b"\n")
-            begun_s = asyncio.get_running_loop().time()
-            while len(asked) < 3:
-                await asyncio.sleep(0)
-            assert asyncio.get_running_loop().time() - begun_s >= 0.1
-            assert not entered_.is_set()
-            foreground[0] = os.getpgrp()
-            await asyncio.wait_for(entered_.wait(), 20)

@@ -79,22 +79,6 @@ async def test_a_link_is_opened_once_and_before_it_is_needed(
     assert num_opened(source) == 1
 
 
-async def test_stages_of_a_link_go_one_after_the_other(
-    source: Instance, destination: Instance
-) -> None:
-    done: list[str] = []
-    futures = []
-    for n in range(8):
-        sent, received = begin(source, destination, f"m/{n}", 5, first=5 * n)
-        received.add_done_callback(lambda _, n=n: done.append(f"m/{n}"))
-        futures += [sent, received]
-    for future in futures:
-        await outcome(future)
-    assert done == [f"m/{n}" for n in range(8)]
-    in_order = list(itertools.chain(*source.blocks.touched))
-    assert in_order == list(range(40))
-
-
 async def test_many_stages_over_many_links(make: Make) -> None:
     """Each of four instances copies its part to the others, and in the end all are alike."""
     instances = [make(f"i-{n}") for n in range(4)]
