@@ -80,3 +80,4 @@ def test_frontends_on_one_port_answer_for_all(tmp_path: Path) -> None:
     first, second = (values(str(tmp_path / "metrics")) for _ in range(2))
     assert (first[f"{TTFT}_count"], second[f"{TTFT}_count"]) == (1, 2)
     assert second["vllm:prompt_tokens_total"] == 80
+    assert (tmp_path / "metrics").stat().st_mode & 0o077 == 0

@@ -31,7 +31,6 @@ from tests.unit.control_support import TOKEN, VIEW_TOKEN, Listener, listening
 from tests.unit.move_support import Source, serve_running_request
 
 Model = TypeVar("Model", bound=AnswerModel)
-Report = TypeVar("Report", bound=AnswerModel)
 AnyOrder = type[Order[Any, Any]]
 TARGETS = {Kind.INSTANCE: "i-0", Kind.REQUEST: "r-1", Kind.CLUSTER: ""}
 VIEWER = {"Authorization": f"Bearer {VIEW_TOKEN}"}
@@ -54,12 +53,7 @@ class Bed:
         """A real router, for what it does with orders about its requests."""
         nobody = cast("Any", lambda *_: None)
         events = RouterEvents(
-            on_failed=nobody,
-            on_refused=nobody,
-            on_aborted=lambda *what: self.told.append(what),
-            on_directory=nobody,
-            on_drain=nobody,
-            on_limits=nobody,
+            nobody, nobody, lambda *what: self.told.append(what), nobody, nobody, nobody
         )
         link = SimpleNamespace(
             member_id="f-0", controller_address=self.mailbox.address, welcomed=nobody, incarnation=1
@@ -95,8 +89,8 @@ class Bed:
         return await self.client.request(row.method, path, headers=headers, content=sent)
 
     async def does(
-        self, row: type[Order[Any, Report]], target: str | None = None, /, **body: Any
-    ) -> Report:
+        self, row: type[Order[Any, Model]], target: str | None = None, /, **body: Any
+    ) -> Model:
         answer = await self.gives(row, target, **body)
         assert answer.status_code == 200, answer.text
         return row.report.model_validate_json(answer.content)

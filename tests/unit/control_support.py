@@ -198,10 +198,13 @@ class Listener:
         return self.uvicorn
 
 
+Both = tuple[Listener, httpx.AsyncClient]
+
+
 @asynccontextmanager
 async def listening(
     num_instances: int = 1, settings: Settings | None = None, **more: Any
-) -> AsyncIterator[tuple[Listener, httpx.AsyncClient]]:
+) -> AsyncIterator[Both]:
     listener, over = Listener(num_instances, settings, **more), asyncio.Event()
 
     async def work() -> None:

@@ -24,6 +24,7 @@ from controller.adapters.files.state_files import (
     SpecFile,
 )
 from controller.api.errors import LlumctlError
+from controller.api.state.audit import AuditLog
 from controller.core.emptying.claims import Drain, Evacuate, Remove, Restart, SlowDrain
 from controller.core.fleet.cluster_spec import (
     ClusterSpec,
@@ -335,3 +336,28 @@ def test_an_event_that_json_cannot_hold_does_not_end_the_writing(tmp_path: Path)
     store.keep("a-1", LoggedEvent(EventKind.OPERATOR, 1.0, "op-1", "half a character: \ud800"))
     keep(store, 2, 3)
     assert kept(tmp_path) == [2, 3]
+
+
+# -- the audit log: an operation that cannot be recorded is not done ------------------------------
+
+
+def test_an_entry_is_a_short_line_and_one_that_was_cut_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, write = AuditLog(tmp_path), os.write
+
+    def note(action: str) -> None:
+        log.write(actor="ana\n{}\x1b[2J", action=action, target="", outcome="begun", cause_id="x")
+
+    note("x" * 5000)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, data: write(file, data[:20]))
+        with pytest.raises(LlumctlError, match="No space left on device"):
+            note("drain i-1")
+    note("drain i-2")
+    first, torn, last = log.path.read_text().splitlines()
+    assert json.loads(first)["action"] == "x" * 200
+    assert json.loads(first)["actor"] == "ana?{}?[2J"
+    assert len(torn) == 20
+    assert json.loads(last)["action"] == "drain i-2"
+    assert mode(log.path) == 0o600

@@ -1,17 +1,14 @@
 """What frontends measure: values, buckets, and one answer for several processes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
 
 from controller.adapters.prometheus import RequestMetrics
 from controller.adapters.vllm.process_setup import share_metrics
 from controller.core.record.request_record import RequestState
-from tests.unit.prometheus.prometheus_support import Samples, record, samples, value
+from tests.unit.prometheus.prometheus_support import Samples, record, samples
 
 
 class Served:
@@ -91,33 +88,6 @@ def test_a_live_request_has_not_ended(served: Served) -> None:
     with pytest.raises(ValueError, match="has not ended"):
         served.metrics.ended(record(state=RequestState.RUNNING))
     assert served.samples == before
-
-
-FRONTEND = """
-import sys
-from pathlib import Path
-from controller.adapters.vllm.process_setup import share_metrics
-share_metrics(Path(sys.argv[1]))
-from controller.adapters.prometheus import RequestMetrics
-RequestMetrics(("normal",)).first_token("normal", float(sys.argv[2]))
-"""
-
-
-@pytest.mark.process
-def test_frontends_that_share_a_folder_count_together(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "metrics"
-    for ttft_s in (0.25, 0.5, 4.0):  # each process ends before the next: the dead count too
-        subprocess.run(
-            [sys.executable, "-c", FRONTEND, str(folder), str(ttft_s)], check=True, timeout=60
-        )
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(folder))
-    text = generate_latest(registry).decode()
-    ttft = "llumctl_request_ttft_seconds"
-    assert value(text, f"{ttft}_count", level="normal") == 3
-    assert value(text, f"{ttft}_sum", level="normal") == 4.75
-    assert value(text, f"{ttft}_bucket", level="normal", le="0.5") == 2
-    assert folder.stat().st_mode & 0o077 == 0
 
 
 def test_sharing_too_late_is_refused(tmp_path: Path) -> None:

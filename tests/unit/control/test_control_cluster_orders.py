@@ -1,7 +1,6 @@
 """Scale, rolling restarts and changes of settings on the control API: what is special in each."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,13 +22,6 @@ from controller.core.fleet.cluster_spec import EngineChange
 from controller.runtime.messages.members import FrontendLimits, StatusPushSet
 from controller.runtime.messages.move_messages import MoveLimitsSet
 from tests.unit.control_bed import Bed, bed_of
-
-
-@pytest.fixture
-async def bed() -> AsyncIterator[Bed]:
-    async with bed_of() as found:
-        yield found
-
 
 # -- scale --------------------------------------------------------------------------------
 

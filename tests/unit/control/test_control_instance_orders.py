@@ -3,7 +3,6 @@ commands `cordon` and `uncordon`."""
 
 import json
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -27,15 +26,9 @@ from controller.core.load.closed import Closed
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.processes import LauncherLoss
 from controller.runtime.messages.members import DrainSet
-from tests.unit.control_bed import AnyOrder, Bed, bed_of, llumctl
+from tests.unit.control_bed import AnyOrder, Bed, llumctl
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-async def bed() -> AsyncIterator[Bed]:
-    async with bed_of() as found:
-        yield found
 
 
 async def drains(bed: Bed) -> tuple[DrainReport, ...]:

@@ -13,22 +13,14 @@ from controller.core.record.request_record import RequestState
 from controller.runtime.controller import traffic
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.requests import RequestTraffic, TrafficAsked, TrafficTold
-from tests.unit.control_support import AUTHORIZED, Cluster, Listener, listening
+from tests.unit.control_support import Both, Cluster
 
 KEY = b"\xab" * 32
 BODY = {"key": KEY.hex(), "prefix_hash_tokens": 16}
 OTHER = BODY | {"key": "cd" * 32}
 ASKED, ENDED = TrafficAsked(KEY, 16), TrafficAsked(b"")
 PATIENCE_S = 5.0
-Both = tuple[Listener, httpx.AsyncClient]
 Lines = AsyncIterator[str]
-
-
-@pytest.fixture
-async def both() -> AsyncIterator[Both]:
-    async with listening() as (listener, client):
-        client.headers.update(AUTHORIZED)
-        yield listener, client
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -28,12 +27,6 @@ CANNOT = {
     Abort: "request r-1 cannot be aborted: ",
     SetPriority: "the priority of request r-1 cannot change: ",
 }
-
-
-@pytest.fixture
-async def bed() -> AsyncIterator[Bed]:
-    async with bed_of() as found:
-        yield found
 
 
 def body_of(row: AnyOrder) -> dict[str, Any]:

@@ -5,10 +5,8 @@ import json
 import re
 import socket
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 
 from controller.adapters.http import control_server
@@ -19,7 +17,7 @@ from controller.core.load.snapshot import QueueHead
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.requests import DispatchAsked
-from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Cluster, Listener, listening
+from tests.unit.control_support import VIEW_TOKEN, Both, Cluster, Listener, listening
 
 PATIENCE_S = 5.0
 VIEWER = {"Authorization": f"Bearer {VIEW_TOKEN}"}
@@ -111,15 +109,6 @@ async def test_the_load_of_an_instance() -> None:
 
 
 # -- the listener -------------------------------------------------------------------------
-
-Both = tuple[Listener, httpx.AsyncClient]
-
-
-@pytest.fixture
-async def both() -> AsyncIterator[Both]:
-    async with listening() as (listener, client):
-        client.headers.update(AUTHORIZED)
-        yield listener, client
 
 
 async def test_no_part_of_an_answer_waits_for_an_acknowledgement(both: Both) -> None:

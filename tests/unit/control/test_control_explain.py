@@ -17,12 +17,6 @@ from tests.unit.control_bed import Bed, bed_of
 from tests.unit.move_support import ARRIVAL_S, arrive, new_book
 
 
-@pytest.fixture
-async def bed() -> AsyncIterator[Bed]:
-    async with bed_of() as found:
-        yield found
-
-
 async def explained(bed: Bed, reference: str = "r-1") -> Explanation:
     return await bed.get(f"requests/{reference}/explain", Explanation)
 

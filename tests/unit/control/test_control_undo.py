@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,16 +11,10 @@ from controller.api.operations.on_instances import Cordon, Drain, Restart, Uncor
 from controller.api.operations.on_requests import Migrate, SetPriority
 from controller.core.record.request_record import RequestState
 from controller.runtime.messages.requests import RequestsAsked
-from tests.unit.control_bed import AnyOrder, Bed, bed_of, llumctl
+from tests.unit.control_bed import AnyOrder, Bed, llumctl
 from tests.unit.control_support import LABELS
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-async def bed() -> AsyncIterator[Bed]:
-    async with bed_of() as found:
-        yield found
 
 
 async def set_moves(bed: Bed, max_moves: int) -> None:

@@ -1,0 +1,20 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.unit.control_bed import Bed, bed_of
+from tests.unit.control_support import AUTHORIZED, Both, listening
+
+
+@pytest.fixture
+async def bed() -> AsyncIterator[Bed]:
+    async with bed_of() as found:
+        yield found
+
+
+@pytest.fixture
+async def both() -> AsyncIterator[Both]:
+    """A listener and a client that has its token."""
+    async with listening() as (listener, client):
+        client.headers.update(AUTHORIZED)
+        yield listener, client
