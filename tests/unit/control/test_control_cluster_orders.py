@@ -19,7 +19,6 @@ from controller.api.settings.setting_values import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.status import RollingReport
 from controller.core.fleet.cluster_spec import EngineChange
-from controller.runtime.messages.members import FrontendLimits, StatusPushSet
 from controller.runtime.messages.move_messages import MoveLimitsSet
 from tests.unit.control_bed import Bed, bed_of
 
@@ -214,37 +213,6 @@ async def test_a_change_reaches_every_instance_and_names_the_value_before(bed: B
     targets = ["migration.max_bytes_per_s", "migration.max_moves"] * 2
     assert [each["target"] for each in entries[:4]] == targets
     assert len({each["cause_id"] for each in entries[:4]}) == 1
-
-
-async def test_each_setting_reaches_whom_it_concerns(bed: Bed) -> None:
-    controller = bed.controller
-    await sets(bed, {"migration.max_moves": 3, "migration.max_moves_per_minute": 7})
-    assert controller.operator_moves.machine.max_moves == 3
-    assert controller.rescheduler.config.max_moves_per_minute == 7
-    await sets(bed, {"scheduler.status_interval_s": 0.5, "scheduler.policy": "round-robin"})
-    assert told(bed, "i-1", StatusPushSet)[-1] == StatusPushSet(0.5)
-    num_told = len(told(bed, "f-0", FrontendLimits))
-    await sets(bed, {"endpoint.max_live_requests": 9, "endpoint.request_timeout_s": 3})
-    assert told(bed, "f-0", FrontendLimits)[-1] == FrontendLimits(9, 3.0, 60.0)
-    await sets(bed, {"endpoint.request_timeout_s": None})
-    assert told(bed, "f-0", FrontendLimits)[-1] == FrontendLimits(9, None, 60.0)
-    await sets(bed, {"priority.high.target_load_tokens": 320})
-    status = await bed.status()
-    assert status.policy == "round-robin"
-    assert [level.target_load_tokens for level in status.levels] == [None, 320]
-    assert [level.target_load_tokens for level in controller.rescheduler.levels] == [None, 320]
-    await sets(bed, {"control.max_events": 2})
-    assert len(await bed.events()) == 2
-    assert len(told(bed, "f-0", FrontendLimits)) == num_told + 2, "only what changed is said"
-
-
-async def test_a_member_that_comes_later_is_told_too(bed: Bed) -> None:
-    await sets(bed, {"migration.max_moves": 7, "endpoint.write_timeout_s": 2})
-    for member_id in ("i-1", "f-0"):
-        bed.mailbox.lose(f"mem://{member_id}")
-        bed.cluster.hello(member_id, nonce="b")
-    assert told(bed, "i-1")[-1] == MoveLimitsSet(7, None)
-    assert told(bed, "f-0", FrontendLimits)[-1].write_timeout_s == 2.0
 
 
 async def test_a_dry_run_says_which_instances_would_send_and_take_requests(bed: Bed) -> None:
