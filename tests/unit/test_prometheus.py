@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,8 +21,6 @@ from controller.adapters.prometheus import (
     RequestMetrics,
 )
 from controller.adapters.vllm.process_setup import share_metrics
-from controller.api.settings.settings import Settings
-from controller.api.state import run_state
 from controller.api.wire.status import (
     AutoscaleCheck,
     AutoscaleHoldStatus,
@@ -287,9 +284,7 @@ def test_before_the_first_look_the_present_number_of_instances_is_wanted() -> No
     assert value(text, "llumctl_autoscale_state", state="on") == 1
     assert value(text, "llumctl_autoscale_wanted_instances") == 3
     assert value(text, "llumctl_autoscale_freeness_steps") is None
-    for name in ("demand_blocks", "oldest_wait_seconds", "head_lacking_blocks"):
-        assert value(text, f"llumctl_held_{name}") == 0
-    assert value(text, "llumctl_held_level_requests", level="normal") == 0
+    assert value(text, "llumctl_held_oldest_wait_seconds") == 0
 
 
 def test_exactly_one_state_is_set() -> None:
@@ -467,21 +462,6 @@ def test_the_dashboard_asks_for_what_there_is(page: str) -> None:
         matchers = re.findall(r"(\w+)=~?\"", query)
         grouped = [each for by in re.findall(r"by \(([^)]*)\)", query) for each in by.split(", ")]
         assert {*matchers, *grouped} <= known_labels, query
-
-
-def test_the_scrape_configuration_fits_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    monkeypatch.setenv("HOME", "/home/USER")
-    settings = Settings()
-    written = yaml.safe_load((ROOT / "examples" / "prometheus.yml").read_text())
-    controller, frontends = sorted(written["scrape_configs"], key=lambda job: job["job_name"])
-    token_file = run_state.state_path(settings.cluster.name) / "view-token"
-    assert controller["authorization"] == {"credentials_file": str(token_file)}
-    assert "authorization" not in frontends
-    for job, port in ((controller, settings.control.port), (frontends, settings.endpoint.port)):
-        (targets,) = job["static_configs"]
-        assert targets["targets"] == [f"127.0.0.1:{port}"]
-        assert targets["labels"] == {"cluster": settings.cluster.name}
 
 
 # -- the scrape configuration -------------------------------------------------------------
