@@ -26,12 +26,7 @@ from controller.adapters.files.state_files import (
 from controller.api.errors import LlumctlError
 from controller.api.state.audit import AuditLog
 from controller.core.emptying.claims import Drain, Evacuate, Remove, Restart, SlowDrain
-from controller.core.fleet.cluster_spec import (
-    ClusterSpec,
-    EngineChange,
-    RollingOrder,
-    ScaleHold,
-)
+from controller.core.fleet.cluster_spec import ClusterSpec, EngineChange, RollingOrder, ScaleHold
 from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller.journal import Journal

@@ -75,7 +75,11 @@ REFUSED: list[tuple[int, str, list[Call]]] = [
     (404, "not_found", get("/v1/members/..%2Faudit/log", "/v1/members/%2Fetc%2Fpasswd/log")),
     (404, "no_log", get(LOG)),
     (404, "no_such_instance", get("/v1/requests?instance=i-99")),
-    (404, "no_such_request", get("/v1/requests/nothing")),
+    (
+        404,
+        "no_such_request",
+        get(*(f"/v1/requests/nothing{end}" for end in ("", "/id", "/explain"))),
+    ),
     (405, "method_not_allowed", [Call(path, method) for method, path in OTHER_METHODS]),
     (400, "bad_position", get("/v1/events?after=yesterday", "/v1/events?after=%00-1")),
     (400, "bad_position", get("/v1/watch?after=nowhere")),
@@ -134,9 +138,7 @@ async def test_each_call_is_refused_with_a_small_error_and_changes_nothing(
         assert (await client.get("/v1/status", headers=AUTHORIZED)).status_code == 200, call
 
 
-async def test_a_body_without_a_length_is_cut_too(
-    both: Both,
-) -> None:
+async def test_a_body_without_a_length_is_cut_too(both: Both) -> None:
     own, client = both
 
     async def endless() -> AsyncIterator[bytes]:
@@ -168,10 +170,7 @@ def head(*lines: str) -> bytes:
     ids=["zeros", "digits", "two lengths", "two keys", "two origins", "too many", "TLS"],
 )
 async def test_odd_heads(
-    both: Both,
-    caplog: pytest.LogCaptureFixture,
-    sent: bytes,
-    status: int,
+    both: Both, caplog: pytest.LogCaptureFixture, sent: bytes, status: int
 ) -> None:
     """httpx sends no such thing."""
     own, client = both

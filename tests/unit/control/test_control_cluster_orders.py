@@ -220,10 +220,7 @@ async def test_a_dry_run_says_which_instances_would_send_and_take_requests(bed: 
     steps."""
     bed.cluster.report("i-0", num_free_blocks=50, num_running=10)
     bed.cluster.report("i-1", num_free_blocks=99, num_running=1)
-    thresholds = {
-        "migration.source_below_steps": 100,
-        "migration.destination_above_steps": 2000,
-    }
+    thresholds = {"migration.source_below_steps": 100, "migration.destination_above_steps": 2000}
     found = await sets(bed, thresholds, dry_run=True)
     assert [(each.freeness_steps, each.now, each.then) for each in found.roles[:2]] == [
         (80.0, "destination", "source"),

@@ -24,11 +24,8 @@ async def explained(bed: Bed, reference: str = "r-1") -> Explanation:
 async def test_a_request_that_runs_and_where_it_could_move(bed: Bed) -> None:
     bed.cluster.report("i-2", num_free_blocks=50)
     found = await explained(bed)
-    assert (found.request.state, found.request.movable, found.could_move_to) == (
-        "running",
-        True,
-        "i-1",
-    )
+    assert (found.request.state, found.request.movable) == ("running", True)
+    assert found.could_move_to == "i-1"
     assert [step.kind for step in found.steps] == ["dispatched", "other"]
     assert (found.waiting, found.why_not_movable) == (None, "")
     for instance_id in ("i-1", "i-2"):
@@ -55,30 +52,12 @@ async def test_why_a_request_waits(bed: Bed) -> None:
     head = QueueHead("r-1", 0, 60, 5.0, evicted=True)
     bed.cluster.report("i-0", queue_head=head, **load)
     first = (await explained(bed)).waiting
-    assert (first.code, first.figures) == (
-        "fragmented",
-        {
-            "needed_blocks": 60,
-            "free_blocks": 20,
-            "cluster_free_blocks": 220,
-            "num_running_reqs": 3,
-        },
-    )
+    figures = {"needed_blocks": 60, "free_blocks": 20, "cluster_free_blocks": 220}
+    assert (first.code, first.figures) == ("fragmented", figures | {"num_running_reqs": 3})
     bed.cluster.report("i-0", queue_head=replace(head, request_id="another"), **load)
     behind = (await explained(bed)).waiting
     assert (behind.code, behind.figures) == ("behind", {"num_waiting_reqs": 4})
     assert (await explained(bed, "r-new")).waiting.code == "dispatching"
-
-
-@pytest.mark.parametrize(
-    ("reference", "status", "code"),
-    [("r-9", 404, "no_such_request"), ("x" * 257, 400, "bad_request"), ("r-", 409, "ambiguous")],
-)
-async def test_what_names_no_request(bed: Bed, reference: str, status: int, code: str) -> None:
-    arrive(bed.book, "r-2")
-    for path in (reference, f"{reference}/id", f"{reference}/explain"):
-        answer = await bed.client.get(f"/v1/requests/{path}")
-        assert (answer.status_code, answer.json()["code"]) == (status, code)
 
 
 # -- held ----------------------------------------------------------------------------------

@@ -272,10 +272,7 @@ async def test_one_command_cordons_all_or_none(bed: Bed, capsys: Captured) -> No
 
 async def test_the_commands_cordon_and_uncordon(bed: Bed, capsys: Captured) -> None:
     assert await llumctl("cordon", "i-0", "i-1", "--dry-run") == 10
-    assert (
-        capsys.readouterr().out.splitlines()[0]
-        == "i-0: would be cordoned, would keep its 1 request"
-    )
+    assert "i-0: would be cordoned, would keep its 1 request" in capsys.readouterr().out
     assert await llumctl("cordon", "i-0", "i-1", "-m", "a fan") == 0
     capsys.readouterr()
     assert await llumctl("status") == 0

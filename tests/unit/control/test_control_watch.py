@@ -11,12 +11,7 @@ from controller.adapters.http.cluster_view import cluster_status
 from controller.api.operations.on_instances import Drain
 from controller.api.wire.requests import EventPage, RequestList
 from controller.api.wire.status import ClusterStatus
-from controller.api.wire.stream import (
-    EventFrame,
-    Frame,
-    PingFrame,
-    parse_frame,
-)
+from controller.api.wire.stream import EventFrame, Frame, PingFrame, parse_frame
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested
@@ -200,9 +195,7 @@ async def test_requests_are_listed_and_named(bed: Bed) -> None:
     assert (await bed.get("requests", RequestList)).silent_frontends == ("f-0",)
 
 
-async def test_a_name_that_was_used_before_is_that_of_the_only_request_that_lives(
-    bed: Bed,
-) -> None:
+async def test_a_name_that_was_used_before_is_that_of_the_only_request_that_lives(bed: Bed) -> None:
     for number, request_id in enumerate(("old-1", "old-2", "new-3")):
         arrive(bed.book, request_id, "client", after_s=number)
     assert await found(bed, "client") == (409, "'client' names 3 sequences: old-1, old-2, new-3")

@@ -7,13 +7,7 @@ import asyncio
 import pytest
 
 from controller.adapters.tcp import transfer as tcp_link
-from controller.adapters.tcp.link_stream import (
-    PROOF_BYTES,
-    TAKEN,
-    Connection,
-    LinkKey,
-    new_secret,
-)
+from controller.adapters.tcp.link_stream import PROOF_BYTES, TAKEN, Connection, LinkKey, new_secret
 from controller.adapters.tcp.transfer import (
     DEPTH,
     HEADER_BYTES,

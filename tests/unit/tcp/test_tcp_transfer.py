@@ -55,21 +55,17 @@ async def test_a_block_larger_than_a_slice_goes_alone(make: Make, host: str) -> 
     assert source.blocks.touched == [(0,), (1,), (2,)]
 
 
-async def test_a_stage_without_blocks(source: Instance, destination: Instance) -> None:
+async def test_a_stage_without_blocks(source: Instance, destination: Instance, make: Make) -> None:
     """For no places it needs no answer."""
     received = destination.transfer.receive(source.peer, "m/0", range(3))
     sent = source.transfer.send(destination.peer, "m/0", ())
     nobody = Peer("i-9", 1, "at i-9")
     sent_to_nobody = source.transfer.send(nobody, "m/1", ())
     received_from_nobody = source.transfer.receive(nobody, "m/2", ())
+    make("i-5", block_bytes=0)  # an engine with several ranks, whose requests cannot move
     for each in sent, received, sent_to_nobody, received_from_nobody:
         assert (await outcome(each)).num_blocks == 0
     assert destination.blocks.touched == source.blocks.touched == []
-
-
-async def test_an_engine_whose_blocks_are_elsewhere_has_no_bytes(make: Make) -> None:
-    """An engine with several ranks, or any whose requests cannot move: it could not start."""
-    make("i-0", block_bytes=0)
 
 
 async def test_a_link_is_opened_once_and_before_it_is_needed(
