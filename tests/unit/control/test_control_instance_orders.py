@@ -85,6 +85,7 @@ async def test_where_a_request_would_go_and_why_it_stays(bed: Bed) -> None:
     (stays,) = (await drains(bed))[0].cannot_move
     assert (stays.code, stays.why) == ("multimodal", "it has multimodal input")
     bed.source.refusals["r-1"] = str(MoveRefusal.MOVING)
+    bed.cluster.now_s += 2.0  # they are asked once a second
     assert (await drains(bed))[0].cannot_move == (), "it is on its way"
 
 
