@@ -60,6 +60,11 @@ def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
         assert verdict(check()) == (result, result != "ok")
         assert words in check().what
+    monkeypatch.setattr(metadata, "version", INSTALLED.__getitem__)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert "broken" in doctor.ray_check().what
+    monkeypatch.setattr(doctor.sys, "version_info", (3, 10, 1))
+    assert verdict(doctor.python_check()) == ("fail", True)
 
 
 # -- GPUs and memory ----------------------------------------------------------------------
@@ -81,7 +86,7 @@ def test_gpus() -> None:
 
 
 def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for available, result in ((64 * GIB, "ok"), (int(3.5 * GIB), "warn"), (GIB, "fail")):
+    for available, result in ((GIB, "fail"), (int(3.5 * GIB), "warn"), (64 * GIB, "ok")):
         for module in (doctor, preflight):
             monkeypatch.setattr(module, "available_bytes", lambda found=available: found)
         check = doctor.memory_check(Settings(), num_gpus=0, already_running=False)
@@ -153,6 +158,8 @@ def test_what_up_cannot_write_doctor_says(
     assert verdict(check) == ("fail", True)
     assert "cannot be written: " in check.what
     assert verdict(doctor.cache_dir_check(Settings())) == ("fail", True)
+    other = Settings(cluster=ClusterTable(model="Q/Q"))
+    assert verdict(doctor.cache_dir_check(other)) == ("ok", False)
 
 
 def test_the_folders_that_up_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,12 +196,15 @@ def test_temporary_folders_and_options(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("result", "code"), [("ok", 0), ("warn", 0), ("fail", 1)])
 def test_command(result: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    found = [Check(name="b", result=CheckResult(result), what="so so", cure="do it")]
+    found = [
+        Check(name="a", result=CheckResult.OK, what="fine"),
+        Check(name="b", result=CheckResult(result), what="so so", cure="do it"),
+    ]
     monkeypatch.setattr(doctor, "run", lambda _: found)
     assert run(["doctor", "-o", "json"]) == code
     report = json.loads(capsys.readouterr().out)
     assert report["schema_version"] == 1
-    assert report["checks"][0] == {"name": "b", "result": result, "what": "so so", "cure": "do it"}
+    assert report["checks"][1] == {"name": "b", "result": result, "what": "so so", "cure": "do it"}
     assert run(["doctor"]) == code
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "        try: do it"

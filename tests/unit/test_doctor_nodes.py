@@ -185,6 +185,7 @@ def test_what_a_probe_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not probe.is_cached("Q/Q")
     assert (probe.gpu("NVIDIA H100, 81559, 9.0") or {})["memory_mib"] == 81559
     assert probe.gpu("No devices were found") is None
+    assert probe.fingerprint("no_such_package_of_a_test") == ""
 
 
 # -- the process that asks ----------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
-from controller.main import emulation
+from controller.main import emulation, up
 from controller.main.checks import preflight
 from controller.main.checks.model_weights import MemorySize, weights_of
 from controller.main.machine import capacity
@@ -308,13 +308,23 @@ def test_weights_that_are_at_the_hub_or_in_a_folder(tmp_path: Path, hub_sizes: H
 
 
 def test_a_hub_model_that_does_not_fit_is_refused_before_its_download(
-    tmp_path: Path, hub_sizes: HubSizes, memory: Callable[[float], None]
+    tmp_path: Path,
+    hub_sizes: HubSizes,
+    memory: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory(8)
     cached(tmp_path, max_position_embeddings=64)
     hub_sizes({"model.safetensors": 15 * GIB})
     with pytest.raises(LlumctlError, match=r"1 instances need about 17\.0 GiB"):
         preflight.check_memory({"model": HUB_MODEL, "kv_cache_memory_bytes": GIB}, 1)
+    hub_sizes(httpx.ConnectError("no network"))
+    said: list[str] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    choices = up._vllm_engines(settings(model=HUB_MODEL, instances=1), said.append)
+    assert choices["engine_args"]["model"] == HUB_MODEL
+    (line,) = said
+    assert "whether the weights fit this machine's memory was not checked" in line
 
 
 # -- GPUs, instances, threads -------------------------------------------------------------
@@ -343,7 +353,7 @@ def test_visible_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert preflight.visible_gpus() == []
 
 
-def test_how_many_instances_by_default() -> None:
+def test_how_many_instances_by_default_and_which_policies() -> None:
     assert preflight.gpus_per_instance(settings()) == 1
     wide = settings({"tensor_parallel_size": 2, "pipeline_parallel_size": "2"})
     assert preflight.gpus_per_instance(wide) == 4
@@ -352,6 +362,9 @@ def test_how_many_instances_by_default() -> None:
     assert preflight.default_instances(4, 4) == 1
     with pytest.raises(LlumctlError, match="an instance needs 4 GPUs, this machine has 2"):
         preflight.default_instances(2, 4)
+    preflight.check_policy("llumnix")
+    with pytest.raises(UsageError, match=r"scheduler\.policy.*round-robin"):
+        preflight.check_policy("roundrobin")
     for size in (0, -1, "two", None, 1.5):
         with pytest.raises(UsageError, match="is not a number of GPUs"):
             preflight.gpus_per_instance(settings({"pipeline_parallel_size": size}))

@@ -103,6 +103,7 @@ def test_a_key_file_that_is_not_used(capsys: Captured, tmp_path: Path) -> None:
         (b"sesame\n", 0o604, "is open to other users (mode 0604)"),
         (b" \n", 0o600, "is empty"),
         (b"\xff", 0o600, "not"),
+        (b"a\x07b\n", 0o600, "holds no key"),
     ):
         key_file = tmp_path / "key"
         key_file.write_bytes(content)
@@ -146,6 +147,7 @@ def test_bad_input(capsys: Captured) -> None:
         (["--trace", "/nonexistent.csv"], "--trace: cannot read /nonexistent.csv: No such file"),
         (["--trace", "x.csv", "--rate", "3"], "--rate: not with --trace"),
         (["--scale-rate", "2"], "--scale-rate: there is no trace"),
+        (["--trace", "x.csv", "--scale-rate", "0"], "--scale-rate: must be a positive"),
         (["--json", "/nonexistent/x"], "--json: there is no folder /nonexistent"),
         (["--url", "127.0.0.1:8000"], "--url: '127.0.0.1:8000' is not of the form"),
         (["--url", "http://h", "--cluster", "c"], "--url: a cluster has an endpoint of its own"),

@@ -116,6 +116,7 @@ def test_shares_of_levels() -> None:
         (["hihg=0.1"], "no level 'hihg'; the levels are normal, high"),
         (["high"], "not of the form LEVEL=SHARE"),
         (["high=1.5"], "not a number from 0 to 1"),
+        (["high=much"], "not a number from 0 to 1"),
         (["high=0.7", "normal=0.7"], "sum to 1.4"),
         (["high=0.1", "-1=0.1"], "high is given twice"),
         (["5000=0.1"], "beyond -100 to 100"),

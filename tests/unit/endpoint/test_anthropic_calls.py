@@ -41,6 +41,7 @@ def test_calls_that_are_cut_or_of_another_shape() -> None:
 
 
 def test_a_tool_that_must_be_called_is_strict_unless_it_says_otherwise() -> None:
+    mend_calls(None)  # a model without chats
     for choice in ("any", "auto", None):
         serving = Converter()
         mend_calls(serving)
@@ -58,6 +59,7 @@ def test_of_calls_one_after_the_other_those_before_the_cut_one_are_kept() -> Non
         ("<c>{1", "<c>{1"),
         ('[{"a": 1}, {"b": "é"}, {"c', '[{"a": 1}, {"b": "é"}]'),
         ('[{"a": 1} ,\n{"b": 2', '[{"a": 1}]'),
+        ('[{"a": 1}', '[{"a": 1}]'),
         ("[" * 9000, "[" * 9000),
     ):
         assert without_cut_call(text, "<c>", "</c>") == kept

@@ -68,6 +68,8 @@ async def test_an_error_ends_the_stream_as_an_event() -> None:
 
 async def test_an_error_of_vllm_s_converter_tells_nothing_of_its_insides() -> None:
     tell_errors(None)  # a model without chats
+    events, _ = await converted("data: {}\n\n", "data: [DONE]\n\n")
+    assert events == ["event: delta\ndata: {}\n\n", "event: delta\ndata: [DONE]\n\n"]
     (event,), _ = await converted(by=Failing)
     assert (told(event)["type"], told(event)["message"]) == ("api_error", INTERNAL)
 

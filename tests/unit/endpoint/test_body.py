@@ -378,6 +378,7 @@ def test_too_much() -> None:
         ({"json": {"description": "x" * 262_144}}, "262144 characters"),
         ({"json": {"enum": ["x" * 600] * 200}}, "to choose from"),
         ({"choice": ["x" * 64] * 1025}, "to choose from"),
+        ({"json": {"anyOf": [{"const": "x" * 600}] * 200}}, "to choose from"),
         ({"json": {"pattern": "[a-z]{1,2001}"}}, "too large in all"),
         ({"json": {"patternProperties": {f"a{i}{{1,300}}": {} for i in range(50)}}}, "in all"),
         ({"json": [{"pattern": "a"}] * 501}, "500 patterns"),

@@ -21,3 +21,7 @@ def test_waits_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     account.write_text("9 3000000000 8\n")
     assert clock() - began_s == pytest.approx(1.0)
     assert clock.waited_ratio == pytest.approx(2 / 3)
+    account.unlink()
+    clock = CoreClock()
+    now_s = 104.0
+    assert (clock(), clock.waited_ratio) == (now_s, 0)
