@@ -49,16 +49,11 @@ def refused(arguments: list[str], cli: Cli, code: int = 2) -> str:
 
 COMMAND_LINES = [
     ("statsu", "No such command 'statsu'. Did you mean 'status', 'restart'?"),
-    ("--verison", "No such option: --verison"),
     ("status --clustr x", "No such option: --clustr (Possible options: --clus"),
-    ("up --port", "Option '--port' requires an argument."),
-    ("up a b", "Got unexpected extra argument"),
     ("up --set x", "--set: 'x' is not of the form KEY=VALUE"),
     ("up --port 1 --set endpoint.port=2", "port is also set by --port"),
     ("up ./none", "MODEL: there is no model folder "),
     ("up -n 0", "--instances: cluster.instances must be at least 1, not 0"),
-    ("up -n -3", "must be at least 1, not -3"),
-    ("up --engine-arg x", "'x' is not of the form key=value"),
     ("up --engine emulated --engine-arg seed=1", "--engine-arg: engine.seed is an argument of v"),
     ("up --engine emulated Q/Q", "MODEL: an emulated engine"),
     ("up --profile x", "only emulated engines have a profile"),
@@ -66,89 +61,58 @@ COMMAND_LINES = [
     ("down --cluster ../x", "--cluster: '../x' is not a cluster name"),
     (f"up --config {'x' * 5000}", "File name too long"),
     ("profile --rounds 0", "--rounds: must be at least 1, not 0"),
-    ("profile --set x", "--set: 'x' is not of the form key=value"),
     ("profile --set block_siez=3", "did you mean block_size?"),
-    ("profile -o p.txt", "-o: p.txt does not end in .toml"),
     ("status --wait=ready -w", "--watch: not with --wait"),
-    ("status --wait=ready --check", "--check: not with --wait"),
     ("status --wait=ready -o json", "--output: not with --wait"),
     (f"status --wait=ready --timeout {'9' * 400}", "--timeout: '9999"),
     ("status --every 5", "llumctl status --watch --every 5"),
     ("status -w --every 0", "--every: must be a positive number of seconds, not 0"),
     ("status -w -o json", "-o json: cannot be watched"),
-    ("status -w -o name", "llumctl status --watch -o jsonl"),
-    ("status -w --check", "llumctl status --wait=ready"),
     ("events --kind evictd", "--kind: 'evictd' is not a kind of event; did you mean evicted?"),
     ("events --since 5x", "--since: '5x' is neither a duration nor a time"),
     ("events --after 7", "--after: '7' is not the position of an event"),
-    ("events -n -1", "--limit: must be 0 or more, not -1"),
     ("events -f -o json", "llumctl events --follow -o jsonl"),
     ("requests ''", "REQUEST: '' is not an id"),
     ("requests -n 0", "--limit: must be between 1 and 10000, not 0"),
-    ("requests -n 10001", "--limit: must be between 1 and 10000, not 10001"),
     ("requests --state runing", "--state: 'runing' is not a state of a request; did you mean run"),
-    ("requests --state running,,", "--state: '' is not a state of a request"),
     ("requests r-1 --state running", "--state: only for the list, not for one request"),
-    ("requests r-1 --instance i-0", "--instance: only for the list"),
     ("migrate ''", "REQUEST: '' is not an id"),
-    ("migrate", "Missing argument 'REQUEST'"),
-    ("migrate r-1 --to ''", "--to: '' is not an id"),
     ("migrate r-1 --timeout 86400", "--timeout: must be at most 600"),
     (f"migrate r-1 -m {'x' * 201}", "--reason: one line of up to 200"),
     ("priority r-1 '\x07'", "LEVEL: '\\x07' is not an id"),
-    ("abort ''", "REQUEST: '' is not an id"),
     ("set migration.max_moves 2", "is not of the form KEY=VALUE"),
-    ("set migration.max_moves=", "is not of the form KEY=VALUE"),
     ("set a.b=1 a.b=2", "KEY=VALUE: a.b is given twice"),
-    ("set ''", "KEY: '' is not an id"),
     ("set a.b=1 --toml", "--toml: not with KEY=VALUE"),
     ("set --toml -o json", "--toml: not with --output"),
     ("set --save", "--save: only with KEY=VALUE"),
-    ("set a.b --dry-run", "--dry-run: only with KEY=VALUE"),
     ("set --config there.toml", "--config: only with --toml or --save"),
-    ("set a.b=1 --config there.toml", "--config: only with --toml or --save"),
-    ("drain i-1 ''", "ID: '' is not an id"),
     ("drain i-1 --deadline 0", "--deadline: must be more than zero"),
     ("drain i-1 --deadline 8d", "--deadline: must be at most 7d"),
     ("drain i-1 --deadline 5 --on-deadline kepe", "an action at the deadline; did you mean keep?"),
     ("drain i-1 --on-deadline abort", "only with --deadline"),
-    ("drain i-1 --if-revision -1", "--if-revision: must be at least 0"),
     ("drain i-1 --within 30s", "--within: only with --remove"),
     ("drain i-1 --remove i-2", "--remove: one instance at a time"),
     ("drain i-1 --remove --deadline 5m", "--deadline: not with --remove"),
-    ("drain i-1 --remove --deadline 1 --on-deadline abort", "not with --remove"),
-    ("drain i-1 --remove --within 0", "--within: must be more than zero"),
-    ("drain i-1 --remove --within 8d", "--within: must be at most 7d"),
-    ("cordon ''", "ID: '' is not an id"),
     ("uncordon i-1 -m 'a\nb'", "--reason: one line of up to 200"),
     ("restart", "give one of ID, --rolling, --stop and --dismiss"),
-    ("restart i-1 --rolling", "give one of ID, --rolling, --stop and --dismiss"),
     ("restart i-1 --now --deadline 5", "--now: not with --deadline"),
     ("restart i-1 --at-once 2", "--at-once: not with ID"),
-    ("restart i-1 --engine-arg a=1", "--engine-arg: not with ID"),
     ("restart --rolling --now", "--now: not with --rolling"),
     ("restart --stop --force", "--force: not with --stop"),
-    ("restart --dismiss --deadline 2", "--deadline: not with --dismiss"),
-    ("restart --rolling --engine-arg a", "'a' is not of the form key=value"),
     ("restart --rolling --engine-arg a=1 --engine-arg a=2", "a is given twice"),
     ("restart --rolling --at-once 0", "'0' is neither a number of instances nor max"),
-    ("restart --rolling --start-timeout 8d", "--start-timeout: must be at most 7d"),
     ("scale 3 4", "is not one of 'off'"),
     ("scale 1.5", "N|+N|-N: '1.5' is not a number of instances"),
     ("scale 0", "N|+N|-N: 0 would leave no instance, or change none"),
-    ("scale 1025", "N|+N|-N: must be at most 1024, not 1025"),
     ("scale +1 --timeout 5m", "--timeout: only with --wait"),
     ("scale 3 --min 2", "--min: only with auto"),
     ("scale auto --wait", "--wait: not with auto"),
     ("scale auto --min 0", "--min: must be from 1 to 1024, not 0"),
-    ("scale auto --max 1025", "--max: must be from 1 to 1024, not 1025"),
-    ("scale auto on --target-ttft soon", "--target-ttft: 'soon' is not a duration"),
     ("scale auto --dry-run", "there is nothing to change"),
     ("logs -n -1", "--lines: must be 0 or more, not -1"),
     ("logs --all i-0", "--all: not with a member; 'i-0' is one of all"),
     ("record x --duration soon", "--duration: 'soon' is not a duration"),
     ("record x --refresh 0.01", "--refresh: must be "),
-    ("record --traffic x --duration 0", "--duration: must be more than zero"),
     ("record --traffic x --refresh 2", "--refresh"),
 ]
 
@@ -159,15 +123,13 @@ def test_command_line(line: str, words: str, cli: Cli) -> None:
     assert words in refused(shlex.split(line), cli)
 
 
-@pytest.mark.parametrize("prefix", [["up"], ["logs"], ["status", "--wait"], []])
-def test_arguments_that_are_not_text(prefix: list[str], cli: Cli) -> None:
-    """As Python hands over bytes that are not UTF-8."""
-    assert "'a\\udcff' is not UTF-8" in refused([*prefix, "a\udcff"], cli)
+def test_arguments_that_are_not_text(cli: Cli) -> None:
+    """Python hands over bytes that are not UTF-8 like this."""
+    for prefix in ([], ["up"], ["status", "--wait"]):
+        assert "'a\\udcff' is not UTF-8" in refused([*prefix, "a\udcff"], cli)
 
 
-@pytest.mark.parametrize(
-    "line", ["requests 'a\x1b[2Jb'", "status --wait 'request/\x07=running'", "status -o '\x1b[2J'"]
-)
+@pytest.mark.parametrize("line", ["requests 'a\x1b[2Jb'", "status -o '\x1b[2J'"])
 def test_what_is_repeated_does_not_drive_the_terminal(line: str, cli: Cli) -> None:
     assert "\\x" in refused(shlex.split(line), cli)
 
@@ -241,9 +203,9 @@ def test_every_command_that_needs_a_controller_says_that_none_runs(
 
 
 @every(having("--timeout"))
-@pytest.mark.parametrize("value", ["-1", "nan", "inf", "soon"])
-def test_every_timeout_is_a_number_of_seconds(path: tuple[str, ...], value: str, cli: Cli) -> None:
-    assert "--timeout" in refused(words(path, "--timeout", value), cli)
+def test_every_timeout_is_a_number_of_seconds(path: tuple[str, ...], cli: Cli) -> None:
+    for value in ("-1", "nan", "soon"):
+        assert "--timeout" in refused(words(path, "--timeout", value), cli)
 
 
 @every(having("--output"))
@@ -266,13 +228,12 @@ def test_every_config_file_must_be_there(path: tuple[str, ...], cli: Cli) -> Non
     ("raw", "words"),
     [
         ("port = 1\n".encode("utf-16"), ":1: not UTF-8 (byte 0xff)"),
-        (b"[endpoint]\nport = 1\0\n", ":2: not valid TOML"),
         (b'[endpoint]\n"po\\u001b[2J" = 1\n', ":2: unknown key endpoint.po\\x1b[2J"),
         (b"[endpoint]\n\nport = 0\n", ":3: endpoint.port must be at least 1, not 0"),
     ],
 )
 def test_config_file(raw: bytes, words: str, cli: Cli) -> None:
-    """`up` and `config show` say the same of it, `doctor` too."""
+    """`up`, `config show` and `doctor` say the same about the file."""
     Path("c.toml").write_bytes(raw)
     for command in (["up"], ["config", "show"], ["doctor"]):
         err = refused([*command, "--config", "c.toml"], cli)

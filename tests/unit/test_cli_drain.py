@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import pytest
-import yaml
 
 from controller.api.operations.on_instances import (
     CannotMove,
@@ -161,14 +160,8 @@ EMPTYING = "i-1: 1 left, 0 moving, 0 moved"
         (
             RESTART,
             (restarting(), restarting("restarting", num_moved=1), None),
-            process(incarnation=2, pid=71),
-            (EMPTYING, "i-1: restarting", "i-1: restarted (1 moved)"),
-        ),
-        (
-            RESTART,
-            (restarting(), None),
             process(incarnation=1, pid=71),
-            (EMPTYING, "i-1: restarted (0 moved)"),
+            (EMPTYING, "i-1: restarting", "i-1: restarted (1 moved)"),
         ),
         (
             RESTART,
@@ -180,8 +173,7 @@ EMPTYING = "i-1: 1 left, 0 moving, 0 moved"
     ids=[
         "until it is safe to delete",
         "until it is removed at its deadline",
-        "until the next process serves",
-        "though a new controller counts incarnations anew",
+        "until the next process serves, also if a new controller counts incarnations anew",
         "after a deadline, which was about emptying it",
     ],
 )
@@ -212,14 +204,8 @@ def test_it_is_followed_to_its_end(
             "--deadline 30 --on-deadline abort --force",
             {"deadline_s": 30.0, "on_deadline": "abort", "with_ids": [], "force": True},
         ),
-        (REMOVE, "", {"within_s": 30.0}),
         (REMOVE, "--within 2m --force", {"within_s": 120.0, "force": True}),
-        (RESTART, "--deadline 30", {"deadline_s": 30.0, "now": False}),
-        (
-            RESTART,
-            "--now -m leak --if-revision 3",
-            {"deadline_s": None, "now": True, "reason": "leak", "if_revision": 3},
-        ),
+        (RESTART, "--now -m leak", {"deadline_s": None, "now": True, "reason": "leak"}),
     ],
 )
 def test_what_is_ordered_and_detached_is_not_followed(
@@ -233,8 +219,7 @@ def test_what_is_ordered_and_detached_is_not_followed(
     assert row.split()[:5] == ["i-1", "draining", "2", "1", "0"]
 
 
-TIMED_OUT = "i-1 timed out after 30s: 1 request"
-STAYS = f"{TIMED_OUT} cannot move ({NO_ROOM})"
+STAYS = f"i-1 timed out after 30s: 1 request cannot move ({NO_ROOM})"
 TAKEN_BACK = "was taken back before it was over"
 SAME, NEW = {"incarnation": 1, "pid": 70}, {"incarnation": 1, "pid": 71}
 
@@ -251,14 +236,6 @@ SAME, NEW = {"incarnation": 1, "pid": 70}, {"incarnation": 1, "pid": 71}
             f"drain {STAYS}; it was given up",
             "llumctl scale +1      or      llumctl drain i-1 --deadline 60",
         ),
-        (
-            RESTART,
-            restarting(**GIVEN_UP),
-            process(**SAME),
-            124,
-            f"restart {TIMED_OUT} left; it was given up",
-            "llumctl scale +1      or      llumctl restart i-1 --deadline 60",
-        ),
         (DRAIN, report(), process(), 1, f"the drain of i-1 {TAKEN_BACK}", "--kind operator"),
         (RESTART, restarting(), process(**SAME), 1, f"the restart of i-1 {TAKEN_BACK}", "status"),
         (
@@ -273,7 +250,6 @@ SAME, NEW = {"incarnation": 1, "pid": 70}, {"incarnation": 1, "pid": 71}
     ids=[
         "past its deadline, and it goes on",
         "given up by the controller soon after its deadline",
-        "a restart that was given up",
         "taken back",
         "a restart that was taken back: the process is the same",
         "a restart whose new process failed",
@@ -333,45 +309,31 @@ def test_a_controller_that_is_away_is_waited_for_and_a_cluster_that_is_stopped_i
     assert "cluster default is not running" in captured.err
 
 
-@pytest.mark.parametrize(
-    ("command", "what", "tried"),
-    [
-        (DRAIN, "drain", "status --wait=drained=i-1      or      llumctl uncordon i-1"),
-        (REMOVE, "drain", "uncordon i-1"),
-        (RESTART, "restart", "status --wait=instance/i-1=active"),
-    ],
-)
-def test_ctrl_c_leaves_it_going(
-    bed: Bed,
-    cli: Cli,
-    monkeypatch: pytest.MonkeyPatch,
-    command: tuple[str, ...],
-    what: str,
-    tried: str,
-) -> None:
+def test_ctrl_c_leaves_it_going(bed: Bed, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_self: instances.DrainWatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(instances.DrainWatch, "until_over", interrupt)
-    told = f"no longer watching: the {what} goes on (i-1)\ntry:   llumctl {tried}\n"
-    assert cli(*command, "-y", code=130).err == told
+    assert cli(*DRAIN, "-y", code=130).err == (
+        "no longer watching: the drain goes on (i-1)\n"
+        "try:   llumctl status --wait=drained=i-1      or      llumctl uncordon i-1\n"
+    )
     assert len(bed.fake.ordered) == 1
 
 
 # -- dry runs and formats -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [DRAIN, REMOVE, RESTART])
-def test_a_dry_run_shows_the_plan(bed: Bed, cli: Cli, command: tuple[str, ...]) -> None:
-    title, *table = cli(*command, "--dry-run", code=10).out.split("\n\n")[1].splitlines()
+def test_a_dry_run_shows_the_plan(bed: Bed, cli: Cli) -> None:
+    title, *table = cli(*DRAIN, "--dry-run", code=10).out.split("\n\n")[1].splitlines()
     assert title == "i-1:"
-    assert [line.split(maxsplit=5) for line in table] == [
-        ["REQUEST", "CLIENT-ID", "TOKENS", "BLOCKS", "TO", "WHY-NOT"],
-        ["r-1", "cmpl-1", "70", "5", "i-0", "-"],
-        ["r-3", "cmpl-3", "70", "5", "-", NO_ROOM],
+    assert [line.split(maxsplit=5)[4:] for line in table] == [
+        ["TO", "WHY-NOT"],
+        ["i-0", "-"],
+        ["-", NO_ROOM],
     ]
     bed.plan = report(dry_run=True)
-    assert run([*command, "--dry-run"]) == 0, "it is draining already"
+    assert run([*DRAIN, "--dry-run"]) == 0, "it is draining already"
     assert [body["dry_run"] for body in bed.fake.bodies()] == [True, True]
 
 
@@ -381,20 +343,9 @@ def test_the_formats(bed: Bed, cli: Cli) -> None:
 
     found = json.loads(told("json"))
     assert found == json.loads(DrainList(drains=(bed.plan,)).model_dump_json())
-    assert yaml.safe_load(told("yaml")) == found
     assert json.loads(told("jsonl")) == found["drains"][0]
     assert told("name") == "i-1\n"
-    header = told("wide").splitlines()[0].split()
-    assert header[-5:] == ["ON-DEADLINE", "THEN", "REVISION", "BY", "REASON"]
-
-
-def test_a_table_lists_twenty_requests_and_wide_all(bed: Bed, cli: Cli) -> None:
-    bed.plan = report(plan=tuple(map(departure, range(25))), dry_run=True, changes=True)
-    lines = cli(*DRAIN, "--dry-run", code=10).out.split("\n\n")[1].splitlines()
-    assert (len(lines), lines[-1]) == (23, "... and 5 more (-o wide)")
-    assert (
-        len(cli(*DRAIN, "--dry-run", "-o", "wide", code=10).out.split("\n\n")[1].splitlines()) == 27
-    )
+    assert "REVISION" in told("wide").splitlines()[0]
 
 
 def test_a_refusal_is_told_and_nothing_printed(bed: Bed, cli: Cli) -> None:
@@ -423,19 +374,10 @@ def test_several_one_after_the_other(bed: Bed, capsys: Captured, cli: Cli) -> No
 # -- the question -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("command", "typed"),
-    [
-        (DRAIN, "llumctl drain i-1"),
-        (REMOVE, "llumctl drain i-1 --remove --within 30s"),
-        ((*RESTART, "--now"), "llumctl restart i-1 --now"),
-    ],
-)
-def test_without_a_terminal_it_does_not_act(
-    bed: Bed, cli: Cli, command: tuple[str, ...], typed: str
-) -> None:
-    error, hint = cli(*command, code=5).err.splitlines()
+def test_without_a_terminal_it_does_not_act(bed: Bed, cli: Cli) -> None:
+    error, hint = cli(*REMOVE, code=5).err.splitlines()
     assert error.endswith(" asks before it acts, and there is no terminal to ask on")
+    typed = "llumctl drain i-1 --remove --within 30s"
     assert hint == f"try:   {typed} --dry-run      then      {typed} -y"
     assert bed.fake.ordered == []
 
@@ -444,8 +386,6 @@ def test_without_a_terminal_it_does_not_act(
     ("command", "plan", "told", "question"),
     [
         (DRAIN, PLAN, "2 requests would move; 1 cannot move now", "Drain i-1?"),
-        (REMOVE, PLAN[:1], "1 request would move", "Evacuate i-1 within 30 s?"),
-        (RESTART, (), "0 requests would move", "Restart i-1?"),
         (
             (*RESTART, "--now"),
             (departure(code="replays", why=REPLAYED),),
@@ -509,18 +449,6 @@ def test_an_answer_on_a_terminal(bed: Bed, answer: str, code: int, words: str) -
         assert screen.process.wait(LIMIT_S) == code
     assert words in screen.text
     assert len(bed.fake.ordered) == 1 + (code == 0)
-
-
-@pytest.mark.process
-def test_on_a_terminal_its_progress_stays_on_one_line(bed: Bed) -> None:
-    with terminal(*DRAIN, "-y") as screen:
-        screen.until("\ri-1: 2 left, 1 moving, 0 moved")
-        bed.fake.drains = [report(num_requests_left=1, num_moved=1)]
-        screen.until("\ri-1: 1 left, 0 moving, 1 moved")
-        bed.fake.drains = [report("drained", num_moved=2)]
-        assert screen.process.wait(LIMIT_S) == 0
-    assert screen.raw.split("ID")[0].count("\n") == 1
-    assert "\r\x1b[Ki-1: safe to delete (2 moved)\r\n" in screen.raw
 
 
 # -- uncordon -----------------------------------------------------------------------------

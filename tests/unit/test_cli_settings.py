@@ -48,9 +48,7 @@ BAD_FILES = [
     # text, the line that is named, what the message must contain
     ("[endpoint]\n\nprot = 1\n", 3, "unknown key endpoint.prot; did you mean endpoint.p"),
     ("[endpont]\nport = 1\n", 1, "unknown table endpont; did you mean endpoint?"),
-    ("# c\nendpont.port = 1\n", 2, "did you mean endpoint?"),
     ("port = 1\n", 1, "did you mean endpoint.port?"),
-    ("[control]\nprt = 1\n", 2, "did you mean control.port?"),
     ("[endpoint]\nstall_timeout_s = 1\n", 2, "did you mean scheduler.stall_timeout_s?"),
     ("[endpoint]\nzzz = 1\n", 2, "unknown key endpoint.zzz"),
     ("[endpoint]\nport = 1\nport = 2\n", 3, "duplicate key endpoint.port (first on line"),
@@ -58,9 +56,6 @@ BAD_FILES = [
     ("endpoint = {port = 1, port = 2}", 1, "duplicate key endpoint.port"),
     ("[engine]\nmax-model-len = 1\nmax_model_len = 2\n", 3, "duplicate key engine.max_"),
     ("[endpoint]\nport = '80'\n", 2, "endpoint.port must be an integer, not '80'"),
-    ("[endpoint]\nport = 80.5\n", 2, "must be an integer, not 80.5"),
-    ("[endpoint]\nhost = 3\n", 2, "endpoint.host must be a string, not 3"),
-    ("[emulated]\nprefix_caching = 'yes'\n", 2, "emulated.prefix_caching must"),
     ("[emulated]\nmode = 'chunk'\n", 2, "emulated.mode must be 'chunked' or"),
     ("[endpoint]\nport = 70000\n", 2, "must be at most 65535, not 70000"),
     ("[scheduler]\n\n\ngrace_s = -1\n", 4, "must be at least 0, not -1"),
@@ -69,25 +64,18 @@ BAD_FILES = [
     ("[endpoint]\nport = 9" + "9" * 5000, 2, "a number of too many digits"),
     ("[cluster]\nname = 'Up'\n", 2, "cluster.name 'Up' does not match"),
     ("[cluster]\nmodel = ''\n", 2, "cluster.model is empty"),
-    ("[cluster]\nmodel = './none'\n", 2, "there is no model folder"),
     ("control = 5\n", 1, "control must be a table, not 5"),
-    ("[[endpoint]]\nport = 1\n", 1, "endpoint must be a table"),
     ("engine = 5\n", 1, "engine must be a table"),
     ("[priority]\nname = 'x'\n", 1, "must be an array of tables"),
     ("priority = [1]\n", 1, "priority must be a table, not 1"),
     ("[[priority]]\nname='a'\nrank=0\n[[priority]]\nname='b'\n", 4, "needs the key rank"),
-    (LEVEL + "[[priority]]\nname='b'\nrank=900\n", 6, "rank must be at most 100, not 900"),
     ("\n[[priority]]\nname='a'\nrnk=0\n", 2, "did you mean priority.rank?"),
-    (LEVEL + "[priority.x]\ny = 1\n", 4, "unknown key priority.x"),
     ("\n[[priority]]\nname='a'\nrank=1\n", 2, "one priority level must have rank 0"),
     (LEVEL + "[[priority]]\nname='a'\nrank=1\n", 1, "two priority levels have the same name"),
     (LEVEL + "[[priority]]\nname='b'\nrank=0\n", 1, "two priority levels have the same rank"),
     ("[endpoint]\nport = \n", 2, "not valid TOML: Invalid value"),
     ("[endpoint]\nx = [1,\n2\n", 3, "not valid TOML: Unclosed array"),
-    ("a.b = 1\n[a]\n", 2, "not valid TOML"),
-    ("[endpoint]\nport 1\n", 2, "not valid TOML"),
     ("endpoint:\n  port: 1\n", 1, "not valid TOML: Expected '=' after a key"),
-    ("\x7fELF = 1\n", 1, "not valid TOML"),
     ("x = " + "[" * 5000 + "\n", 1, "nested too deeply"),
     (b"[endpoint]\n# \xff\n", 2, "not UTF-8 (byte 0xff)"),
     ("[endpoint]\nport = 8700\n", 2, "control.port and endpoint.port are both 8700"),
@@ -96,9 +84,7 @@ BAD_FILES = [
     ('[endpoint]\nhost = "\\u001b[2J"\n', 2, "endpoint.host '\\x1b[2J' is open"),
     ("[control]\nport = 1\nhost = '::'\n", 3, "control.host '::' is not a loopback"),
     ("[endpoint]\napi_key_file = 'none'\n", 2, "cannot read"),
-    ("[endpoint]\napi_key_file = '.'\n", 2, "Is a directory"),
     ('[endpoint]\napi_key_file = "\\u0000"\n', 2, "cannot read"),
-    (EMULATED + "[emulated]\nprofile = './p.toml'\n", 4, "there is no profile file "),
     (EMULATED + "[engine]\nseed = 1\n", 4, "engine.seed is an argument of vLLM's engine"),
 ]
 
@@ -117,10 +103,6 @@ def test_all_that_is_wrong_is_told_in_one_go() -> None:
         "c.toml:2",
         "c.toml:4",
     ]
-
-
-def test_an_unknown_key_lists_the_valid_ones() -> None:
-    assert "host, port" in refusal("[control]\nhots = 1\n").hint
 
 
 def test_a_file_from_the_shell() -> None:
@@ -184,12 +166,8 @@ def test_default_file_and_llumctl_config(tmp_path: Path) -> None:
     ("variable", "value", "part"),
     [
         ("LLUMCTL_ENDPOINT_PORT", "x", "must be an integer, not 'x'"),
-        ("LLUMCTL_ENDPOINT_PORT", "0", "must be at least 1, not '0'"),
         ("LLUMCTL_ENDPOINT_PROT", "1", "did you mean endpoint.po"),
         ("LLUMCTL_SCHEDULER_GRACE_S", "nan", "must be a finite number"),
-        ("LLUMCTL_SCHEDULER_GRACE_S", "-2", "must be at least 0"),
-        ("LLUMCTL_CLUSTER_INSTANCES", "many", "must be an integer"),
-        ("LLUMCTL_CLUSTER_NAME", "A B", "does not match"),
         ("LLUMCTL_PRIORITY_NAME", "a", "only be set in the config file"),
         ("LLUMCTL_ENDPOINT_HOST", "10.0.0.1", "open to other machines"),
     ],
@@ -222,11 +200,8 @@ def test_empty_and_foreign_variables_are_left_alone() -> None:
     [
         ("LLUMCTL_PORT", "LLUMCTL_ENDPOINT_PORT"),
         ("LLUMCTL_ENDPONT_PORT", "LLUMCTL_ENDPOINT_PORT"),
-        ("LLUMCTL_INSTANCES", "LLUMCTL_CLUSTER_INSTANCES"),
         ("LLUMCTL_MAX_MOVES", "LLUMCTL_MIGRATION_MAX_MOVES"),
-        ("LLUMCTL_CLUSTER", ""),
         ("LLUMCTL_", ""),
-        ("LLUMCTL_ZZZ_QQQ", ""),
     ],
 )
 def test_a_variable_that_names_no_setting_is_refused(variable: str, meant: str) -> None:
@@ -241,23 +216,16 @@ def test_set_is_over_environment_and_file() -> None:
     text = """
 migration.max_moves = 1
 holding.making_room = true
-[[priority]]
-name = "normal"
-rank = 0
-[[priority]]
-name = "batch"
-rank = -1
+priority = [{name = "normal", rank = 0}, {name = "batch", rank = -1}]
 [engine]
 max-model-len = 64
 """
     found = load(
         text,
         {"LLUMCTL_MIGRATION_MAX_MOVES": "2", "LLUMCTL_ENGINE_SEED": "1"},
-        {("endpoint", "port"): ("--port", 9000)},
         assigned=(
             "migration.max_moves=3",
             "holding.making_room=off",
-            "autoscale.mode=on",
             "endpoint.request_timeout_s = 60",
             "endpoint.served_model_name=a,b",
             "cluster.frontends=none",
@@ -268,20 +236,13 @@ max-model-len = 64
     )
     assert found.migration.max_moves == 3
     assert not found.holding.making_room
-    assert found.autoscale.mode == "on"
-    assert (found.endpoint.port, found.endpoint.request_timeout_s) == (9000, 60.0)
+    assert found.endpoint.request_timeout_s == 60.0
     assert found.endpoint.served_model_name == ("a", "b")
     assert found.cluster.frontends is None
     assert [each.target_load_tokens for each in found.priority] == [None, 800]
     assert found.engine == {"max_model_len": 4096, "seed": 7}
-
-
-def test_set_changes_a_default_level_where_the_file_has_none() -> None:
     found = load(assigned=("priority.high.target_load_tokens=none",))
-    assert [(each.name, each.target_load_tokens) for each in found.priority] == [
-        ("normal", None),
-        ("high", None),
-    ]
+    assert [each.name for each in found.priority] == ["normal", "high"], "the default levels"
 
 
 def test_set_takes_what_llumctl_set_takes() -> None:
@@ -294,21 +255,15 @@ def test_set_takes_what_llumctl_set_takes() -> None:
 BAD_ASSIGNMENTS = [
     # what is assigned, what the message must contain, how the next command begins
     (("migration.max_moves",), "--set: 'migration.max_moves' is not of the form KEY=VALUE", ""),
-    (("a.b=1", "a.b=2"), "--set: a.b is given twice", ""),
     (("migration.max_moves=few",), "--set: migration.max_moves must be an integer, not 'few'", ""),
-    (("migration.max_moves=2000",), "--set: migration.max_moves must be at most 1024, not ", ""),
     (("migration.max_move=2",), "unknown key migration.max_move; did you mean ", "the keys of [m"),
-    (("migratoin.max_moves=2",), "unknown key migratoin.max_moves; did you mean ", "the tables ar"),
     (("max_moves=2",), "unknown table max_moves; did you mean migration.max_moves?", "the tables"),
     (("migration=2",), "--set: migration is a table: name a key of it", ""),
-    (("holding.making_room=never",), "--set: holding.making_room must be true or false, not ", ""),
     (("priority.hihg.rank=2",), "'hihg' is not a priority level; did you mean high?", "one of nor"),
     (("priority.high.rnak=2",), "unknown key priority.rnak; did you mean priority.ran", "the keys"),
     (("console.theme=x",), "console.theme is not a setting of a cluster: ", "llumctl config path"),
-    (("keys.quit=q",), "keys.quit is not a setting of a cluster: ", "llumctl config path"),
     (("endpoint.port=9000",), "--set: endpoint.port is also set by --port", "llumctl up --help"),
     (("engine.max-model-len=1",), "--set: engine.max-model-len is also set by --engine-arg", ""),
-    (("endpoint.middleware=x.y",), "endpoint.middleware is refused: it is code", ""),
     (("endpoint.tool_parser_plugin=x.py",), "names code to run: only your ", "llumctl config path"),
 ]
 
@@ -340,7 +295,7 @@ def test_engine_takes_any_key_from_anywhere() -> None:
     }
 
 
-@pytest.mark.parametrize("argument", ["x", "=1", "--=1", ""])
+@pytest.mark.parametrize("argument", ["x", "--=1"])
 def test_engine_argument_without_key_or_value(argument: str) -> None:
     assert refusal(engine_args=(argument,)).message.startswith("--engine-arg: ")
 
@@ -369,7 +324,6 @@ def test_secrets_file_must_be_private_and_comes_out_absolute(tmp_path: Path) -> 
     [
         ("s3cret-1\ns3cret-2 requests=4\n", "line 2: what follows the key is no list of priority"),
         ("s3cret-1 live_requests=-1\n", "line 1: what follows the key is no list of priority"),
-        ("\n \n", "is empty"),
     ],
 )
 def test_a_key_file_that_is_wrong_is_named_and_not_repeated(
@@ -386,10 +340,8 @@ def test_a_key_file_that_is_wrong_is_named_and_not_repeated(
 
 def test_model_folder_becomes_absolute(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    flags: settings.Flags = {("cluster", "model"): ("MODEL", "./m")}
-    assert load(flags=flags).cluster.model == str(tmp_path / "m")
-    flags = {("cluster", "model"): ("MODEL", "Qwen/Qwen3-0.6B")}
-    assert load(flags=flags).cluster.model == "Qwen/Qwen3-0.6B"
+    for model, found in (("./m", str(tmp_path / "m")), ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B")):
+        assert load(flags={("cluster", "model"): ("MODEL", model)}).cluster.model == found
 
 
 @pytest.mark.parametrize("host", ["127.8.8.8", "::1", "localhost"])
@@ -419,7 +371,6 @@ def test_cluster_name_from_flag_environment_file() -> None:
         ("x = 1\n\n" + " . ".join("a" * 33) + " = 1", 3),
         ("[[" + ".".join(['"a.b"'] * 33) + "]]", 1),
         ("x = {" + ".".join(["'a'"] * 33) + " = 1}", 1),
-        ("# " + ".".join("a" * 50), None),
         ('x = "' + ".".join("a" * 50) + '"', None),
         ('x = {a = """\nit\'s \\"""", ' + ".".join("a" * 33) + " = 1}", 2),
     ],
@@ -462,16 +413,9 @@ LINES: dict[toml_text.KeyPath, int | None] = {
     ("a",): 2,
     ("x",): None,
     ("quo ted", "lit#eral"): 6,
-    ("quo ted",): 6,
     ("c", 1, "e"): 9,
-    ("c", 0, "d"): 8,
-    ("t", "u"): 10,
     ("t", "u", "v"): 11,
-    ("p",): 12,
-    ("p", 0, "q"): 13,
     ("p", 0, "sub", "r"): 15,
-    ("p", 1): 16,
-    ("p", 1, "q"): 17,
     ("p", 1, "s"): 19,
     ("p", 1, "absent"): 16,
 }
