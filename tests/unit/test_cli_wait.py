@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from _pytest.capture import CaptureResult
 
-from controller.api.errors import NotFoundError, UsageError
+from controller.api.errors import UsageError
 from controller.api.operations.on_instances import DrainList, DrainReport
 from controller.api.state import run_state
 from controller.api.wire.requests import RequestDetail, RequestState
@@ -46,38 +46,13 @@ def waited(cli: Cli, condition: str, *options: str, code: int = 0) -> CaptureRes
 
 
 @pytest.mark.parametrize(
-    ("text", "condition"),
-    [
-        ("ready", ClusterIs(ClusterState.READY)),
-        (" idle ", Idle()),
-        ("cluster=degraded", ClusterIs(ClusterState.DEGRADED)),
-        ("instance/i-0=active", MemberIs("instance", "i-0", "active")),
-        ("instance/i-0=gone", MemberIs("instance", "i-0", "gone")),
-        ("frontend/f-0=restarting", MemberIs("frontend", "f-0", "restarting")),
-        ("request/a/b=finished", RequestIs("a/b", RequestState.FINISHED)),
-        ("drained=i-0", Drained("i-0")),
-    ],
-)
-def test_conditions_are_read(text: str, condition: waiting.Condition) -> None:
-    assert waiting.parse(text) == condition
-
-
-@pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
         ("redy", "--wait: 'redy' is not a condition; did you mean ready?", "one of ready, idle, "),
-        ("", "--wait: '' is not a condition", "one of ready"),
-        ("instance/i-0", "did you mean instance/ID=STATE?", "request/ID=STATE"),
         ("instanc/i-0=active", "did you mean instance/ID=STATE?", ""),
-        ("instance/=active", "did you mean instance/ID=STATE?", ""),
-        ("cluster", "did you mean cluster=STATE?", ""),
-        ("ready=true", "did you mean ready?", ""),
         ("instance/i-0=activ", "'activ' is not a state of an instance; did you mean active?", ""),
         ("frontend/f-0=gone", "'gone' is not a state of a frontend", "one of starting, active"),
-        ("cluster=", "'' is not a state of a cluster", "one of starting, ready"),
-        ("request/r=done", "'done' is not a state of a request", "finished, aborted, failed"),
         ("drained=", "--wait: '' is not an id", ""),
-        ("draind=i-1", "did you mean drained=ID?", ""),
     ],
 )
 def test_bad_conditions_name_the_nearest(text: str, message: str, hint: str) -> None:
@@ -100,19 +75,15 @@ def frontend(num_live_reqs: int) -> ClusterStatus:
 @pytest.mark.parametrize(
     ("text", "status", "verdict", "now"),
     [
-        ("ready", READY, "holds", "cluster default is ready"),
         ("ready", STARTING, "not yet", "cluster default is starting"),
         ("ready", cluster(state=ClusterState.DEGRADED, detail="x"), "not yet", "degraded (x)"),
-        ("ready", cluster(state=ClusterState.FAILED), "never", "cluster default is failed"),
         ("ready", cluster(state=ClusterState.STOPPING), "never", "is stopping"),
         ("cluster=failed", cluster(state=ClusterState.STOPPING), "not yet", "is stopping"),
-        ("instance/i-0=active", READY, "holds", "instance i-0 is active"),
         ("instance/i-0=active", STARTING, "not yet", "i-0 is starting (importing vLLM)"),
         ("instance/i-0=active", member(InstanceState.FAILED), "never", "i-0 is failed"),
         ("instance/i-0=failed", member(InstanceState.FAILED), "holds", "i-0 is failed"),
         ("instance/i-0=gone", member(InstanceState.FAILED), "not yet", "i-0 is failed"),
         ("instance/i-1=gone", READY, "holds", "instance i-1 is gone"),
-        ("frontend/f-0=active", READY, "holds", "frontend f-0 is active"),
         ("idle", READY, "holds", "no request is live"),
         ("idle", cluster(instance(num_waiting_reqs=2)), "not yet", "14 requests are live"),
         ("idle", READY.model_copy(update={"num_held_reqs": 1}), "not yet", "1 request is live"),
@@ -136,14 +107,15 @@ def test_conditions_of_the_cluster_are_judged(
         (RequestState.FINISHED, RequestState.RUNNING, "not yet"),
         (RequestState.FINISHED, RequestState.FAILED, "never"),
         (RequestState.RUNNING, RequestState.FINISHED, "never"),
-        (RequestState.ABORTED, RequestState.ABORTED, "holds"),
     ],
 )
 def test_conditions_of_a_request_are_judged(
     wanted: RequestState, state: RequestState, verdict: str
 ) -> None:
-    found = RequestDetail(**request_fields("r-1", state=state))
-    assert RequestIs("r-1", wanted).judge(found).verdict == verdict
+    found = RequestDetail(**request_fields("a/b", state=state))
+    condition = waiting.parse(f"request/a/b={wanted}")
+    assert condition == RequestIs("a/b", wanted)
+    assert condition.judge(found).verdict == verdict
 
 
 def draining(**fields: Any) -> DrainReport:
@@ -151,26 +123,13 @@ def draining(**fields: Any) -> DrainReport:
     return DrainReport(instance_id="i-0", **(known | fields))
 
 
-@pytest.mark.parametrize(
-    ("drains", "verdict", "now"),
-    [
-        ([draining()], "not yet", "is draining, 2 left"),
-        ([draining(safe_to_delete=True)], "holds", "is drained: safe to delete"),
-        ([], "not yet", "is active, and nobody drains it"),
-    ],
-)
-def test_a_drain_is_judged(drains: list[DrainReport], verdict: str, now: str) -> None:
-    judged = Drained("i-0").judge(DrainList(drains=tuple(drains)), lambda: READY)
-    assert (judged.verdict, judged.now) == (verdict, f"instance i-0 {now}")
-
-
-@pytest.mark.parametrize("text", ["instance/i-9=active", "frontend/i-0=active"])
-def test_a_member_that_there_is_not(text: str) -> None:
-    condition = waiting.parse(text)
-    assert isinstance(condition, MemberIs)
-    with pytest.raises(NotFoundError, match="there is no") as caught:
-        condition.judge(READY)
-    assert caught.value.hint.endswith("s: f-0)" if "frontend" in text else "s: i-0)")
+def test_a_drain_that_is_not_over_is_judged() -> None:
+    for drains, now in (
+        ((draining(),), "is draining, 2 left"),
+        ((), "is active, and nobody drains it"),
+    ):
+        judged = Drained("i-0").judge(DrainList(drains=drains), lambda: READY)
+        assert (judged.verdict, judged.now) == ("not yet", f"instance i-0 {now}")
 
 
 # -- waiting ------------------------------------------------------------------------------
@@ -227,34 +186,26 @@ def test_it_waits_until_the_condition_holds(
 
 
 @pytest.mark.usefixtures("starting")
-@pytest.mark.parametrize(
-    ("timeout", "message"),
-    [
-        ("0.05", "ready did not become true within 50ms: cluster default is starting"),
-        ("0", "ready is not true: cluster default is starting"),
-    ],
-)
-def test_a_timeout_names_the_condition_and_what_holds_instead(
-    timeout: str, message: str, cli: Cli
-) -> None:
-    assert waited(cli, "ready", "--timeout", timeout, code=124) == (
-        "",
-        f"error: {message}\ntry:   llumctl status\n",
-    )
+def test_a_timeout_names_the_condition_and_what_holds_instead(cli: Cli) -> None:
+    for timeout, what in (("0.05", "did not become true within 50ms"), ("0", "is not true")):
+        told = f"error: ready {what}: cluster default is starting\ntry:   llumctl status\n"
+        assert waited(cli, "ready", "--timeout", timeout, code=124) == ("", told)
 
 
 def test_what_can_never_hold_fails_at_once(fake: FakeController, cli: Cli) -> None:
     fake.status = cluster(state=ClusterState.FAILED, detail="i-0: out of memory")
-    assert waited(cli, "ready", code=1).err == (
+    assert waited(cli, "ready", code=1).err.startswith(
         "error: ready can no longer become true: cluster default is failed (i-0: out of memory)\n"
-        "try:   llumctl status\n"
     )
     fake.details["r-1"] = RequestDetail(**request_fields("r-1", state=RequestState.ABORTED))
     assert waited(cli, "request/r-1=finished", code=1).err.endswith("try:   llumctl requests r-1\n")
 
 
 @pytest.mark.usefixtures("fake")
-@pytest.mark.parametrize("condition", ["instance/i-9=active", "request/r-9=running", "drained=i-9"])
+@pytest.mark.parametrize(
+    "condition",
+    ["instance/i-9=active", "frontend/i-0=active", "request/r-9=running", "drained=i-9"],
+)
 def test_what_there_is_not_from_the_beginning_is_a_mistake(condition: str, cli: Cli) -> None:
     assert "error: there is no " in waited(cli, condition, code=4).err
 

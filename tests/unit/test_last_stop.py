@@ -48,9 +48,6 @@ def test_the_last_down_counts_whatever_was_done_since() -> None:
     [
         b"{",
         b"[]\n",
-        b"{}\n",
-        b'{"action": 3}\n',
-        b"\xff\x00\n",
         b'{"action": "down: x", "time_s": "soon", "actor": "a"}\n',
         b'{"action": "down: x", "time_s": 1, "actor": 5}\n',
     ],

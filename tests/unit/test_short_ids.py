@@ -31,15 +31,9 @@ CUT = {
         ["cmpl-8d36e06fa6a667f4", "cmpl-90c7dbc54b4264d5"],
         (7, ["8d3…7f4", "90c…4d5"]),
     ),
-    "one alone loses its first word only": (["cmpl-8d36e06fa6a667f4"], (9, ["8d36…67f4"])),
     "two kinds lose their words each": (
         ["cmpl-8d36e06fa6a667f4", "chatcmpl-90c7dbc54b4264d5"],
         (9, ["8d36…67f4", "90c7…64d5"]),
-    ),
-    "what has room is whole": (["cmpl-1", "cmpl-2"], (6, ["cmpl-1", "cmpl-2"])),
-    "a difference at the end": (
-        ["cmpl-aaaaaaaaaaab", "cmpl-aaaaaaaaaaac"],
-        (5, ["aa…ab", "aa…ac"]),
     ),
     "a difference at the beginning": (
         ["x-aaaaa1aaaaaaaaaaaaaaaa", "x-aaaaa2aaaaaaaaaaaaaaaa"],

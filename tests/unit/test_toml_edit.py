@@ -39,7 +39,6 @@ FEWER = "  max_moves = 2   # fewer"
     [
         ("migration.max_moves", 12, [f"- {FEWER}", "+   max_moves = 12   # fewer"]),
         ("migration.victim", 'a"b', ["-   victim = 'LCR'", '+   victim = "a\\"b"']),
-        ("migration.guard", False, ["+   guard = false"]),
         ("migration.max_moves", None, [f"- {FEWER}", "+   # max_moves = 2   # fewer"]),
         ("migration.max_bytes_per_s", None, []),
         ("cluster.instances", 3, ["+ instances = 3"]),
@@ -58,7 +57,6 @@ def test_one_value(key: str, value: Value, lines: list[str]) -> None:
     [
         ("", "[migration]\nmax_moves = 1\n"),
         ("# only words", "# only words\n\n[migration]\nmax_moves = 1\n"),
-        ("[migration]", "[migration]\nmax_moves = 1\n"),
         ("[migration]\n[engine]\na = 1", "[migration]\nmax_moves = 1\n[engine]\na = 1"),
         ("migration.max_moves = 9", "migration.max_moves = 1"),
         (
@@ -66,17 +64,11 @@ def test_one_value(key: str, value: Value, lines: list[str]) -> None:
             "migration.guard = true\nmigration.max_moves = 1\n[keys]",
         ),
         ("migration = { max_moves = 9, a = true }", "migration = { max_moves = 1, a = true }"),
-        ('[migration]\r\n"max_moves" = 9\r\n', '[migration]\r\n"max_moves" = 1\r\n'),
         ("[migration]\r\nguard = true\r\n", "[migration]\r\nguard = true\r\nmax_moves = 1\r\n"),
         (
             "[migration]\nvictim = '''\nmax_moves = 9'''\n",
             "[migration]\nvictim = '''\nmax_moves = 9'''\nmax_moves = 1\n",
         ),
-        (
-            "[ migration ] # a = 1\n\n[keys]\nmax_moves = 9",
-            "[ migration ] # a = 1\nmax_moves = 1\n\n[keys]\nmax_moves = 9",
-        ),
-        ("[migration]\nmax_moves = 9_000 # and\n", "[migration]\nmax_moves = 1 # and\n"),
     ],
 )
 def test_where_it_stands(text: str, after: str) -> None:
@@ -87,7 +79,6 @@ def test_where_it_stands(text: str, after: str) -> None:
     ("text", "value", "line"),
     [
         ("\nmigration = { guard = true }", 1, 2),
-        ("migration = {}", 1, 1),
         ("migration = { max_moves = 9 }", None, 1),
         ("\n[migration]\nmax_moves = '''\n9'''", None, 3),
     ],
