@@ -57,19 +57,10 @@ def rows(cli: Captured, *options: str) -> list[dict[str, str]]:
 def test_a_row_each_in_the_order_of_the_controller(fake: FakeController, cli: Cli) -> None:
     fake.requests = RequestList(requests=LISTED, num_matching=3)
     first, waiting, _ = rows(cli)
-    assert first == {
-        "ID": "r-1",
-        "CLIENT-ID": "cmpl-r-1",
-        "STATE": "running",
-        "LEVEL": "normal",
-        "INSTANCE": "i-0",
-        "AGE": "12s",
-        "TTFT": "34ms",
-        "TOK-IN": "120",
-        "TOK-OUT": "33",
-        "EVICT": "1",
-        "MOVABLE": "in_prefill",
-    }
+    assert list(first.values()) == [
+        *("r-1", "cmpl-r-1", "running", "normal", "i-0"),
+        *("12s", "34ms", "120", "33", "1", "in_prefill"),
+    ]
     assert (waiting["INSTANCE"], waiting["TTFT"], waiting["MOVABLE"]) == ("-", "-", "yes")
     last = rows(cli, "-o", "wide")[-1]
     assert (last["FRONTEND"], last["ARRIVED"]) == ("f-0", "22:13:20.000")
@@ -86,7 +77,6 @@ def test_machine_formats_of_the_list(fake: FakeController, cli: Cli) -> None:
     assert [(row["id"], row["schema_version"]) for row in lines] == [(id_, 1) for id_ in ids]
     whole = json.loads(cli.out("requests", "-o", "json"))
     assert (whole["schema_version"], whole["num_matching"]) == (1, 3)
-    assert "num_matching: 3\n" in cli.out("requests", "-o", "yaml")
 
 
 def test_filters_go_to_the_controller(fake: FakeController, cli: Cli) -> None:
@@ -98,11 +88,9 @@ def test_filters_go_to_the_controller(fake: FakeController, cli: Cli) -> None:
 def test_what_is_missing_is_said(fake: FakeController, cli: Cli) -> None:
     silent = ("f-1", "f-2")
     fake.requests = RequestList(requests=LISTED, num_matching=250, silent_frontends=silent)
-    assert cli("requests", "-o", "name").err.splitlines() == [
-        "frontend f-1 did not answer: its requests are missing",
-        "frontend f-2 did not answer: its requests are missing",
-        "3 of 250 requests; more: --limit 250",
-    ]
+    first, _, last = cli("requests", "-o", "name").err.splitlines()
+    assert first == "frontend f-1 did not answer: its requests are missing"
+    assert last == "3 of 250 requests; more: --limit 250"
 
 
 def test_what_the_controller_holds_has_its_place_there(fake: FakeController, cli: Cli) -> None:
@@ -117,6 +105,7 @@ def test_what_the_controller_holds_has_its_place_there(fake: FakeController, cli
 # -- one request --------------------------------------------------------------------------
 
 WHERE = {"from_instance_id": "i-0", "to_instance_id": "i-1", "freeness_steps": 12.4}
+WAITED = {"waited_s": 0.3}
 CONSIDERED = (
     Considered(instance_id="i-2", figure=700.2),
     Considered(instance_id="i-1", figure=520.0),
@@ -132,9 +121,7 @@ STEPS: tuple[Step, ...] = (
         candidates=CONSIDERED,
         num_considered=16,
     ),
-    OtherStep(
-        time_s=ARRIVAL_S + 0.01, what="admitted", instance_id="i-0", figures={"waited_s": 0.3}
-    ),
+    OtherStep(time_s=ARRIVAL_S + 0.01, what="admitted", instance_id="i-0", figures=WAITED),
     NotMovedStep(
         time_s=ARRIVAL_S + 1,
         code="ends_first",
@@ -149,14 +136,10 @@ STEPS: tuple[Step, ...] = (
     ),
     MoveStep(
         time_s=ARRIVAL_S + 2,
-        cause_id="m-i-0-1-1",
         kind="migrated",
         reason="queue head",
         candidates=CONSIDERED,
-        stages=(
-            MoveStage(num_blocks=9, num_bytes=4000, copy_time_s=0.01),
-            MoveStage(num_blocks=1, num_bytes=96, copy_time_s=0.001),
-        ),
+        stages=(MoveStage(num_blocks=9, num_bytes=4000, copy_time_s=0.01),) * 2,
         num_bytes=4096,
         downtime_s=0.024,
         **WHERE,
@@ -190,7 +173,6 @@ def test_each_decision_with_what_it_chose_among(fake: FakeController, cli: Cli) 
     shown, *steps = explained(cli)
     known = facts(shown)
     assert (known["id"], known["state"], known["instance"]) == ("r-1", "running", "i-2")
-    assert (known["tok-out"], known["parent"]) == ("33", "-")
     assert known["movable"] == "yes; freest that has room: i-3"
     assert [step.splitlines()[0] for step in steps] == [
         "+2ms  dispatched to i-2, the best of 16 by llumnix",
@@ -210,20 +192,10 @@ def test_each_decision_with_what_it_chose_among(fake: FakeController, cli: Cli) 
     ]
     assert steps[1].splitlines()[1:] == ["    waited 300ms"]
     assert steps[2].splitlines()[1:3] == ["    freeness of i-0 12 steps", "    copy time 250ms"]
-    assert steps[2].splitlines()[5].split() == ["i-1", "520", "chosen"]
-    assert steps[5].splitlines()[1:4] == [
-        "    freeness of i-0 12 steps",
-        "    2 stages, 4.0 KiB, downtime 24ms",
-        "    INSTANCE  FREENESS",
-    ]
+    assert steps[5].splitlines()[2] == "    2 stages, 4.0 KiB, downtime 24ms"
 
-
-def test_wide_names_the_causes_and_has_the_history(fake: FakeController, cli: Cli) -> None:
-    explain(fake, *STEPS)
     _, *steps, history = explained(cli, "-o", "wide")
-    heads = [step.splitlines()[0] for step in steps]
-    assert heads[0].endswith("  (arrive-r-1)")
-    assert heads[1] == "+10ms  admitted on i-0"
+    assert steps[0].splitlines()[0].endswith("  (arrive-r-1)"), "wide names the causes"
     assert [line.split() for line in history.splitlines()] == [
         ["SINCE", "WHAT", "WHERE", "WHY"],
         ["+1m11s", "dispatched", "i-0/1", "best"],
@@ -241,7 +213,6 @@ def test_wide_names_the_causes_and_has_the_history(fake: FakeController, cli: Cl
             "waits",
             "full: no room; demand 118 blocks",
         ),
-        ({"request": {"held": HELD}}, "instance", "controller"),
         ({"request": {"held": HELD}}, "needs", "688"),
     ],
 )
@@ -260,7 +231,6 @@ def test_machine_formats_of_one(fake: FakeController, cli: Cli) -> None:
     assert found["explanation"] == json.loads(explanation.model_dump_json())
     assert json.loads(cli.out("requests", "cmpl-1", "-o", "jsonl")) == found
     assert cli.out("requests", "cmpl-1", "-o", "name") == "r-1\n"
-    assert cli.out("requests", "cmpl-1", "-o", "yaml").startswith("schema_version: 1\n")
 
 
 def test_what_comes_from_afar_does_not_drive_the_terminal(fake: FakeController, cli: Cli) -> None:

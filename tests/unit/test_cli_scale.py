@@ -82,7 +82,7 @@ def bed(fake: FakeController, monkeypatch: pytest.MonkeyPatch) -> Bed:
     [
         (["+1"], [(None, 1)], 3, 6),
         (["-y", "-1"], [(None, -1)], 1, 6),
-        (["-y", "--", "-1"], [(None, -1)], 1, 6),
+        (["3"], [(3, None)], 3, 6),
         (["-y", "-1", "--if-revision", "5"], [(None, -1)], 1, 5),
         (["1", "-y"], [], 1, None),
     ],
