@@ -16,7 +16,6 @@ from controller.api.client import ControlClient
 from controller.api.settings.setting_values import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
-from controller.api.state.run_state import RunState
 from controller.main import down
 from llumctl.app import run
 from tests.unit.cli_support import remember
@@ -94,21 +93,6 @@ async def test_down_takes_the_grace_time_as_it_was_set_last() -> None:
     assert await asyncio.to_thread(down.present_grace_s, state) == 2.5
     gone = replace(state, control_url="http://127.0.0.1:1", grace_s=7.0)
     assert await asyncio.to_thread(down.present_grace_s, gone) == 7.0
-
-
-@pytest.mark.parametrize(("drain", "timeout_s"), [(False, None), (False, 3.0), (True, 3.0)])
-def test_down_asks_for_no_grace_time_that_it_does_not_use(
-    monkeypatch: pytest.MonkeyPatch, drain: bool, timeout_s: float | None
-) -> None:
-    def asked(_state: RunState) -> float:
-        raise AssertionError
-
-    remember("http://127.0.0.1:1")
-    told: list[float] = []
-    monkeypatch.setattr(down, "present_grace_s", asked)
-    monkeypatch.setattr(down, "tear_down", lambda *_, grace_s, **__: told.append(grace_s))
-    assert down.run("default", drain=drain, timeout_s=timeout_s, progress=lambda _: None)
-    assert told == [timeout_s or 0.0]
 
 
 # -- what was tuned is kept ---------------------------------------------------------------

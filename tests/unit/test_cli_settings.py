@@ -1,7 +1,5 @@
 """Settings from file, environment and flags: precedence, and every kind of bad input."""
 
-import os
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,33 +103,6 @@ def test_all_that_is_wrong_is_told_in_one_go() -> None:
     ]
 
 
-def test_a_file_from_the_shell() -> None:
-    """`<(COMMAND)` is a pipe without a name; what comes late counts too."""
-    reader, writer = os.pipe()
-
-    def write() -> None:
-        with os.fdopen(writer, "w") as pipe:  # more than a pipe holds
-            pipe.write("[endpoint]\n" + "# more\n" * 20_000 + "port = 9000\n")
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        found = config_file.read(Path(f"/dev/fd/{reader}"), "--config")
-    finally:
-        thread.join()
-        os.close(reader)
-    assert found.tables == {"endpoint": {"port": 9000}}
-    assert not found.is_private
-
-
-def test_absent_file_and_folder() -> None:
-    with pytest.raises(LlumctlError, match=r"none\.toml: there is no such config file \(--config"):
-        settings.load(config=Path("none.toml"), environ={})
-    assert "(LLUMCTL_CONFIG)" in refusal(environ={"LLUMCTL_CONFIG": "none.toml"}).message
-    with pytest.raises(LlumctlError, match="Is a directory"):
-        settings.load(config=Path.cwd(), environ={})
-
-
 def test_huge_file_is_refused() -> None:
     assert "larger than" in refusal("#" * (config_file.MAX_BYTES + 1)).message
 
@@ -148,18 +119,6 @@ def test_flags_over_environment_over_file_over_defaults() -> None:
     assert found.endpoint.port == 1002
     assert found.endpoint.served_model_name == ("f",)
     assert found.control.port == 8700
-
-
-def test_default_file_and_llumctl_config(tmp_path: Path) -> None:
-    home = tmp_path / "xdg" / "llumctl"
-    home.mkdir(parents=True)
-    (home / "config.toml").write_text("[control]\nport = 7001\n")
-    environ = {"XDG_CONFIG_HOME": str(tmp_path / "xdg")}
-    assert settings.load(environ=environ).control.port == 7001
-    (tmp_path / "o.toml").write_text("[control]\nport = 7002\n")
-    environ["LLUMCTL_CONFIG"] = str(tmp_path / "o.toml")
-    assert settings.load(environ=environ).control.port == 7002
-    assert load("[control]\nport = 7003\n", environ).control.port == 7003
 
 
 @pytest.mark.parametrize(

@@ -77,16 +77,6 @@ def test_a_key_of_the_environment_that_cannot_be(cli: Cli, monkeypatch: pytest.M
     assert err.endswith("try:   unset LLUMCTL_KEYS_SORT\n")
 
 
-@pytest.mark.usefixtures("terminal")
-def test_it_starts_beside_settings_that_up_would_refuse(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLUMCTL_CONFIG", "c.toml")
-    monkeypatch.setenv("LLUMCTL_ENDPOINT_PORT", "x")
-    Path("c.toml").write_text("[endpoint]\nprot = 1\n[keys]\nsort = 'o'\n")
-    assert "none: there is no such recording" in cli("top", *NONE, code=2).err
-
-
 @pytest.mark.usefixtures("terminal", "fake")
 def test_it_overwrites_no_recording(cli: Cli) -> None:
     Path("mine").write_text("mine")

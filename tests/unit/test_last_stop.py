@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.api.errors import NotRunningError
 from controller.api.state import run_state
 from controller.api.state.audit import AuditLog, last_stop, last_stop_words
 from controller.api.text.quantities import moment
 from controller.main import down
-from llumctl import connect
-from tests.unit.cli_support import remember, stop
+from tests.unit.cli_support import remember
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +59,6 @@ def test_lines_that_are_no_entries_are_passed_over(junk: bytes) -> None:
     assert found.actor == "ana@head"
 
 
-def test_only_the_end_of_a_long_log_is_read() -> None:
-    path = audit().path
-    path.write_bytes((json.dumps({"action": "scale +1"}).encode() + b"\n") * 100_000)
-    write("down: now")
-    assert last_stop("default") is not None
-
-
 def test_a_pipe_in_place_of_the_log_holds_nobody_up() -> None:
     os.mkfifo(audit().path)
     assert last_stop("default") is None
@@ -80,15 +71,6 @@ def test_what_an_actor_calls_itself_drives_no_terminal() -> None:
     found = last_stop("default")
     assert found is not None
     assert found.actor == "?[2Jana"
-
-
-def test_a_command_says_when_it_was_stopped_and_by_whom() -> None:
-    remember("http://127.0.0.1:1")
-    stop("ana@head")
-    with pytest.raises(NotRunningError) as caught:
-        connect.running("default")
-    assert caught.value.message.startswith("cluster default is not running: it was stopped at ")
-    assert caught.value.message.endswith(" by ana@head")
 
 
 def test_down_leaves_its_end_on_the_record_before_the_run_state_goes() -> None:

@@ -109,11 +109,6 @@ def a_marker_that_never_ends(base: Path) -> Path:
     return folder
 
 
-def a_file(base: Path) -> Path:
-    (base / "file").write_text("")
-    return base / "file"
-
-
 NOT_OURS = (
     a_foreign_folder,
     another_run,
@@ -121,7 +116,6 @@ NOT_OURS = (
     an_open_one,
     a_marker_that_is_a_link,
     a_marker_that_never_ends,
-    a_file,
 )
 
 

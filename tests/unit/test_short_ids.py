@@ -48,13 +48,6 @@ def test_a_cut_goes_where_the_difference_is_not(ids: list[str], cut: tuple[int, 
     assert list(shortened(ids, width).values()) == shown
 
 
-def test_a_difference_in_the_middle_is_shown_all_the_same() -> None:
-    many = [f"cmpl-aaaaaaaaaa{number}bbbbbbbbbb" for number in range(5)]
-    shown = set(shortened(many, 7).values())
-    assert len(shown) == 5
-    assert max(map(len, shown)) <= 7
-
-
 @given(wide_ids, widths)
 def test_wide_characters_take_two_columns(found: list[str], width: int) -> None:
     for id_, form in shortened(found, width).items():
