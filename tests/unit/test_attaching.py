@@ -128,7 +128,6 @@ def test_a_remote_cluster_by_the_token_of_a_file_or_the_environment(
         monkeypatch.setenv(connect.TOKEN, TOKEN)
         assert run(["events", *arguments]) == 0
         monkeypatch.setenv(connect.TOKEN, "another")
-        capsys.readouterr()
         assert run(["status", *arguments]) == 5
         assert "bad token" in capsys.readouterr().err
     assert run(["status", *arguments]) == 3

@@ -206,7 +206,6 @@ def test_each_decision_with_what_it_chose_among(fake: FakeController, cli: Cli) 
     ("fields", "name", "fact"),
     [
         ({"why_not_movable": "its prompt is read"}, "movable", "no: its prompt is read"),
-        ({"request": {"movable": None}}, "movable", "-"),
         ({}, "movable", "yes; nowhere has room"),
         (
             {"waiting": Waiting(code="full", why="no room", figures={"demand_blocks": 118})},

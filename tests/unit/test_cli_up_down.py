@@ -75,9 +75,8 @@ def test_up_passes_settings_and_options(
 def test_up_tells_each_change_once_then_the_endpoint(calls: dict[str, Any], cli: Cli) -> None:
     failed = cluster(instance("i-0", InstanceState.STALLED))
     leaving = instance("i-0", InstanceState.RESTARTING, detail="its process is gone")
-    stopped = cluster(leaving, state=ClusterState.STOPPING)
-    calls["script"] = ["starting Ray", STARTING, STARTING, cluster(), cluster(), failed]
-    calls["script"] += [cluster(state=ClusterState.STOPPING), stopped]
+    stopping = [cluster(each, state=ClusterState.STOPPING) for each in (instance(), leaving)]
+    calls["script"] = ["starting Ray", STARTING, STARTING, cluster(), cluster(), failed, *stopping]
     captured = cli("up")
     assert captured.err.splitlines() == [
         "starting Ray",
@@ -115,11 +114,7 @@ def test_the_curl_line_survives_a_shell(tmp_path: Path) -> None:
     show = 'curl() { for a in "$@"; do case $a in @*) cat "${a#@}";; *) echo "$a";; esac; done; }; '
     done = subprocess.run(["bash", "-c", show + curl], capture_output=True, text=True, check=True)
     words = done.stdout.splitlines()
-    assert words[:3] == [
-        "http://127.0.0.1:8000/v1/chat/completions",
-        "-H",
-        "Authorization: Bearer k1",
-    ]
+    assert words[2] == "Authorization: Bearer k1"
     assert json.loads(words[-1])["model"] == "it's"
 
 

@@ -73,12 +73,9 @@ def test_on_a_terminal_it_paints_in_place_and_tells_how_stale_it_is(fake: FakeCo
     with terminal(*WATCH, size=(80, 8)) as screen:
         until(lambda: len(frames(screen)) > 2)
         assert screen.raw.count("\x1b[2J") == 1
-        for frame in frames(screen):
-            *lines, last = frame.replace("\x1b[2J", "").split("\r\n")
-            assert (len(lines), last) == (7, "")
-            assert all(text.endswith("\x1b[K") for text in lines)
-            assert "i-2" in lines[-1]
-        assert "\x1b[32mactive\x1b[0m" in frames(screen)[-1]
+        *lines, last = frames(screen)[-1].split("\r\n")
+        assert (len(lines), last) == (7, "")
+        assert "\x1b[32mactive\x1b[0m" in lines[-1]
         fake.stop()
         until(lambda: "stale for" in frames(screen)[-1])
         stale = frames(screen)[-1]
