@@ -73,29 +73,6 @@ def test_every_kind_of_event_has_words_a_severity_and_a_weight() -> None:
     assert event_words.severity(event("something_new")) is Severity.PLAIN
 
 
-@pytest.mark.parametrize(
-    ("found", "subject", "where"),
-    [
-        (event("evicted", request_id="r", instance_id="i-0", incarnation=2), "r", "i-0/2"),
-        (event("rejected", request_id="r", frontend_id="f-0"), "r", "f-0"),
-        (event("frontend_died", instance_id="i-0", frontend_id="f-0"), "f-0", "f-0"),
-        (event("controller_started"), "controller", "controller"),
-        (event("operator", actor="ana@head"), "ana@head", ""),
-    ],
-)
-def test_whom_an_event_is_about_and_where(found: Event, subject: str, where: str) -> None:
-    assert (event_words.subject(found), event_words.where(found)) == (subject, where)
-
-
-def test_why_something_happened() -> None:
-    numbers = {"num_tokens": 70, "waited_s": None}
-    found = event("evicted", request_id="r", instance_id="i-0", reason="memory", numbers=numbers)
-    assert event_words.why(found) == "memory, 70 tokens"
-    assert event_words.what(found) == "on i-0, memory, 70 tokens"
-    assert event_words.what(event("operator", actor="ana@head")) == "by ana@head"
-    assert event_words.what(event("operator")) == ""
-
-
 def test_figures_in_words() -> None:
     said: dict[tuple[str, float], str] = {
         ("num_output_tokens", 12): "12 output tokens",

@@ -114,13 +114,6 @@ def test_secrets_are_never_shown(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> N
         assert str(keys) in shown
 
 
-def test_what_toml_cannot_say_is_a_comment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLUMCTL_ENGINE_X", '{"a": null}')
-    shown = cli.out("config", "show")
-    assert '# x = {"a": null}\n' in shown
-    tomllib.loads(shown)
-
-
 @given(values)
 def test_toml_values_survive(value: object) -> None:
     assert tomllib.loads(f"x = {toml_text.value_text(value)}")["x"] == value

@@ -76,14 +76,6 @@ def test_what_talks_to_a_controller_imports_nothing_heavy() -> None:
     assert done.returncode == 0
 
 
-def test_no_arguments_show_help() -> None:
-    done = ran(*LLUMCTL)
-    assert done.returncode == 0
-    for command in ("up", "down", "status", "requests", "events", "drain", "doctor", "config"):
-        assert f"\n  {command} " in done.stdout
-    assert ran(*LLUMCTL, "--version").stdout.startswith("llumctl ")
-
-
 @pytest.mark.parametrize(
     ("former", "present"),
     [

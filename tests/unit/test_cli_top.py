@@ -26,12 +26,6 @@ def test_without_a_terminal_top_names_what_works_there(cli: Cli) -> None:
     assert err.endswith("try:   llumctl status --watch      or      llumctl record FILE\n")
 
 
-@pytest.mark.usefixtures("terminal")
-def test_a_terminal_that_cannot_move_its_cursor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    assert "move its cursor" in cli("top", code=5).err
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -67,14 +61,6 @@ def test_keys_that_cannot_be(
     err = cli("top", *NONE, code=2).err.rpartition(FRAME_ENDS)[2]
     assert err.startswith(f"error: {message}")
     assert err.endswith("c.toml\n")
-
-
-@pytest.mark.usefixtures("terminal")
-def test_a_key_of_the_environment_that_cannot_be(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLUMCTL_KEYS_SORT", "oo")
-    err = cli("top", *NONE, code=2).err.rpartition(FRAME_ENDS)[2]
-    assert err.startswith("error: LLUMCTL_KEYS_SORT: 'oo' is no key")
-    assert err.endswith("try:   unset LLUMCTL_KEYS_SORT\n")
 
 
 @pytest.mark.usefixtures("terminal", "fake")

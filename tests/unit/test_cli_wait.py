@@ -210,12 +210,6 @@ def test_what_there_is_not_from_the_beginning_is_a_mistake(condition: str, cli: 
     assert "error: there is no " in waited(cli, condition, code=4).err
 
 
-def test_without_a_controller(cli: Cli) -> None:
-    assert "cluster default is not running" in waited(cli, "idle", code=3).err
-    remember("http://127.0.0.1:1")
-    assert "cannot be reached" in waited(cli, "idle", code=3).err
-
-
 def test_ready_may_be_waited_for_before_there_is_a_controller(cli: Cli) -> None:
     waited(cli, "ready", "--timeout", "0", code=3)
     err = waited(cli, "ready", "--timeout", "0.05", code=124).err
