@@ -1,5 +1,5 @@
 """The live source and caller against a real HTTP controller: what is heard, recorded and asked, and
-calls on threads. (How a stream is followed over breaks: `test_api_following.py`.)"""
+calls on threads. (How a stream is followed over breaks: `test_api_client.py`.)"""
 
 import threading
 from collections.abc import Callable, Iterator
