@@ -1,4 +1,4 @@
-"""The control client: what it sends, and which error each answer becomes. Where a follower goes on."""
+"""The control client: what it sends, and what each answer becomes. Where a follower goes on."""
 
 import json
 import re

@@ -31,7 +31,6 @@ ACTIVE, FAILED = InstanceState.ACTIVE, InstanceState.FAILED
 DRAIN, REMOVE, RESTART = ("drain", "i-1"), ("drain", "i-1", "--remove"), ("restart", "i-1")
 COMMON = {"dry_run": False, "force": False, "reason": "", "if_revision": None}
 NO_ROOM = "no instance has 118 free blocks"
-REPLAYED = "it would be replayed elsewhere"
 
 
 def departure(number: int = 1, **fields: Any) -> PlannedDeparture:
@@ -40,6 +39,7 @@ def departure(number: int = 1, **fields: Any) -> PlannedDeparture:
 
 
 PLAN = (departure(to_instance_id="i-0"), departure(3, code="no_room", why=NO_ROOM))
+REPLAYED = (departure(code="replays", why="it would be replayed elsewhere"),)
 STUCK = CannotMove(request_id="r-3", client_id="cmpl-3", code="no_room", why=NO_ROOM)
 
 
@@ -50,11 +50,6 @@ def report(state: str = "draining", instance_id: str = "i-1", **fields: Any) -> 
     return DrainReport(instance_id=instance_id, state=state, **(known | fields))
 
 
-def leaving(**fields: Any) -> DrainReport:
-    known = {"removes_instance": True, "evacuates_instance": True, "num_requests_left": 1}
-    return report(**(known | fields))
-
-
 def restarting(state: str = "draining", **fields: Any) -> DrainReport:
     known = {"restarts_instance": True, "incarnation": 1, "pid": 70, "num_requests_left": 1}
     return report(state, **(known | fields))
@@ -62,7 +57,6 @@ def restarting(state: str = "draining", **fields: Any) -> DrainReport:
 
 LATE = {"deadline_s": -1.0}
 """Deadlines count from the time at which they are told."""
-GIVEN_UP = {"deadline_s": -1.0, "on_deadline": "abort"}
 
 
 def timed(found: DrainReport) -> DrainReport:
@@ -114,8 +108,7 @@ class Bed:
         )
 
     def follows(self, arguments: tuple[str, ...], *later: DrainReport | None) -> int:
-        """The exit code of a command that is told these reports after the first; None: the drain
-        is no more."""
+        """The exit code of a command that is told these reports after the first."""
 
         def happen() -> None:
             for each in later:
@@ -136,6 +129,11 @@ def process(state: InstanceState = ACTIVE, **what: int) -> InstanceStatus:
     return instance("i-1", state, **what)
 
 
+Course = tuple[
+    tuple[tuple[str, ...], InstanceStatus | None, int],
+    tuple[DrainReport | None, ...],
+    tuple[str, ...],
+]
 EMPTYING = "i-1: 1 left, 0 moving, 0 moved"
 LIMITED = (*DRAIN, "--deadline", "30")
 STAYS = f"i-1 timed out after 30s: 1 request cannot move ({NO_ROOM})"
@@ -147,94 +145,78 @@ def stuck(**fields: Any) -> DrainReport:
     return report(cannot_move=(STUCK,), **fields)
 
 
-@pytest.mark.parametrize(
-    ("command", "reports", "after", "code", "said"),
-    [
+COURSES = {
+    "until it is safe to delete": (
+        (DRAIN, process(), 0),
         (
-            DRAIN,
-            (
-                report(num_moving=1, silent=("f-1",)),
-                report(num_requests_left=1, cannot_move=(STUCK,), estimate_s=14.2),
-                report("drained", num_moved=2),
-            ),
-            process(),
-            0,
-            (
-                "i-1: 2 left, 1 moving, 0 moved, no answer from f-1",
-                f"{EMPTYING}, ~14s; 1 request cannot move ({NO_ROOM})",
-                "i-1: safe to delete (2 moved)",
-            ),
-        ),
-        (REMOVE, (leaving(**LATE), None), None, 0, (EMPTYING, "i-1: removed")),
-        (
-            RESTART,
-            (restarting(), restarting("restarting", num_moved=1), None),
-            process(**NEW),
-            0,
-            (EMPTYING, "i-1: restarting", "i-1: restarted (1 moved)"),
+            report(num_moving=1, silent=("f-1",)),
+            report(num_requests_left=1, cannot_move=(STUCK,), estimate_s=14.2),
+            report("drained", num_moved=2),
         ),
         (
-            RESTART,
-            (restarting("restarting", deadline_s=-60.0, on_deadline="abort"),) * 2 + (None,),
-            process(incarnation=2, pid=71),
-            0,
-            ("i-1: restarting", "i-1: restarted (0 moved)"),
+            "i-1: 2 left, 1 moving, 0 moved, no answer from f-1",
+            f"{EMPTYING}, ~14s; 1 request cannot move ({NO_ROOM})",
+            "i-1: safe to delete (2 moved)",
         ),
-        (LIMITED, (stuck(**LATE),), None, 124, (f"drain {STAYS}; it goes on", "")),
-        (
-            LIMITED,
-            (stuck(**GIVEN_UP), None),
-            process(),
-            124,
-            (f"drain {STAYS}; it was given up", "scale +1      or      llumctl drain i-1 --dead"),
-        ),
-        (DRAIN, (report(), None), process(), 1, (f"the drain of i-1 {TAKEN_BACK}", "operator")),
-        (
-            RESTART,
-            (restarting(), None),
-            process(**SAME),
-            1,
-            (f"the restart of i-1 {TAKEN_BACK}", "status"),
-        ),
-        (
-            RESTART,
-            (restarting(), None),
-            process(FAILED, **NEW),
-            1,
-            ("i-1 was restarted, and its new process could not start", "llumctl logs i-1 "),
-        ),
-    ],
-    ids=[
-        "until it is safe to delete",
-        "until it is removed at its deadline",
-        "until the next process serves, also if a new controller counts incarnations anew",
-        "after a deadline, which was about emptying it",
-        "past its deadline, and it goes on",
-        "given up by the controller soon after its deadline",
-        "taken back",
-        "a restart that was taken back: the process is the same",
-        "a restart whose new process failed",
-    ],
-)
-def test_it_is_followed_to_its_end(
-    bed: Bed,
-    capsys: Captured,
-    command: tuple[str, ...],
-    reports: tuple[DrainReport, ...],
-    after: InstanceStatus | None,
-    code: int,
-    said: tuple[str, ...],
-) -> None:
-    """`after`: the instance in the end. `said`: the last lines of stderr, or parts of them."""
+    ),
+    "until it is removed at its deadline": (
+        (REMOVE, None, 0),
+        (report(removes_instance=True, num_requests_left=1, **LATE), None),
+        (EMPTYING, "i-1: removed"),
+    ),
+    "until the next process serves, also if a new controller counts incarnations anew": (
+        (RESTART, process(**NEW), 0),
+        (restarting(), restarting("restarting", num_moved=1), None),
+        (EMPTYING, "i-1: restarting", "i-1: restarted (1 moved)"),
+    ),
+    "after a deadline, which was about emptying it": (
+        (RESTART, process(incarnation=2, pid=71), 0),
+        (restarting("restarting", deadline_s=-60.0, on_deadline="abort"),) * 2 + (None,),
+        ("i-1: restarting", "i-1: restarted (0 moved)"),
+    ),
+    "past its deadline, and it goes on": (
+        (LIMITED, None, 124),
+        (stuck(**LATE),),
+        (f"drain {STAYS}; it goes on", "try:"),
+    ),
+    "given up by the controller soon after its deadline": (
+        (LIMITED, process(), 124),
+        (stuck(on_deadline="abort", **LATE), None),
+        (f"drain {STAYS}; it was given up", "scale +1      or      llumctl drain i-1 --deadline"),
+    ),
+    "taken back": (
+        (DRAIN, process(), 1),
+        (report(), None),
+        (f"the drain of i-1 {TAKEN_BACK}", "llumctl events --kind operator"),
+    ),
+    "a restart that was taken back: the process is the same": (
+        (RESTART, process(**SAME), 1),
+        (restarting(), None),
+        (f"the restart of i-1 {TAKEN_BACK}", "llumctl status"),
+    ),
+    "a restart whose new process failed": (
+        (RESTART, process(FAILED, **NEW), 1),
+        (restarting(), None),
+        ("i-1 was restarted, and its new process could not start", "llumctl logs i-1 "),
+    ),
+}
+"""The command, the instance in the end and the exit code; all reports, of which None means that
+the drain is no more; the last lines of stderr, or parts of them."""
+
+
+@pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
+def test_it_is_followed_to_its_end(bed: Bed, capsys: Captured, course: Course) -> None:
+    (command, after, code), (first, *later), said = course
     bed.fake.status = cluster(instance("i-0"), *filter(None, (after,)))
-    bed.begun = reports[0]
-    assert bed.follows(command, *reports[1:]) == code
+    assert first is not None
+    bed.begun = first
+    assert bed.follows(command, *later) == code
     captured = capsys.readouterr()
     told = captured.err.splitlines()
     assert all(part in line for part, line in zip(said, told[-len(said) :], strict=True)), told
     assert code or len(told) == len(said)
     assert captured.out.splitlines()[1].startswith("i-1")
-    assert ("/v1/status" in bed.fake.asked) == (reports[-1] is None), "a status is large"
+    assert ("/v1/status" in bed.fake.asked) == (later[-1:] == [None]), "a status is large"
 
 
 @pytest.mark.parametrize(
@@ -348,40 +330,19 @@ def test_without_a_terminal_it_does_not_act(bed: Bed, cli: Cli) -> None:
     assert bed.fake.ordered == []
 
 
-@pytest.mark.parametrize(
-    ("command", "plan", "told", "question"),
-    [
-        (DRAIN, PLAN, "2 requests would move; 1 cannot move now", "Drain i-1?"),
-        (
-            (*RESTART, "--now"),
-            (departure(code="replays", why=REPLAYED),),
-            "1 request would be replayed elsewhere",
-            "Restart i-1 at once?",
-        ),
-    ],
-)
-def test_it_asks_with_what_it_would_do(
-    bed: Bed,
-    cli: Cli,
-    monkeypatch: pytest.MonkeyPatch,
-    command: tuple[str, ...],
-    plan: tuple[PlannedDeparture, ...],
-    told: str,
-    question: str,
-) -> None:
+def test_it_asks_with_what_it_would_do(bed: Bed, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     questions: list[str] = []
     monkeypatch.setattr(output, "check_terminal", lambda *_: None)
     monkeypatch.setattr(output, "ask", questions.append)
-    bed.plan = report("active", plan=plan, dry_run=True, num_requests_left=len(plan))
-    assert cli(*command, "--detach").err.splitlines()[-2:] == [
-        f"i-1: {told}",
-        "left: 1 of 2 serving instances, 450 of their 1000 blocks free",
-    ]
-    assert questions == [question]
-    assert [(body["dry_run"], body["if_revision"]) for body in bed.fake.bodies()] == [
-        (True, None),
-        (False, 4),
-    ], "the answer is about what was shown"
+    left = "left: 1 of 2 serving instances, 450 of their 1000 blocks free"
+    told = cli(*DRAIN, "--detach").err.splitlines()[-2:]
+    assert told == ["i-1: 2 requests would move; 1 cannot move now", left]
+    bed.plan = report("active", plan=REPLAYED, dry_run=True, num_requests_left=1)
+    told = cli(*RESTART, "--now", "--detach").err.splitlines()[-2:]
+    assert told == ["i-1: 1 request would be replayed elsewhere", left]
+    assert questions == ["Drain i-1?", "Restart i-1 at once?"]
+    asked = [(body["dry_run"], body["if_revision"]) for body in bed.fake.bodies()]
+    assert asked == [(True, None), (False, 4)] * 2, "the answer is about what was shown"
 
 
 def test_the_answer_is_about_the_oldest_of_the_plans(
