@@ -124,6 +124,10 @@ ANSWERS: dict[str, dict[str, object]] = {
 }
 
 
+Order = Drain | Scale | SetSettings | None
+Raised = type[Exception] | None
+
+
 @pytest.mark.parametrize(
     ("order", "key", "failures", "raised", "num_sent"),
     [
@@ -140,11 +144,7 @@ ANSWERS: dict[str, dict[str, object]] = {
     ],
 )
 def test_what_is_sent_again_after_a_failure(
-    order: Drain | Scale | SetSettings | None,
-    key: str,
-    failures: list[Exception],
-    raised: type[Exception] | None,
-    num_sent: int,
+    order: Order, key: str, failures: list[Exception], raised: Raised, num_sent: int
 ) -> None:
     """An order with a key of its own, unless the caller gave the key and goes on itself; an order
     that states how it should be; and a question whose connection was closed."""

@@ -134,26 +134,21 @@ def test_a_remote_cluster_by_the_token_of_a_file_or_the_environment(
     assert "try:   ssh -fNL" in capsys.readouterr().err  # and not to stop a cluster that is here
 
 
-@pytest.mark.parametrize(
-    ("text", "mode", "message"),
-    [
+def test_files_that_hold_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "token"
+    monkeypatch.setenv(connect.TOKEN_FILE, str(path))
+    for text, mode, message in (
         ("right", 0o644, "open to other users"),
         ("two words", 0o600, "this is not a token"),
         ('{"schema_version": 1}', 0o600, "is not a run.json: cluster is missing"),
         ("[" * 9, 0o600, ""),
-    ],
-)
-def test_files_that_hold_no_token(
-    text: str, mode: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "token"
-    path.write_text(text)
-    path.chmod(mode)
-    monkeypatch.setenv(connect.TOKEN_FILE, str(path))
-    with pytest.raises(LlumctlError) as caught, connect.client("http://127.0.0.1:1") as client:
-        client.status()
-    assert message in caught.value.message
-    assert "words" not in caught.value.message
+    ):
+        path.write_text(text)
+        path.chmod(mode)
+        with pytest.raises(LlumctlError) as caught, connect.client("http://127.0.0.1:1") as client:
+            client.status()
+        assert message in caught.value.message
+        assert "words" not in caught.value.message
 
 
 def test_an_answer_by_number_or_name() -> None:

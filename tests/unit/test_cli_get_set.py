@@ -194,33 +194,19 @@ async def test_a_link_stays_one_and_a_variable_that_wins_is_told(
     assert "LLUMCTL_MIGRATION_MAX_MOVES is set here, and overrides" in told
 
 
-@pytest.mark.parametrize(
-    ("text", "change", "code", "told"),
-    [
+async def test_what_cannot_be_saved_is_not_set(
+    listener: Listener, config: Path, capsys: Captured
+) -> None:
+    one_level, high = "[[priority]]\nname = 'one'\nrank = 0\n", "priority.high.target_load_tokens=1"
+    for text, change, code, told in (
         ("\nmigration = { enabled = true }\n", MOVES, 5, "ours.toml:2: migration stands in braces"),
-        (
-            "[[priority]]\nname = 'one'\nrank = 0\n",
-            "priority.high.target_load_tokens=1",
-            5,
-            "it has no priority level 'high'",
-        ),
+        (one_level, high, 5, "it has no priority level 'high'"),
         ("[migration\n", MOVES, 2, "ours.toml:1: not valid TOML"),
         (None, MOVES, 2, "there is no such config file (the cluster was started with it)"),
-    ],
-    ids=["in braces", "no such level", "no TOML", "absent"],
-)
-async def test_what_cannot_be_saved_is_not_set(
-    listener: Listener,
-    config: Path,
-    capsys: Captured,
-    text: str | None,
-    change: str,
-    code: int,
-    told: str,
-) -> None:
-    config.unlink() if text is None else config.write_text(text)
-    await llumctl(change, "--save", code=code)
-    assert told in capsys.readouterr().err
+    ):
+        config.unlink() if text is None else config.write_text(text)
+        await llumctl(change, "--save", code=code)
+        assert told in capsys.readouterr().err
     assert listener.cluster.controller.keeper.spec.revision == 0
 
 

@@ -83,33 +83,18 @@ MOVED = {"to": "i-1", "outcome": "migrated", **FIGURES}
 WAITED = {"blocks": "0", "excess": "-", "downtime": "none, the request waits for memory"}
 
 
-@pytest.mark.parametrize(
-    ("report", "code", "shown"),
-    [
-        (
-            moved(attempts=(attempt(num_cached_blocks=2),)),
-            0,
-            MOVED | {"blocks": "10, 2 were there"},
-        ),
-        (moved(num_blocks=0, downtime_s=None, excess_s=None), 0, MOVED | WAITED),
+def test_the_figures_of_a_move(reports: list[MigrationReport], cli: Cli) -> None:
+    cached = moved(attempts=(attempt(num_cached_blocks=2),))
+    waited = moved(num_blocks=0, downtime_s=None, excess_s=None)
+    refused = moved("refused", to_instance_id=None, why="no", note="soon", attempts=())
+    for report, code, shown in (
+        (cached, 0, MOVED | {"blocks": "10, 2 were there"}),
+        (waited, 0, MOVED | WAITED),
         (planned(), 10, PLANNED),
-        (
-            moved("refused", to_instance_id=None, why="no", note="soon", attempts=()),
-            5,
-            NOT_MOVED,
-        ),
-    ],
-    ids=["moved", "moved while it waited", "dry run", "not begun"],
-)
-def test_the_figures_of_a_move(
-    reports: list[MigrationReport],
-    cli: Cli,
-    report: MigrationReport,
-    code: int,
-    shown: dict[str, str],
-) -> None:
-    reports.append(report)
-    assert facts(cli("migrate", "cmpl-1", code=code).out) == REQUEST | shown
+        (refused, 5, NOT_MOVED),
+    ):
+        reports.append(report)
+        assert facts(cli("migrate", "cmpl-1", code=code).out) == REQUEST | shown
 
 
 def test_what_is_ordered_and_what_was_copied_and_tried(
@@ -142,29 +127,19 @@ def test_the_machine_formats(reports: list[MigrationReport], cli: Cli) -> None:
     assert cli("migrate", "r-1", "-o", "name", "--dry-run", code=10).out == "m-1\nr-1\n"
 
 
-@pytest.mark.parametrize(
-    ("outcome", "fields", "code", "error", "hint"),
-    [
+def test_a_move_that_came_to_nothing(reports: list[MigrationReport], cli: Cli) -> None:
+    look, nowhere = "llumctl requests r-1\n", {"to_instance_id": None, "hint": "x"}
+    for outcome, fields, code, error, hint in (
         ("refused", {"note": "later"}, 5, "cannot move from i-0 to i-1: no: later", "status  "),
-        ("refused", {"to_instance_id": None, "hint": "x"}, 5, "cannot move from i-0: no", "x\n"),
-        ("kept", {}, 1, "still runs at i-0, the move failed: no", "llumctl requests r-1\n"),
-        ("ended", {"why": ""}, 1, "ended before it could move: it ended", "requests r-1\n"),
-        ("unknown", {}, 1, "may be on either instance: no", "llumctl requests r-1\n"),
-    ],
-)
-def test_a_move_that_came_to_nothing(
-    reports: list[MigrationReport],
-    cli: Cli,
-    outcome: str,
-    fields: dict[str, Any],
-    code: int,
-    error: str,
-    hint: str,
-) -> None:
-    reports.append(moved(outcome, **({"why": "no"} | fields)))
-    told, _, tried = cli("migrate", "r-1", code=code).err.partition("\ntry:   ")
-    assert told == f"error: request r-1 {error}"
-    assert hint in tried
+        ("refused", nowhere, 5, "cannot move from i-0: no", "x\n"),
+        ("kept", {}, 1, "still runs at i-0, the move failed: no", look),
+        ("ended", {"why": ""}, 1, "ended before it could move: it ended", look),
+        ("unknown", {}, 1, "may be on either instance: no", look),
+    ):
+        reports.append(moved(outcome, **({"why": "no"} | fields)))
+        told, _, tried = cli("migrate", "r-1", code=code).err.partition("\ntry:   ")
+        assert told == f"error: request r-1 {error}"
+        assert hint in tried
 
 
 @pytest.mark.usefixtures("reports")

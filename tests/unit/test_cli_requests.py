@@ -202,25 +202,17 @@ def test_each_decision_with_what_it_chose_among(fake: FakeController, cli: Cli) 
     ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "name", "fact"),
-    [
+def test_whether_it_could_move_and_why_it_waits(fake: FakeController, cli: Cli) -> None:
+    waiting = Waiting(code="full", why="no room", figures={"demand_blocks": 118})
+    for fields, name, fact in (
         ({"why_not_movable": "its prompt is read"}, "movable", "no: its prompt is read"),
         ({}, "movable", "yes; nowhere has room"),
-        (
-            {"waiting": Waiting(code="full", why="no room", figures={"demand_blocks": 118})},
-            "waits",
-            "full: no room; demand 118 blocks",
-        ),
+        ({"waiting": waiting}, "waits", "full: no room; demand 118 blocks"),
         ({"request": {"held": HELD}}, "needs", "688"),
-    ],
-)
-def test_whether_it_could_move_and_why_it_waits(
-    fake: FakeController, cli: Cli, fields: dict[str, Any], name: str, fact: str
-) -> None:
-    explain(fake, **dict(fields))
-    (shown,) = explained(cli)
-    assert facts(shown)[name] == fact
+    ):
+        explain(fake, **fields)
+        (shown,) = explained(cli)
+        assert facts(shown)[name] == fact
 
 
 def test_machine_formats_of_one(fake: FakeController, cli: Cli) -> None:

@@ -77,29 +77,21 @@ def bed(fake: FakeController, monkeypatch: pytest.MonkeyPatch) -> Bed:
     return Bed(fake)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "planned", "target", "revision"),
-    [
-        (["+1"], [(None, 1)], 3, 6),
-        (["-y", "-1"], [(None, -1)], 1, 6),
-        (["3"], [(3, None)], 3, 6),
-        (["-y", "-1", "--if-revision", "5"], [(None, -1)], 1, 5),
-        (["1", "-y"], [], 1, None),
-    ],
-)
-def test_a_number_is_ordered_and_a_change_planned_before(
-    bed: Bed,
-    arguments: list[str],
-    planned: list[tuple[int | None, int | None]],
-    target: int,
-    revision: int | None,
-) -> None:
-    assert run(["scale", *arguments]) == 0
-    *plans, order = bed.fake.bodies()
-    assert [(body["target"], body["change"]) for body in plans] == planned
-    assert all(body["dry_run"] for body in plans)
-    assert (order["target"], order["change"], order["dry_run"]) == (target, None, False)
-    assert order["if_revision"] == revision
+def test_a_number_is_ordered_and_a_change_planned_before(bed: Bed) -> None:
+    for line, planned, target, revision in (
+        ("+1", [(None, 1)], 3, 6),
+        ("-y -1", [(None, -1)], 1, 6),
+        ("3", [(3, None)], 3, 6),
+        ("-y -1 --if-revision 5", [(None, -1)], 1, 5),
+        ("1 -y", [], 1, None),
+    ):
+        bed.fake.ordered.clear()
+        assert run(["scale", *line.split()]) == 0
+        *plans, order = bed.fake.bodies()
+        assert [(body["target"], body["change"]) for body in plans] == planned, line
+        assert all(body["dry_run"] for body in plans)
+        assert (order["target"], order["change"], order["dry_run"]) == (target, None, False)
+        assert order["if_revision"] == revision
 
 
 def test_fewer_instances_are_asked_about(bed: Bed, cli: Cli) -> None:
@@ -186,25 +178,20 @@ def test_waiting_for_what_an_order_before_began(bed: Bed, cli: Cli) -> None:
     assert "nothing to change" in cli("scale", "2", "-y", "--wait").err
 
 
-NOT_OVER = "drain i-1 is not over after 50ms: 2 requests left; it goes on"
-
-
-@pytest.mark.parametrize(
-    ("options", "deadline_in_s", "told"),
-    [
-        (["-1", "--timeout", "0.05", "--deadline", "1h"], 3600, NOT_OVER),
-        (["-1", "--deadline", "30"], -1, "drain i-1 timed out after 30s: 2 requests left"),
-        (["+1", "--timeout", "0.05"], None, "instance/i-2=active did not become true within 50ms"),
-    ],
-)
-def test_a_wait_that_takes_too_long(
-    bed: Bed, cli: Cli, options: list[str], deadline_in_s: float | None, told: str
-) -> None:
-    if deadline_in_s is not None:
+def test_a_wait_that_takes_too_long(bed: Bed, cli: Cli) -> None:
+    for line, deadline_in_s, told in (
+        (
+            "-1 --timeout 0.05 --deadline 1h",
+            3600,
+            "drain i-1 is not over after 50ms: 2 requests left",
+        ),
+        ("-1 --deadline 30", -1, "drain i-1 timed out after 30s: 2 requests left"),
+        ("+1 --timeout 0.05", 0, "instance/i-2=active did not become true within 50ms"),
+    ):
         bed.going = leaving(deadline_s=time.time() + deadline_in_s)
-    captured = cli("scale", *options, "-y", "--wait", code=124)
-    assert told in captured.err
-    assert facts(captured.out)["revision"] == "6", "what was begun is told all the same"
+        captured = cli("scale", *line.split(), "-y", "--wait", code=124)
+        assert told in captured.err
+        assert facts(captured.out)["revision"] == "6", "what was begun is told all the same"
 
 
 @pytest.mark.process

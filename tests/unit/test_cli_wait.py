@@ -163,6 +163,9 @@ def is_removed(fake: FakeController) -> None:
     fake.drains = []
 
 
+Happening = Callable[[FakeController], None]
+
+
 @pytest.mark.parametrize(
     ("condition", "happens", "told"),
     [
@@ -173,11 +176,7 @@ def is_removed(fake: FakeController) -> None:
     ],
 )
 def test_it_waits_until_the_condition_holds(
-    starting: FakeController,
-    cli: Cli,
-    condition: str,
-    happens: Callable[[FakeController], None],
-    told: str,
+    starting: FakeController, cli: Cli, condition: str, happens: Happening, told: str
 ) -> None:
     starting.details["r-1"] = RequestDetail(**request_fields("r-1"))
     starting.drains = [draining()]

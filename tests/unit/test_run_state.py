@@ -84,26 +84,22 @@ def test_saving_replaces_in_one_step(root: Path, monkeypatch: pytest.MonkeyPatch
     assert os.listdir(root / "c1") == ["run.json"]  # noqa: PTH208 - nothing temporary stays
 
 
-@pytest.mark.parametrize(
-    ("changed", "part"),
-    [
-        ("{}", "schema_version is missing"),
-        ("[" * 100_000, "is corrupt"),
-        ('{"schema_version": 1}', "cluster is missing"),
-        ({"owns_ray": 1}, "owns_ray has the wrong type"),
-        ({"ray_head_pid": True}, "ray_head_pid has the wrong type"),
-        ({"schema_version": 2}, "written by a newer llumctl"),
-        ({"cluster": "c2"}, "is corrupt: it is that of cluster 'c2'"),
-    ],
-)
-def test_unusable_state_is_told(root: Path, changed: str | dict[str, object], part: str) -> None:
+def test_unusable_state_is_told(root: Path) -> None:
     run_state.save(STATE)
-    text = changed if isinstance(changed, str) else json.dumps(asdict(STATE) | changed)
-    (root / "c1" / "run.json").write_text(text)
-    with pytest.raises(LlumctlError, match=part) as caught:
-        run_state.load("c1")
-    assert caught.value.exit_code == 1
-    assert caught.value.hint
+    changed: dict[str, dict[str, object]] = {
+        "owns_ray has the wrong type": {"owns_ray": 1},
+        "ray_head_pid has the wrong type": {"ray_head_pid": True},
+        "written by a newer llumctl": {"schema_version": 2},
+        "is corrupt: it is that of cluster 'c2'": {"cluster": "c2"},
+    }
+    texts = {part: json.dumps(asdict(STATE) | fields) for part, fields in changed.items()}
+    texts |= {"schema_version is missing": "{}", "is corrupt": "[" * 100_000}
+    for part, text in (texts | {"cluster is missing": '{"schema_version": 1}'}).items():
+        (root / "c1" / "run.json").write_text(text)
+        with pytest.raises(LlumctlError, match=part) as caught:
+            run_state.load("c1")
+        assert caught.value.exit_code == 1
+        assert caught.value.hint
 
 
 def test_unknown_fields_are_ignored_and_nulls_allowed(root: Path) -> None:

@@ -220,19 +220,17 @@ def test_a_start_that_fails_at_one_of_its_first_files_leaves_nothing(
     assert run_state.load("default") is None
 
 
-@pytest.mark.parametrize(
-    ("failure", "outcome"),
-    [
-        (None, "done"),
-        (LlumctlError("no memory"), "failed"),
-        (KeyboardInterrupt(), "failed: interrupted"),
-    ],
-)
+Failure = BaseException | None
+ENDS = [
+    (None, "done"),
+    (LlumctlError("no memory"), "failed"),
+    (KeyboardInterrupt(), "failed: interrupted"),
+]
+
+
+@pytest.mark.parametrize(("failure", "outcome"), ENDS)
 def test_how_a_start_ended_is_in_the_audit_log(
-    made: list[ClusterPlan],
-    monkeypatch: pytest.MonkeyPatch,
-    failure: BaseException | None,
-    outcome: str,
+    made: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch, failure: Failure, outcome: str
 ) -> None:
     """The entry used to say `begun` as long as the cluster ran, and `undo --list` said that the
     start was not over."""
