@@ -96,19 +96,16 @@ def test_which_error_an_answer_becomes(
         assert caught.value.hint == BODY["hint"]
 
 
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [
+def test_a_controller_that_cannot_be_reached() -> None:
+    for error, why in (
         (httpx.ConnectError("Connection refused"), "Connection refused"),
         (httpx.ReadTimeout("slow"), "did not answer within 2 s"),
         (httpx.ReadError(""), "cannot be reached"),
-    ],
-)
-def test_a_controller_that_cannot_be_reached(error: Exception, why: str) -> None:
-    with client(failing(error)) as control, pytest.raises(LlumctlError, match=why) as caught:
-        control.status()
-    assert caught.value.exit_code == 3
-    assert caught.value.hint == "llumctl down      then      llumctl up"
+    ):
+        with client(failing(error)) as control, pytest.raises(LlumctlError, match=why) as caught:
+            control.status()
+        assert caught.value.exit_code == 3
+        assert caught.value.hint == "llumctl down      then      llumctl up"
 
 
 LOST, CUT = httpx.ReadTimeout("slow"), httpx.ReadError("")
@@ -192,26 +189,24 @@ def test_a_stream_with_figures_that_nobody_measures_is_an_error(figure: str) -> 
         control.send(Scale(ScaleRequest(target=2)), key="k")
 
 
-@pytest.mark.parametrize(
-    ("bad", "reason"),
-    [('"time_s": 1e30', "1e30 is no figure"), ('"time_s": "noon"', "no event of llumctl's")],
-)
-def test_an_event_that_cannot_be_shown_is_a_gap_and_the_stream_goes_on(
-    bad: str, reason: str
-) -> None:
+def test_an_event_that_cannot_be_shown_is_a_gap_and_the_stream_goes_on() -> None:
     """The event stays in the controller's log, so it used to end every stream that asked for it
     again."""
-    good = '{"kind": "a", "time_s": 3, "cause_id": "c", "position": "a-2"}'
-    lines = [
-        '{"type": "ping", "time_s": 7}',
-        f'{{"type": "event", "time_s": 8, "event": {{{bad}, "position": "a-1"}}}}',
-        f'{{"type": "event", "time_s": 8, "event": {good}}}',
-    ]
-    with client(answering(200, "\n".join([*lines, ""]).encode())) as control:
-        _, gap, event = islice(control.watch(), 3)
-    assert (gap.missed, gap.position, gap.time_s) == (1, "a-1", 7)
-    assert reason in gap.reason
-    assert event.event.position == "a-2"
+    for bad, reason in (
+        ('"time_s": 1e30', "1e30 is no figure"),
+        ('"time_s": "noon"', "no event of llumctl's"),
+    ):
+        good = '{"kind": "a", "time_s": 3, "cause_id": "c", "position": "a-2"}'
+        lines = [
+            '{"type": "ping", "time_s": 7}',
+            f'{{"type": "event", "time_s": 8, "event": {{{bad}, "position": "a-1"}}}}',
+            f'{{"type": "event", "time_s": 8, "event": {good}}}',
+        ]
+        with client(answering(200, "\n".join([*lines, ""]).encode())) as control:
+            _, gap, event = islice(control.watch(), 3)
+        assert (gap.missed, gap.position, gap.time_s) == (1, "a-1", 7)
+        assert reason in gap.reason
+        assert event.event.position == "a-2"
 
 
 def test_a_stream_goes_over_frames_of_later_versions_and_ends_as_an_error() -> None:

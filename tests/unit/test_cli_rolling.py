@@ -110,17 +110,15 @@ def test_each_step_is_followed_until_all_are_restarted(bed: Bed, capsys: Capture
     assert body.items() >= wanted.items()
 
 
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [
+def test_how_else_it_may_end(bed: Bed, capsys: Captured) -> None:
+    for end, words in (
         (FAILURE, "error: the rolling restart failed: i-0 could not start; not restarted: i-1"),
         ({"state": "stopped", "why": "w"}, "error: the rolling restart was stopped: w"),
         ({"rolling_id": "op-2"}, "error: another rolling restart has begun meanwhile"),
-    ],
-)
-def test_how_else_it_may_end(bed: Bed, capsys: Captured, end: dict[str, Any], words: str) -> None:
-    assert bed.follows(report(**end)) == 1
-    assert words in capsys.readouterr().err.splitlines()
+    ):
+        bed.now = report()
+        assert bed.follows(report(**end)) == 1
+        assert words in capsys.readouterr().err.splitlines()
 
 
 def test_ctrl_c_leaves_it_going(bed: Bed, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,18 +198,15 @@ def summary(**fields: Any) -> list[str]:
     return render(status, wide=False).splitlines()
 
 
-@pytest.mark.parametrize(
-    ("found", "told"),
-    [
+def test_status_says_how_far_it_is() -> None:
+    for found, told in (
         (
             report(under_way=(), left=("i-0", "i-1"), waits="no other instance serves"),
             "0 of 2 done, waits: no other instance serves, then i-0 i-1",
         ),
         (report(**FAILURE), "0 of 1 done, failed: i-0 could not start, not restarted: i-1"),
-    ],
-)
-def test_status_says_how_far_it_is(found: RollingReport, told: str) -> None:
-    assert f"rolling restart: {told}" in summary(rolling=found)
+    ):
+        assert f"rolling restart: {told}" in summary(rolling=found)
 
 
 @pytest.mark.parametrize(

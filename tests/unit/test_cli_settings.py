@@ -124,17 +124,22 @@ def test_flags_over_environment_over_file_over_defaults() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "part"),
     [
-        ("LLUMCTL_ENDPOINT_PORT", "x", "must be an integer, not 'x'"),
+        ("LLUMCTL_ENDPOINT_PORT", "x", "endpoint.port must be an integer, not 'x'"),
         ("LLUMCTL_ENDPOINT_PROT", "1", "did you mean endpoint.po"),
         ("LLUMCTL_SCHEDULER_GRACE_S", "nan", "must be a finite number"),
         ("LLUMCTL_PRIORITY_NAME", "a", "only be set in the config file"),
         ("LLUMCTL_ENDPOINT_HOST", "10.0.0.1", "open to other machines"),
+        ("LLUMCTL_PORT", "1", "there is no such setting; did you mean LLUMCTL_ENDPOINT_PORT?"),
+        ("LLUMCTL_ENDPONT_PORT", "1", "no such setting; did you mean LLUMCTL_ENDPOINT_PORT?"),
+        ("LLUMCTL_MAX_MOVES", "1", "did you mean LLUMCTL_MIGRATION_MAX_MOVES?"),
+        ("LLUMCTL_", "1", "there is no such setting"),
     ],
 )
 def test_bad_variable_is_named(variable: str, value: str, part: str) -> None:
-    message = refusal("[cluster]\nfrontends = 2\n", {variable: value}).message
-    assert message.startswith(f"{variable}: ")
-    assert part in message
+    error = refusal("[cluster]\nfrontends = 2\n", {variable: value})
+    assert error.message.startswith(f"{variable}: ")
+    assert part in error.message
+    assert "no such setting" not in part or error.hint.startswith(f"unset {variable}")
 
 
 @pytest.mark.parametrize("service", ["LLUMCTL", "LLUMCTL_ENDPOINT", "LLUMCTL_MY_MODEL"])
@@ -148,23 +153,6 @@ def test_variables_that_kubernetes_makes_for_services_are_left_alone(service: st
     mistaken = {"LLUMCTL_SERVICE_PORT": "tcp", "LLUMCTL_PORT_80_TCP": "80"}
     for variable, value in mistaken.items():
         assert refusal(environ={variable: value}).message.startswith(f"{variable}: there is no")
-
-
-@pytest.mark.parametrize(
-    ("variable", "meant"),
-    [
-        ("LLUMCTL_PORT", "LLUMCTL_ENDPOINT_PORT"),
-        ("LLUMCTL_ENDPONT_PORT", "LLUMCTL_ENDPOINT_PORT"),
-        ("LLUMCTL_MAX_MOVES", "LLUMCTL_MIGRATION_MAX_MOVES"),
-        ("LLUMCTL_", ""),
-    ],
-)
-def test_a_variable_that_names_no_setting_is_refused(variable: str, meant: str) -> None:
-    error = refusal(environ={variable: "1"})
-    assert error.message == f"{variable}: there is no such setting" + (
-        f"; did you mean {meant}?" if meant else ""
-    )
-    assert error.hint.startswith(f"unset {variable}")
 
 
 def test_set_is_over_environment_and_file() -> None:
@@ -274,23 +262,18 @@ def test_secrets_file_must_be_private_and_comes_out_absolute(tmp_path: Path) -> 
     assert settings.load(config=config, environ={}).endpoint.api_key_file == str(keys)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
+def test_a_key_file_that_is_wrong_is_named_and_not_repeated(tmp_path: Path) -> None:
+    for text, says in (
         ("s3cret-1\ns3cret-2 requests=4\n", "line 2: what follows the key is no list of priority"),
         ("s3cret-1 live_requests=-1\n", "line 1: what follows the key is no list of priority"),
-    ],
-)
-def test_a_key_file_that_is_wrong_is_named_and_not_repeated(
-    text: str, says: str, tmp_path: Path
-) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(text)
-    keys.chmod(0o600)
-    message = refusal("[endpoint]\napi_key_file = 'keys'\n").message
-    assert message.startswith(f"c.toml:2: endpoint.api_key_file: {keys}")
-    assert says in message
-    assert "s3cret" not in message
+    ):
+        keys = tmp_path / "keys"
+        keys.write_text(text)
+        keys.chmod(0o600)
+        message = refusal("[endpoint]\napi_key_file = 'keys'\n").message
+        assert message.startswith(f"c.toml:2: endpoint.api_key_file: {keys}")
+        assert says in message
+        assert "s3cret" not in message
 
 
 def test_model_folder_becomes_absolute(tmp_path: Path) -> None:
@@ -319,19 +302,16 @@ def test_cluster_name_from_flag_environment_file() -> None:
         config_file.cluster_name(None, {"LLUMCTL_CONFIG": "c.toml"})
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
+def test_a_dotted_key_of_too_many_parts() -> None:
+    for text, line in (
         (".".join("a" * 32) + " = 1", None),
         ("x = 1\n\n" + " . ".join("a" * 33) + " = 1", 3),
         ("[[" + ".".join(['"a.b"'] * 33) + "]]", 1),
         ("x = {" + ".".join(["'a'"] * 33) + " = 1}", 1),
         ('x = "' + ".".join("a" * 50) + '"', None),
         ('x = {a = """\nit\'s \\"""", ' + ".".join("a" * 33) + " = 1}", 2),
-    ],
-)
-def test_a_dotted_key_of_too_many_parts(text: str, line: int | None) -> None:
-    assert toml_text.too_deep(text) == line
+    ):
+        assert toml_text.too_deep(text) == line
 
 
 @pytest.mark.timeout(20)

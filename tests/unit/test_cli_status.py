@@ -156,17 +156,14 @@ def test_wide_has_what_the_dashboards_panes_have() -> None:
     assert columns(busy)[1]["HEAD"] == "normal/90of440blk/4.0s/memory/evicted"
 
 
-@pytest.mark.parametrize(
-    ("fields", "row"),
-    [
+def test_wide_says_how_far_drains_are() -> None:
+    for fields, row in (
         ({"deadline_s": 130.0, "removes": True}, "12 3 in 30s removed"),
         ({"deadline_s": 95.0, "removes": True, "evacuates": True}, "12 3 5.0s over gone"),
         ({"num_requests_left": 0, "safe_to_delete": True}, "nothing 3 - -"),
-    ],
-)
-def test_wide_says_how_far_drains_are(fields: dict[str, Any], row: str) -> None:
-    status = cluster(instance("i-1", DRAINING, drain=drain(**fields)))
-    assert tables(status.model_copy(update={"time_s": 100.0}))["DRAIN"] == [f"i-1 {row}"]
+    ):
+        status = cluster(instance("i-1", DRAINING, drain=drain(**fields)))
+        assert tables(status.model_copy(update={"time_s": 100.0}))["DRAIN"] == [f"i-1 {row}"]
 
 
 def test_alarms_stand_below_the_cluster() -> None:

@@ -44,23 +44,18 @@ def test_usage_errors(arguments: list[str], words: str, cli: Cli) -> None:
     assert words in cli("top", *arguments, code=2).err
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+@pytest.mark.usefixtures("terminal")
+def test_keys_that_cannot_be(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, message in (
         ("[keys]\n\nsrot = 'o'\n", "c.toml:3: no key does 'srot'; did you mean sort?"),
         ("[keys]\nsort = 'o'\nfilter = 'o'\n", "c.toml:3: o is the key of sort ("),
         ("\nkeys = 3\n", "c.toml:2: keys must be a table, not 3"),
-    ],
-)
-@pytest.mark.usefixtures("terminal")
-def test_keys_that_cannot_be(
-    text: str, message: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLUMCTL_CONFIG", "c.toml")
-    Path("c.toml").write_text(text)
-    err = cli("top", *NONE, code=2).err.rpartition(FRAME_ENDS)[2]
-    assert err.startswith(f"error: {message}")
-    assert err.endswith("c.toml\n")
+    ):
+        monkeypatch.setenv("LLUMCTL_CONFIG", "c.toml")
+        Path("c.toml").write_text(text)
+        err = cli("top", *NONE, code=2).err.rpartition(FRAME_ENDS)[2]
+        assert err.startswith(f"error: {message}")
+        assert err.endswith("c.toml\n")
 
 
 @pytest.mark.usefixtures("terminal", "fake")

@@ -45,21 +45,18 @@ def waited(cli: Cli, condition: str, *options: str, code: int = 0) -> CaptureRes
 # -- conditions ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
+def test_bad_conditions_name_the_nearest() -> None:
+    for text, message, hint in (
         ("redy", "--wait: 'redy' is not a condition; did you mean ready?", "one of ready, idle, "),
         ("instanc/i-0=active", "did you mean instance/ID=STATE?", ""),
         ("instance/i-0=activ", "'activ' is not a state of an instance; did you mean active?", ""),
         ("frontend/f-0=gone", "'gone' is not a state of a frontend", "one of starting, active"),
         ("drained=", "--wait: '' is not an id", ""),
-    ],
-)
-def test_bad_conditions_name_the_nearest(text: str, message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        waiting.parse(text)
-    assert message in caught.value.message
-    assert hint in caught.value.hint
+    ):
+        with pytest.raises(UsageError) as caught:
+            waiting.parse(text)
+        assert message in caught.value.message
+        assert hint in caught.value.hint
 
 
 def member(state: InstanceState) -> ClusterStatus:
@@ -72,9 +69,8 @@ def frontend(num_live_reqs: int) -> ClusterStatus:
     return READY.model_copy(update={"frontends": (known,)})
 
 
-@pytest.mark.parametrize(
-    ("text", "status", "verdict", "now"),
-    [
+def test_conditions_of_the_cluster_are_judged() -> None:
+    for text, status, verdict, now in (
         ("ready", STARTING, "not yet", "cluster default is starting"),
         ("ready", cluster(state=ClusterState.DEGRADED, detail="x"), "not yet", "degraded (x)"),
         ("ready", cluster(state=ClusterState.STOPPING), "never", "is stopping"),
@@ -88,34 +84,25 @@ def frontend(num_live_reqs: int) -> ClusterStatus:
         ("idle", cluster(instance(num_waiting_reqs=2)), "not yet", "14 requests are live"),
         ("idle", READY.model_copy(update={"num_held_reqs": 1}), "not yet", "1 request is live"),
         ("idle", frontend(2), "not yet", "2 requests are live"),
-    ],
-)
-def test_conditions_of_the_cluster_are_judged(
-    text: str, status: ClusterStatus, verdict: str, now: str
-) -> None:
-    condition = waiting.parse(text)
-    assert isinstance(condition, ClusterIs | MemberIs | Idle)
-    judged = condition.judge(status)
-    assert judged.verdict == verdict
-    assert judged.now.endswith(now)
+    ):
+        condition = waiting.parse(text)
+        assert isinstance(condition, ClusterIs | MemberIs | Idle)
+        judged = condition.judge(status)
+        assert judged.verdict == verdict
+        assert judged.now.endswith(now)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "state", "verdict"),
-    [
+def test_conditions_of_a_request_are_judged() -> None:
+    for wanted, state, verdict in (
         (RequestState.RUNNING, RequestState.RUNNING, "holds"),
         (RequestState.FINISHED, RequestState.RUNNING, "not yet"),
         (RequestState.FINISHED, RequestState.FAILED, "never"),
         (RequestState.RUNNING, RequestState.FINISHED, "never"),
-    ],
-)
-def test_conditions_of_a_request_are_judged(
-    wanted: RequestState, state: RequestState, verdict: str
-) -> None:
-    found = RequestDetail(**request_fields("a/b", state=state))
-    condition = waiting.parse(f"request/a/b={wanted}")
-    assert condition == RequestIs("a/b", wanted)
-    assert condition.judge(found).verdict == verdict
+    ):
+        found = RequestDetail(**request_fields("a/b", state=state))
+        condition = waiting.parse(f"request/a/b={wanted}")
+        assert condition == RequestIs("a/b", wanted)
+        assert condition.judge(found).verdict == verdict
 
 
 def draining(**fields: Any) -> DrainReport:

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 
 from controller.api.text import hints as aiming
@@ -143,9 +142,8 @@ def test_every_command_that_a_text_names_says_of_which_cluster() -> None:
     assert num_aimed > 150
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
+def test_where_the_flag_stands() -> None:
+    for text, shown in (
         ("llumctl drain i-9 -y", "llumctl drain C i-9 -y"),
         ("llumctl down      then      llumctl up", "llumctl down C      then      llumctl up C"),
         ("(llumctl uncordon i-3)", "(llumctl uncordon C i-3)"),
@@ -154,11 +152,9 @@ def test_every_command_that_a_text_names_says_of_which_cluster() -> None:
         ("llumctl drain --help", "llumctl drain --help"),
         ("llumctl runs one engine", "llumctl runs one engine"),
         ("TMPDIR=x llumctl up", "TMPDIR=x llumctl up C"),
-    ],
-)
-def test_where_the_flag_stands(text: str, shown: str) -> None:
-    assert aiming.aimed(text, " --cluster h2").startswith(shown.replace(" C", " --cluster h2"))
-    assert aiming.aimed(text, "") == text
+    ):
+        assert aiming.aimed(text, " --cluster h2").startswith(shown.replace(" C", " --cluster h2"))
+        assert aiming.aimed(text, "") == text
 
 
 def test_a_config_file_is_repeated_where_it_decides() -> None:

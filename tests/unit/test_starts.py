@@ -164,13 +164,10 @@ def test_the_reason_is_that_of_the_last_start_alone(tmp_path: Path) -> None:
 SIGNAL = "*** SIGSEGV received at time=1 on cpu 0 ***"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_last_words() -> None:
+    for text, words in (
         ("INFO loading\nValueError: bad\n  more\n", "ValueError: bad"),
         ("zmq.error.ZMQError: in use", "zmq.error.ZMQError: in use"),
         (f"[2026-01-01 00:00:00] {SIGNAL}\n  @ 0x1", SIGNAL),
-    ],
-)
-def test_last_words(text: str, words: str) -> None:
-    assert ray_starts.last_words(text) == words
+    ):
+        assert ray_starts.last_words(text) == words
