@@ -37,11 +37,7 @@ ARRIVAL_S = 1_700_000_000.0
 
 
 def event(kind: str = "admitted", **fields: Any) -> Event:
-    known: dict[str, Any] = {
-        "time_s": ARRIVAL_S + 0.25,
-        "cause_id": "step-i-0-1-7",
-        "instance_id": "i-0",
-    }
+    known: dict[str, Any] = {"time_s": ARRIVAL_S + 0.25, "cause_id": "step", "instance_id": "i-0"}
     return Event(kind=kind, **(known | fields))
 
 
@@ -153,16 +149,13 @@ class FakeController:
         self.epoch, self.events, self.num_forgotten = epoch, list(events), 0
         self.start()
 
-    def num_asked(self, path: str) -> int:
-        """How often a path that begins so was asked for."""
-        return sum(asked.startswith(path) for asked in self.asked)
-
     def until_asked(self, path: str, times: int = 1) -> None:
-        until(lambda: self.num_asked(path) >= times)
+        """Waits until a path that begins so was asked for this often."""
+        until(lambda: sum(asked.startswith(path) for asked in self.asked) >= times)
 
     def until_asked_again(self, path: str) -> None:
         """Waits until an answer that was changed just now has been heard."""
-        self.until_asked(path, self.num_asked(path) + 2)
+        self.until_asked(path, 2 + sum(asked.startswith(path) for asked in self.asked))
 
     def bodies(self, path: str = "") -> list[dict[str, Any]]:
         """The bodies of the orders whose path ends so."""
@@ -209,14 +202,9 @@ class FakeController:
             after = page.next_position
             yield PingFrame(time_s=now_s)
 
-    def _lines(self, query: dict[str, list[str]]) -> Iterator[bytes]:
-        for frame in self._frames(query):
-            yield frame.model_dump_json().encode() + b"\n"
-
-    def _traffic(self) -> Iterator[bytes]:
+    def _traffic(self) -> Iterator[BaseModel]:
         while True:
-            batch = self.traffic.pop(0) if self.traffic else TrafficBatch(time_s=1000.0)
-            yield batch.model_dump_json().encode() + b"\n"
+            yield self.traffic.pop(0) if self.traffic else TrafficBatch(time_s=1000.0)
             if self._stopping.wait(PING_S):
                 return
 
@@ -245,10 +233,10 @@ class FakeController:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 fake.ordered.append((f"POST {self.path}", body))
-                if self.path == "/v1/traffic" and f"POST {self.path}" not in fake.orders:
+                if order := fake.orders.get(f"POST {self.path}"):
+                    self.send(*order(body))
+                else:
                     self.stream(fake._traffic())
-                    return
-                self.send(*fake.orders[f"POST {self.path}"](body))
 
             def do_GET(self) -> None:
                 fake.asked.append(self.path)
@@ -261,22 +249,20 @@ class FakeController:
                 elif answer := fake.orders.get(f"GET {parts.path}"):
                     self.send(*answer({}))
                 elif parts.path == "/v1/watch":
-                    self.stream(fake._lines(query))
+                    self.stream(fake._frames(query))
                 else:
                     self.send(*fake._answer(parts.path, query))
 
-            def stream(self, stream: Iterator[bytes]) -> None:
+            def stream(self, stream: Iterator[BaseModel]) -> None:
                 self.send_response(200)
                 self.end_headers()
-                try:
-                    for lines in stream:
-                        self.wfile.write(lines)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reader left
+                    for frame in stream:
+                        self.wfile.write(frame.model_dump_json().encode() + b"\n")
                         self.wfile.flush()
-                except (BrokenPipeError, ConnectionResetError):
-                    pass  # the reader left
 
             def send(self, code: int, body: BaseModel) -> None:
-                raw = json.dumps(body.model_dump(mode="json")).encode()
+                raw = body.model_dump_json().encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(raw)))
                 self.end_headers()

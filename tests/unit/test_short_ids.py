@@ -27,17 +27,9 @@ CUT = {
         ["cmpl-8be6e970ff0600ea-4-0-7c3a177d4", "cmpl-8be6e970ff0600ea-10-0-7c3a177da"],
         (9, ["4-0-…77d4", "10-0…77da"]),
     ),
-    "ids without anything in common lose the word that says nothing": (
-        ["cmpl-8d36e06fa6a667f4", "cmpl-90c7dbc54b4264d5"],
-        (7, ["8d3…7f4", "90c…4d5"]),
-    ),
     "two kinds lose their words each": (
         ["cmpl-8d36e06fa6a667f4", "chatcmpl-90c7dbc54b4264d5"],
         (9, ["8d36…67f4", "90c7…64d5"]),
-    ),
-    "a difference at the beginning": (
-        ["x-aaaaa1aaaaaaaaaaaaaaaa", "x-aaaaa2aaaaaaaaaaaaaaaa"],
-        (8, ["aaaaa1…a", "aaaaa2…a"]),
     ),
 }
 
