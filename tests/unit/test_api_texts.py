@@ -1,16 +1,22 @@
-"""Durations, times of day and foreign text, as the commands and the dashboard show them."""
+"""Durations, times of day, foreign text and short ids, as commands and the dashboard show them."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, timedelta, timezone
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controller.api.text import events as event_words
 from controller.api.text import quantities as words
 from controller.api.text.events import KINDS, Severity, Weight
+from controller.api.text.quantities import num_cells
+from controller.api.text.short_ids import shortened
 from controller.api.wire.requests import Event
 from controller.core.record.event_log import EventKind
+from controller.core.record.request_record import Match, match_names
 
 DURATIONS = {
     **{None: "-", 0.0: "0.0s", 9.94: "9.9s", 9.96: "10s", 59.9: "59s", 61: "1m01s"},
@@ -81,3 +87,83 @@ def test_figures_in_words() -> None:
         ("tokens", 3): "tokens 3",
     }
     assert {figure: event_words.figure(*figure) for figure in said} == said
+
+
+# -- ids in little room -------------------------------------------------------------------
+
+
+ALPHABET = "ab01-"
+wide_ids = st.lists(st.text("ab01-会話가\u0301", min_size=1, max_size=24), max_size=12)
+ids = st.lists(st.text(ALPHABET, min_size=1, max_size=24), max_size=12)
+widths = st.integers(0, 26)
+hashes = st.lists(
+    st.tuples(st.sampled_from(("cmpl-", "chatcmpl-", "")), st.binary(min_size=8, max_size=8)),
+    unique_by=lambda pair: (pair[1][:2], pair[1][-2:]),
+    min_size=1,
+    max_size=50,
+)
+
+
+CUT = {
+    "ids of one client differ by what they show": (
+        ["cmpl-8be6e970ff0600ea-4-0-7c3a177d4", "cmpl-8be6e970ff0600ea-10-0-7c3a177da"],
+        (9, ["4-0-…77d4", "10-0…77da"]),
+    ),
+    "two kinds lose their words each": (
+        ["cmpl-8d36e06fa6a667f4", "chatcmpl-90c7dbc54b4264d5"],
+        (9, ["8d36…67f4", "90c7…64d5"]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("ids", "cut"), CUT.values(), ids=CUT)
+def test_a_cut_goes_where_the_difference_is_not(ids: list[str], cut: tuple[int, list[str]]) -> None:
+    width, shown = cut
+    assert list(shortened(ids, width).values()) == shown
+
+
+@given(wide_ids, widths)
+def test_wide_characters_take_two_columns(found: list[str], width: int) -> None:
+    for id_, form in shortened(found, width).items():
+        assert num_cells(form) <= width
+        pattern = "".join(".*" if char == "…" else re.escape(char) for char in form)
+        assert not width or re.search(pattern, id_, re.DOTALL)
+
+
+@given(ids, widths)
+def test_different_ids_stay_different_wherever_whole_cuts_can_tell_them(
+    found: list[str], width: int
+) -> None:
+    """By trying: all ids cut at the same places, with or without a common beginning."""
+    distinct = set(found)
+    possible = any(
+        len({id_ if len(id_) <= width else (id_[:head], id_[len(id_) - width + head + 1 :])
+             for id_ in distinct}) == len(distinct)
+        for head in range(width)
+    )  # fmt: skip
+    whole = all(len(id_) <= width for id_ in distinct)
+    bare = not any(set(id_) & set("-") for id_ in distinct)
+    if whole or (possible and bare):
+        assert len(set(shortened(found, width).values())) == len(distinct)
+
+
+@given(hashes, st.integers(9, 40))
+def test_ids_as_vllm_makes_them_stay_different_and_name_the_request(
+    found: list[tuple[str, bytes]], width: int
+) -> None:
+    names = [f"{word}{digest.hex()}" for word, digest in found]
+    shown = shortened(names, width)
+    assert len(set(shown.values())) == len(names)
+    for id_, form in shown.items():
+        assert match_names(form, id_, "client's", None) is not Match.NONE
+
+
+def test_which_names_are_understood() -> None:
+    for match, names in (
+        (Match.SHORTENED, ["8d36…67f4", "8d36~67f4", "…67f4", "8d36e06fa6a667f4"]),
+        (Match.SHORTENED, ["cmpl-8d36…f4", "…e06f…"]),
+        (Match.BEGINNING, ["cmpl-8d36"]),
+        (Match.NONE, ["6a667f4", "d36…67f4", "8d36…67f5", "8d36e06fa6a667f4…67f4", "…", "…e06a…"]),
+    ):
+        found = {name: match_names(name, "cmpl-8d36e06fa6a667f4", "c", None) for name in names}
+        assert found == dict.fromkeys(names, match)

@@ -9,7 +9,7 @@ from controller.api.state import run_state
 from llumctl import output
 from llumctl.app import run
 from llumctl.commands import events_and_logs
-from tests.unit.cli_process import interrupted, llumctl, reader_left
+from tests.unit.cli_process import interrupted, llumctl
 from tests.unit.cli_support import Cli
 from tests.unit.fake_controller import FakeController, event, meanwhile, until
 
@@ -143,15 +143,6 @@ def test_following_begins_with_the_last_ones_and_its_filter_holds_for_what_follo
         fake.events += [DISPATCHED, EVICTED]
         assert process.stdout.readline() == "a-32\n"
         assert interrupted(process) == (130, "")
-
-
-@pytest.mark.process
-def test_a_reader_that_leaves_ends_it_without_another_event(fake: FakeController) -> None:
-    with llumctl("events", "-f", "-n", "1", "-o", "jsonl") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        fake.until_asked("/v1/watch")
-        assert reader_left(process) == (0, "")
 
 
 def test_control_characters_from_afar_are_harmless(fake: FakeController, cli: Cli) -> None:

@@ -52,13 +52,6 @@ def test_all_of_them_behind_their_names_and_no_other(logs: Path, cli: Cli) -> No
         assert "with one of controller, i-2, i-10" in cli("logs", wrong, code=4).err
 
 
-def test_no_logs_at_all(logs: Path, cli: Cli) -> None:
-    logs.rmdir()
-    for options in ([], ["--all"], ["-f"]):
-        told = "error: cluster default has left no logs\ntry:   llumctl up\n"
-        assert cli("logs", *options, code=4).err == told
-
-
 def test_a_log_that_may_not_be_read(logs: Path, cli: Cli) -> None:
     (logs / "i-0.log").mkdir()
     told = f"error: cannot read {logs}/i-0.log: Is a directory"

@@ -80,8 +80,6 @@ def test_what_talks_to_a_controller_imports_nothing_heavy() -> None:
     ("former", "present"),
     [
         ("wait --for=idly --timeout 0", "status --wait=idly --timeout 0"),
-        ("get no.such -o jso", "set no.such -o jso"),
-        ("undrain", "uncordon"),
         ("evacuate i-1 --within soon", "drain --remove i-1 --within soon"),
         ("autoscale on --min many", "scale auto on --min many"),
         ("record-traffic f --for soon", "record --traffic f --duration soon"),

@@ -13,7 +13,6 @@ from controller.api.wire.requests import RequestDetail, RequestState
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from llumctl.commands import waiting
 from llumctl.commands.waiting import ClusterIs, Drained, Idle, MemberIs, RequestIs
-from tests.unit.cli_process import interrupted, llumctl
 from tests.unit.cli_support import Cli, cluster, remember
 from tests.unit.fake_controller import FakeController, meanwhile, request_fields, until
 from tools.synthetic_cluster import instance
@@ -238,10 +237,3 @@ def test_a_cluster_that_is_stopped_meanwhile(starting: FakeController, cli: Cli)
 
     with meanwhile(happen):
         assert "cluster default is not running" in waited(cli, "ready", code=3).err
-
-
-@pytest.mark.process
-def test_ctrl_c(starting: FakeController) -> None:
-    with llumctl("status", "--wait=ready") as process:
-        starting.until_asked("/v1/status", times=2)
-        assert interrupted(process) == (130, "")
