@@ -206,20 +206,17 @@ def test_every_config_file_must_be_there(path: tuple[str, ...], cli: Cli) -> Non
 # -- files --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("raw", "words"),
-    [
+def test_config_file(cli: Cli) -> None:
+    """`up`, `config show` and `doctor` say the same about the file."""
+    for raw, words in (
         ("port = 1\n".encode("utf-16"), ":1: not UTF-8 (byte 0xff)"),
         (b'[endpoint]\n"po\\u001b[2J" = 1\n', ":2: unknown key endpoint.po\\x1b[2J"),
         (b"[endpoint]\n\nport = 0\n", ":3: endpoint.port must be at least 1, not 0"),
-    ],
-)
-def test_config_file(raw: bytes, words: str, cli: Cli) -> None:
-    """`up`, `config show` and `doctor` say the same about the file."""
-    Path("c.toml").write_bytes(raw)
-    for command in (["up"], ["config", "show"], ["doctor"]):
-        err = refused([*command, "--config", "c.toml"], cli)
-        assert err.startswith(f"error: c.toml{words}")
+    ):
+        Path("c.toml").write_bytes(raw)
+        for command in (["up"], ["config", "show"], ["doctor"]):
+            err = refused([*command, "--config", "c.toml"], cli)
+            assert err.startswith(f"error: c.toml{words}")
 
 
 def test_the_default_file_is_checked_by_every_command(cli: Cli) -> None:

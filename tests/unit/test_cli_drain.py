@@ -219,9 +219,8 @@ def test_it_is_followed_to_its_end(bed: Bed, capsys: Captured, course: Course) -
     assert ("/v1/status" in bed.fake.asked) == (later[-1:] == [None]), "a status is large"
 
 
-@pytest.mark.parametrize(
-    ("command", "options", "body"),
-    [
+def test_what_is_ordered_and_detached_is_not_followed(bed: Bed, capsys: Captured) -> None:
+    cases: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
         (DRAIN, "", {"deadline_s": None, "on_deadline": "keep", "with_ids": []}),
         (
             DRAIN,
@@ -230,17 +229,15 @@ def test_it_is_followed_to_its_end(bed: Bed, capsys: Captured, course: Course) -
         ),
         (REMOVE, "--within 2m --force", {"within_s": 120.0, "force": True}),
         (RESTART, "--now -m leak", {"deadline_s": None, "now": True, "reason": "leak"}),
-    ],
-)
-def test_what_is_ordered_and_detached_is_not_followed(
-    bed: Bed, capsys: Captured, command: tuple[str, ...], options: str, body: dict[str, Any]
-) -> None:
-    assert run([*command, *options.split(), "-y", "--detach"]) == 0
-    assert bed.fake.bodies() == [COMMON | body]
-    assert bed.fake.asked == []
-    header, row = capsys.readouterr().out.splitlines()
-    assert header.split()[:5] == ["ID", "STATE", "LEFT", "MOVING", "MOVED"]
-    assert row.split()[:5] == ["i-1", "draining", "2", "1", "0"]
+    ]
+    for command, options, body in cases:
+        bed.fake.ordered.clear()
+        assert run([*command, *options.split(), "-y", "--detach"]) == 0
+        assert bed.fake.bodies() == [COMMON | body]
+        assert bed.fake.asked == []
+        header, row = capsys.readouterr().out.splitlines()
+        assert header.split()[:5] == ["ID", "STATE", "LEFT", "MOVING", "MOVED"]
+        assert row.split()[:5] == ["i-1", "draining", "2", "1", "0"]
 
 
 def test_a_controller_that_is_away_is_waited_for_and_a_cluster_that_is_stopped_is_not(

@@ -1,4 +1,5 @@
-"""Settings from file, environment and flags: precedence, and every kind of bad input."""
+"""Settings from file, environment and flags: precedence, and every kind of bad input. Values set in
+a TOML text: the new value is read from it, and every other byte stays."""
 
 import difflib
 import tomllib
@@ -124,9 +125,8 @@ def test_flags_over_environment_over_file_over_defaults() -> None:
     assert found.control.port == 8700
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "part"),
-    [
+def test_bad_variable_is_named() -> None:
+    for variable, value, part in (
         ("LLUMCTL_ENDPOINT_PORT", "x", "endpoint.port must be an integer, not 'x'"),
         ("LLUMCTL_ENDPOINT_PROT", "1", "did you mean endpoint.po"),
         ("LLUMCTL_SCHEDULER_GRACE_S", "nan", "must be a finite number"),
@@ -136,13 +136,11 @@ def test_flags_over_environment_over_file_over_defaults() -> None:
         ("LLUMCTL_ENDPONT_PORT", "1", "no such setting; did you mean LLUMCTL_ENDPOINT_PORT?"),
         ("LLUMCTL_MAX_MOVES", "1", "did you mean LLUMCTL_MIGRATION_MAX_MOVES?"),
         ("LLUMCTL_", "1", "there is no such setting"),
-    ],
-)
-def test_bad_variable_is_named(variable: str, value: str, part: str) -> None:
-    error = refusal("[cluster]\nfrontends = 2\n", {variable: value})
-    assert error.message.startswith(f"{variable}: ")
-    assert part in error.message
-    assert "no such setting" not in part or error.hint.startswith(f"unset {variable}")
+    ):
+        error = refusal("[cluster]\nfrontends = 2\n", {variable: value})
+        assert error.message.startswith(f"{variable}: ")
+        assert part in error.message
+        assert "no such setting" not in part or error.hint.startswith(f"unset {variable}")
 
 
 @pytest.mark.parametrize("service", ["LLUMCTL", "LLUMCTL_ENDPOINT", "LLUMCTL_MY_MODEL"])
@@ -392,23 +390,23 @@ FEWER = "  max_moves = 2   # fewer"
 
 
 def test_one_value() -> None:
-    for key, value, lines in (
+    cases: list[tuple[str, Value, list[str]]] = [
         ("migration.max_moves", 12, [f"- {FEWER}", "+   max_moves = 12   # fewer"]),
         ("migration.victim", 'a"b', ["-   victim = 'LCR'", '+   victim = "a\\"b"']),
         ("migration.max_moves", None, [f"- {FEWER}", "+   # max_moves = 2   # fewer"]),
         ("migration.max_bytes_per_s", None, []),
         ("cluster.instances", 3, ["+ instances = 3"]),
         ("scheduler.grace_s", 2.5, ["+ ", "+ [scheduler]", "+ grace_s = 2.5"]),
-    ):
+    ]
+    for key, value, lines in cases:
         table, name = key.split(".")
         after = set_value(TEXT, (table,), name, value)
         assert changed_lines(TEXT, after) == lines
         assert tomllib.loads(after).get(table, {}).get(name) == value
 
 
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
+def test_where_it_stands() -> None:
+    for text, after in (
         ("", "[migration]\nmax_moves = 1\n"),
         ("# only words", "# only words\n\n[migration]\nmax_moves = 1\n"),
         ("[migration]\n[engine]\na = 1", "[migration]\nmax_moves = 1\n[engine]\na = 1"),
@@ -423,10 +421,8 @@ def test_one_value() -> None:
             "[migration]\nvictim = '''\nmax_moves = 9'''\n",
             "[migration]\nvictim = '''\nmax_moves = 9'''\nmax_moves = 1\n",
         ),
-    ],
-)
-def test_where_it_stands(text: str, after: str) -> None:
-    assert set_value(text, ("migration",), "max_moves", 1) == after
+    ):
+        assert set_value(text, ("migration",), "max_moves", 1) == after
 
 
 def test_what_is_left_to_hands() -> None:

@@ -125,11 +125,8 @@ def test_replays_stand_beside_moves() -> None:
     status = status.model_copy(update={"replays": replays})
     first, *lines = summary(status)
     assert "  replaying 2  " in first
-    assert lines[:2] == [
-        "replays: 2 under way, 11 went on and 1 failed in the last minute",
-        "saved from instances that left or died since the controller started: moved 4 (scale in 4),"
-        " replayed 12 (death 12)",
-    ]
+    assert lines[0] == "replays: 2 under way, 11 went on and 1 failed in the last minute"
+    assert lines[1].endswith("started: moved 4 (scale in 4), replayed 12 (death 12)")
     rows = tables(status)["REPLAY"]
     assert rows[0] == "r9c0 i-9>? placing 1800 1.7s - death"
     assert rows[-1] == "r9d2 i-8 failed 140 - 2.5s death: too often"
@@ -157,11 +154,12 @@ def test_wide_has_what_the_dashboards_panes_have() -> None:
 
 
 def test_wide_says_how_far_drains_are() -> None:
-    for fields, row in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"deadline_s": 130.0, "removes": True}, "12 3 in 30s removed"),
         ({"deadline_s": 95.0, "removes": True, "evacuates": True}, "12 3 5.0s over gone"),
         ({"num_requests_left": 0, "safe_to_delete": True}, "nothing 3 - -"),
-    ):
+    ]
+    for fields, row in cases:
         status = cluster(instance("i-1", DRAINING, drain=drain(**fields)))
         assert tables(status.model_copy(update={"time_s": 100.0}))["DRAIN"] == [f"i-1 {row}"]
 

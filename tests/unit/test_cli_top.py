@@ -26,9 +26,9 @@ def test_without_a_terminal_top_names_what_works_there(cli: Cli) -> None:
     assert err.endswith("try:   llumctl status --watch      or      llumctl record FILE\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+@pytest.mark.usefixtures("terminal")
+def test_usage_errors(cli: Cli) -> None:
+    for arguments, words in (
         (["--refresh", "0"], "--refresh: must be 0.1 to 60 seconds"),
         (["--speed", "-1", *NONE], "--speed"),
         (["--speed", "2"], "go with --replay"),
@@ -37,11 +37,8 @@ def test_without_a_terminal_top_names_what_works_there(cli: Cli) -> None:
         (["--web", "--write", "--readonly"], "and --write without --readonly"),
         (["--theme", "pink"], "no theme 'pink': default, light, deuteranopia, monochrome"),
         (["--replay", "no-such-file"], "no-such-file: there is no such recording"),
-    ],
-)
-@pytest.mark.usefixtures("terminal")
-def test_usage_errors(arguments: list[str], words: str, cli: Cli) -> None:
-    assert words in cli("top", *arguments, code=2).err
+    ):
+        assert words in cli("top", *arguments, code=2).err
 
 
 @pytest.mark.usefixtures("terminal")
@@ -63,9 +60,3 @@ def test_it_overwrites_no_recording(cli: Cli) -> None:
     Path("mine").write_text("mine")
     assert "never overwritten" in cli("top", "--record", "mine", code=5).err
     assert Path("mine").read_text() == "mine"
-
-
-@pytest.mark.usefixtures("terminal")
-def test_without_a_controller_nothing_is_recorded(cli: Cli) -> None:
-    assert "cluster default is not running" in cli("top", "--record", "new", code=3).err
-    assert not Path("new").exists()

@@ -120,7 +120,7 @@ def test_the_commands_that_are_about_a_cluster_are_known() -> None:
 
 def test_every_command_that_a_text_names_says_of_which_cluster() -> None:
     """All texts of all packages: what errors say to try, the controller's answers, what the console
-    logs, the cures of `doctor`. Behind its flags each is still a command that exists."""
+    logs, the cures of `doctor`."""
     num_aimed, faults = 0, []
     for folder in ("llumctl", "controller", "tui"):
         for file in sorted((ROOT / folder).rglob("*.py")):
