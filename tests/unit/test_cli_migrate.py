@@ -129,14 +129,13 @@ def test_the_machine_formats(reports: list[MigrationReport], cli: Cli) -> None:
 
 def test_a_move_that_came_to_nothing(reports: list[MigrationReport], cli: Cli) -> None:
     look, nowhere = "llumctl requests r-1\n", {"to_instance_id": None, "hint": "x"}
-    cases: list[tuple[str, dict[str, Any], int, str, str]] = [
+    for outcome, fields, code, error, hint in (
         ("refused", {"note": "later"}, 5, "cannot move from i-0 to i-1: no: later", "status  "),
         ("refused", nowhere, 5, "cannot move from i-0: no", "x\n"),
         ("kept", {}, 1, "still runs at i-0, the move failed: no", look),
         ("ended", {"why": ""}, 1, "ended before it could move: it ended", look),
         ("unknown", {}, 1, "may be on either instance: no", look),
-    ]
-    for outcome, fields, code, error, hint in cases:
+    ):
         reports.append(moved(outcome, **({"why": "no"} | fields)))
         told, _, tried = cli("migrate", "r-1", code=code).err.partition("\ntry:   ")
         assert told == f"error: request r-1 {error}"

@@ -203,13 +203,12 @@ def test_each_decision_with_what_it_chose_among(fake: FakeController, cli: Cli) 
 
 def test_whether_it_could_move_and_why_it_waits(fake: FakeController, cli: Cli) -> None:
     waiting = Waiting(code="full", why="no room", figures={"demand_blocks": 118})
-    cases: list[tuple[dict[str, Any], str, str]] = [
+    for fields, name, fact in (
         ({"why_not_movable": "its prompt is read"}, "movable", "no: its prompt is read"),
         ({}, "movable", "yes; nowhere has room"),
         ({"waiting": waiting}, "waits", "full: no room; demand 118 blocks"),
         ({"request": {"held": HELD}}, "needs", "688"),
-    ]
-    for fields, name, fact in cases:
+    ):
         explain(fake, **fields)
         (shown,) = explained(cli)
         assert facts(shown)[name] == fact

@@ -111,12 +111,11 @@ def test_each_step_is_followed_until_all_are_restarted(bed: Bed, capsys: Capture
 
 
 def test_how_else_it_may_end(bed: Bed, capsys: Captured) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
+    for end, words in (
         (FAILURE, "error: the rolling restart failed: i-0 could not start; not restarted: i-1"),
         ({"state": "stopped", "why": "w"}, "error: the rolling restart was stopped: w"),
         ({"rolling_id": "op-2"}, "error: another rolling restart has begun meanwhile"),
-    ]
-    for end, words in cases:
+    ):
         bed.now = report()
         assert bed.follows(report(**end)) == 1
         assert words in capsys.readouterr().err.splitlines()

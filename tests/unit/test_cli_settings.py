@@ -390,15 +390,14 @@ FEWER = "  max_moves = 2   # fewer"
 
 
 def test_one_value() -> None:
-    cases: list[tuple[str, Value, list[str]]] = [
+    for key, value, lines in (
         ("migration.max_moves", 12, [f"- {FEWER}", "+   max_moves = 12   # fewer"]),
         ("migration.victim", 'a"b', ["-   victim = 'LCR'", '+   victim = "a\\"b"']),
         ("migration.max_moves", None, [f"- {FEWER}", "+   # max_moves = 2   # fewer"]),
         ("migration.max_bytes_per_s", None, []),
         ("cluster.instances", 3, ["+ instances = 3"]),
         ("scheduler.grace_s", 2.5, ["+ ", "+ [scheduler]", "+ grace_s = 2.5"]),
-    ]
-    for key, value, lines in cases:
+    ):
         table, name = key.split(".")
         after = set_value(TEXT, (table,), name, value)
         assert changed_lines(TEXT, after) == lines

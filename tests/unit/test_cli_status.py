@@ -154,12 +154,11 @@ def test_wide_has_what_the_dashboards_panes_have() -> None:
 
 
 def test_wide_says_how_far_drains_are() -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
+    for fields, row in (
         ({"deadline_s": 130.0, "removes": True}, "12 3 in 30s removed"),
         ({"deadline_s": 95.0, "removes": True, "evacuates": True}, "12 3 5.0s over gone"),
         ({"num_requests_left": 0, "safe_to_delete": True}, "nothing 3 - -"),
-    ]
-    for fields, row in cases:
+    ):
         status = cluster(instance("i-1", DRAINING, drain=drain(**fields)))
         assert tables(status.model_copy(update={"time_s": 100.0}))["DRAIN"] == [f"i-1 {row}"]
 
