@@ -156,51 +156,39 @@ def having(option: str) -> list[tuple[str, ...]]:
     return found
 
 
-def every(paths: list[tuple[str, ...]]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", paths, ids=" ".join)
-
-
 def words(path: tuple[str, ...], *options: str) -> list[str]:
     return [*path, *NEEDED.get(path[0], []), *options]
 
 
-@every([path for path, _ in commands()])
+@pytest.mark.parametrize("path", [path for path, _ in commands()], ids=" ".join)
 def test_every_command_refuses_an_unknown_option(path: tuple[str, ...], cli: Cli) -> None:
     err = refused([*path, "--no-such-option"], cli)
     assert "No such option: --no-such-option" in err
     assert err.endswith(f"try:   llumctl {' '.join(path)} --help\n")
 
 
-@every(having("--cluster"))
-def test_every_command_refuses_what_is_no_cluster_name(path: tuple[str, ...], cli: Cli) -> None:
-    assert "--cluster: " in refused(words(path, "--cluster", "No!"), cli)
-
-
-@every([path for path in having("--cluster") if path[0] not in NEEDS_NO_CONTROLLER])
-def test_every_command_that_needs_a_controller_says_that_none_runs(
-    path: tuple[str, ...], cli: Cli
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--cluster", "No!", "--cluster: "),
+        ("--timeout", "-1", "--timeout"),
+        ("--timeout", "nan", "--timeout"),
+        ("--output", "xml", "error: Invalid value for '-o' / '--output'"),
+        ("--config", "none.toml", "error: none.toml: there is no such config file (--config)\n"),
+    ],
+)
+def test_every_command_with_an_option_refuses_a_wrong_value(
+    option: str, value: str, told: str, cli: Cli
 ) -> None:
-    err = refused(words(path), cli, code=3)
-    assert err == "error: cluster default is not running\ntry:   llumctl up\n"
+    for path in having(option):
+        assert told in refused(words(path, option, value), cli), path
 
 
-@every(having("--timeout"))
-def test_every_timeout_is_a_number_of_seconds(path: tuple[str, ...], cli: Cli) -> None:
-    for value in ("-1", "nan", "soon"):
-        assert "--timeout" in refused(words(path, "--timeout", value), cli)
-
-
-@every(having("--output"))
-def test_every_format_is_one_that_there_is(path: tuple[str, ...], cli: Cli) -> None:
-    err = refused(words(path, "-o", "xml"), cli)
-    assert err.startswith("error: Invalid value for '-o' / '--output'")
-    assert "'json'" in err
-
-
-@every(having("--config"))
-def test_every_config_file_must_be_there(path: tuple[str, ...], cli: Cli) -> None:
-    err = refused(words(path, "--config", "none.toml"), cli)
-    assert err == "error: none.toml: there is no such config file (--config)\n"
+def test_every_command_that_needs_a_controller_says_that_none_runs(cli: Cli) -> None:
+    for path in having("--cluster"):
+        if path[0] not in NEEDS_NO_CONTROLLER:
+            err = refused(words(path), cli, code=3)
+            assert err == "error: cluster default is not running\ntry:   llumctl up\n", path
 
 
 # -- files --------------------------------------------------------------------------------

@@ -111,20 +111,6 @@ def test_huge_file_is_refused() -> None:
     assert "larger than" in refusal("#" * (config_file.MAX_BYTES + 1)).message
 
 
-def test_flags_over_environment_over_file_over_defaults() -> None:
-    text = "[endpoint]\nport = 1001\nserved_model_name = 'f'\n[cluster]\nfrontends = 1\n"
-    environ = {"LLUMCTL_ENDPOINT_PORT": "1002", "LLUMCTL_CLUSTER_FRONTENDS": "3"}
-    flags: settings.Flags = {
-        ("cluster", "frontends"): ("--frontends", 4),
-        ("endpoint", "port"): ("--port", None),
-    }
-    found = load(text, environ, flags)
-    assert found.cluster.frontends == 4
-    assert found.endpoint.port == 1002
-    assert found.endpoint.served_model_name == ("f",)
-    assert found.control.port == 8700
-
-
 def test_bad_variable_is_named() -> None:
     for variable, value, part in (
         ("LLUMCTL_ENDPOINT_PORT", "x", "endpoint.port must be an integer, not 'x'"),
@@ -156,37 +142,43 @@ def test_variables_that_kubernetes_makes_for_services_are_left_alone(service: st
         assert refusal(environ={variable: value}).message.startswith(f"{variable}: there is no")
 
 
-def test_set_is_over_environment_and_file() -> None:
+def test_set_over_flags_over_environment_over_file_over_defaults() -> None:
     text = """
 migration.max_moves = 1
 holding.making_room = true
+endpoint.port = 1001
+cluster = {instances = 2, frontends = 1}
 priority = [{name = "normal", rank = 0}, {name = "batch", rank = -1}]
-[engine]
-max-model-len = 64
+engine = {max-model-len = 64, block_size = 16, seed = 1}
 """
+    environ = {"MIGRATION_MAX_MOVES": "2", "ENDPOINT_PORT": "1002", "CLUSTER_FRONTENDS": "3"}
     found = load(
         text,
-        {"LLUMCTL_MIGRATION_MAX_MOVES": "2", "LLUMCTL_ENGINE_SEED": "1"},
+        {f"LLUMCTL_{key}": value for key, value in (environ | {"ENGINE_SEED": "2"}).items()},
+        {("cluster", "frontends"): ("--frontends", 4), ("endpoint", "port"): ("--port", None)},
+        engine_args=("max-model-len=4096", '--hf-overrides={"a": [1]}', "x=", "y=NaN", "z=a=b"),
         assigned=(
             "migration.max_moves=3",
             "holding.making_room=off",
             "endpoint.request_timeout_s = 60",
             "endpoint.served_model_name=a,b",
-            "cluster.frontends=none",
+            "cluster.instances=none",
             "priority.batch.target_load_tokens=800",
-            "engine.max-model-len=4096",
             "engine.seed=7",
         ),
     )
-    assert found.migration.max_moves == 3
-    assert not found.holding.making_room
+    assert (found.cluster.frontends, found.endpoint.port, found.control.port) == (4, 1002, 8700)
+    assert (found.migration.max_moves, found.holding.making_room) == (3, False)
     assert found.endpoint.request_timeout_s == 60.0
     assert found.endpoint.served_model_name == ("a", "b")
-    assert found.cluster.frontends is None
+    assert found.cluster.instances is None
     assert [each.target_load_tokens for each in found.priority] == [None, 800]
-    assert found.engine == {"max_model_len": 4096, "seed": 7}
+    engine = {"max_model_len": 4096, "block_size": 16, "seed": 7}
+    assert found.engine == engine | {"hf_overrides": {"a": [1]}, "x": "", "y": "NaN", "z": "a=b"}
     found = load(assigned=("priority.high.target_load_tokens=none",))
     assert [each.name for each in found.priority] == ["normal", "high"], "the default levels"
+    for argument in ("x", "--=1"):
+        assert refusal(engine_args=(argument,)).message.startswith("--engine-arg: ")
 
 
 def test_set_takes_what_llumctl_set_takes() -> None:
@@ -219,29 +211,6 @@ def test_bad_assignments_are_named(assigned: tuple[str, ...], part: str, hint: s
     assert error.message.startswith("--set: ")
     assert part in error.message
     assert error.hint.startswith(hint or "llumctl up")
-
-
-def test_engine_takes_any_key_from_anywhere() -> None:
-    found = load(
-        "[engine]\nmax-model-len = 1\nblock_size = 16\nseed = 1\n",
-        {"LLUMCTL_ENGINE_SEED": "2", "LLUMCTL_ENGINE_DTYPE": "float32"},
-        engine_args=("max-model-len=4096", '--hf-overrides={"a": [1]}', "x=", "y=NaN", "z=a=b"),
-    )
-    assert found.engine == {
-        "max_model_len": 4096,
-        "block_size": 16,
-        "seed": 2,
-        "dtype": "float32",
-        "hf_overrides": {"a": [1]},
-        "x": "",
-        "y": "NaN",
-        "z": "a=b",
-    }
-
-
-@pytest.mark.parametrize("argument", ["x", "--=1"])
-def test_engine_argument_without_key_or_value(argument: str) -> None:
-    assert refusal(engine_args=(argument,)).message.startswith("--engine-arg: ")
 
 
 def test_secrets_file_must_be_private_and_comes_out_absolute(tmp_path: Path) -> None:
