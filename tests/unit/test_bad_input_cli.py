@@ -194,19 +194,6 @@ def test_every_command_that_needs_a_controller_says_that_none_runs(cli: Cli) -> 
 # -- files --------------------------------------------------------------------------------
 
 
-def test_config_file(cli: Cli) -> None:
-    """`up`, `config show` and `doctor` say the same about the file."""
-    for raw, words in (
-        ("port = 1\n".encode("utf-16"), ":1: not UTF-8 (byte 0xff)"),
-        (b'[endpoint]\n"po\\u001b[2J" = 1\n', ":2: unknown key endpoint.po\\x1b[2J"),
-        (b"[endpoint]\n\nport = 0\n", ":3: endpoint.port must be at least 1, not 0"),
-    ):
-        Path("c.toml").write_bytes(raw)
-        for command in (["up"], ["config", "show"], ["doctor"]):
-            err = refused([*command, "--config", "c.toml"], cli)
-            assert err.startswith(f"error: c.toml{words}")
-
-
 def test_the_default_file_is_checked_by_every_command(cli: Cli) -> None:
     """By all that need no more than the cluster's name, too: but only as far as that."""
     path = Path(os.environ["XDG_CONFIG_HOME"]) / "llumctl" / "config.toml"

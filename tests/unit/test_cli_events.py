@@ -1,4 +1,4 @@
-"""`llumctl events`: formats, filters, gaps, following over restarts, Ctrl-C and closed pipes."""
+"""`llumctl events`: formats, filters, gaps, following over restarts, and Ctrl-C."""
 
 import json
 

