@@ -1,4 +1,4 @@
-"""`llumctl status`: lines, columns, tables, formats, exit codes; conditions to wait for; watching."""
+"""`llumctl status`: lines, tables, formats, exit codes, conditions to wait for, watching."""
 
 import json
 import re

@@ -1,6 +1,6 @@
 """The run state on disk is private, is written in one step, and says clearly if it cannot be
-used. The audit log says when a cluster was stopped, and by whom. A cluster's temporary folder is new
-for each run, and is deleted only if its marker proves what it is."""
+used. The audit log says when a cluster was stopped, and by whom. A cluster's temporary folder is
+new for each run, and is deleted only if its marker proves what it is."""
 
 import json
 import os
