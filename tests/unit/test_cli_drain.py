@@ -50,6 +50,11 @@ def report(state: str = "draining", instance_id: str = "i-1", **fields: Any) -> 
     return DrainReport(instance_id=instance_id, state=state, **(known | fields))
 
 
+def leaving(**fields: Any) -> DrainReport:
+    known = {"removes_instance": True, "evacuates_instance": True, "num_requests_left": 1}
+    return report(**(known | fields))
+
+
 def restarting(state: str = "draining", **fields: Any) -> DrainReport:
     known = {"restarts_instance": True, "incarnation": 1, "pid": 70, "num_requests_left": 1}
     return report(state, **(known | fields))
@@ -156,7 +161,7 @@ COURSES = {
     ),
     "until it is removed at its deadline": (
         (REMOVE, None, 0),
-        (report(removes_instance=True, num_requests_left=1, **LATE), None),
+        (leaving(**LATE), None),
         (EMPTYING, "i-1: removed"),
     ),
     "until the next process serves, also if a new controller counts incarnations anew": (
