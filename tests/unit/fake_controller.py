@@ -202,9 +202,14 @@ class FakeController:
             after = page.next_position
             yield PingFrame(time_s=now_s)
 
-    def _traffic(self) -> Iterator[BaseModel]:
+    def _lines(self, query: dict[str, list[str]]) -> Iterator[bytes]:
+        for frame in self._frames(query):
+            yield frame.model_dump_json().encode() + b"\n"
+
+    def _traffic(self) -> Iterator[bytes]:
         while True:
-            yield self.traffic.pop(0) if self.traffic else TrafficBatch(time_s=1000.0)
+            batch = self.traffic.pop(0) if self.traffic else TrafficBatch(time_s=1000.0)
+            yield batch.model_dump_json().encode() + b"\n"
             if self._stopping.wait(PING_S):
                 return
 
@@ -249,16 +254,16 @@ class FakeController:
                 elif answer := fake.orders.get(f"GET {parts.path}"):
                     self.send(*answer({}))
                 elif parts.path == "/v1/watch":
-                    self.stream(fake._frames(query))
+                    self.stream(fake._lines(query))
                 else:
                     self.send(*fake._answer(parts.path, query))
 
-            def stream(self, stream: Iterator[BaseModel]) -> None:
+            def stream(self, stream: Iterator[bytes]) -> None:
                 self.send_response(200)
                 self.end_headers()
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reader left
-                    for frame in stream:
-                        self.wfile.write(frame.model_dump_json().encode() + b"\n")
+                    for lines in stream:
+                        self.wfile.write(lines)
                         self.wfile.flush()
 
             def send(self, code: int, body: BaseModel) -> None:
