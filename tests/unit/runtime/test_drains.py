@@ -202,6 +202,8 @@ async def test_who_watches_a_drain_has_it_looked_at_once_a_second(bed: Bed) -> N
     await asyncio.sleep(LATELY_S)
     found = await forecasts.lately("i-0")
     assert (found.departures, found.silent) == ((), ("f-0",))
+    bed.scale(4)
+    assert (await forecasts.lately("i-3")).departures == (), "it has not reported yet"
 
 
 # -- removals -----------------------------------------------------------------------------
