@@ -6,6 +6,7 @@ Engine threads and the event loop are real; the clock of the moves is the test's
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from controller.core.load.snapshot import InstanceRef
@@ -47,11 +48,11 @@ def says(verb: Verb) -> Callable[[Message], bool]:
     return lambda envelope: isinstance(envelope, MoveEnvelope) and envelope.message.verb is verb
 
 
+@dataclass
 class Clock:
     """Of the moves: their retries, patience and memory."""
 
-    def __init__(self) -> None:
-        self.now_s = 1000.0
+    now_s: float = 1000.0
 
 
 class ScriptedController:

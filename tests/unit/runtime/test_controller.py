@@ -14,6 +14,7 @@ from controller.runtime.controller.roster import DIRECTORY_EVERY_S, SILENCE_S, L
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,
+    DrainSet,
     FrontendLimits,
     InstanceLost,
     StatusPull,
@@ -144,6 +145,8 @@ async def test_members_that_begin_to_serve_are_told_what_they_go_by(network: Fak
     bed = Bed(network)
     await bed.joins("i-0")
     assert bed.peers["i-0"].received(MoveLimitsSet) == [MoveLimitsSet(4, None)]
+    # An instance that was drained by a controller whose spec was lost serves again.
+    assert bed.peers["i-0"].received(DrainSet) == [DrainSet(False)]
     await bed.joins("f-0")
     assert await bed.f0.receive(FrontendLimits) == FrontendLimits(4096, None, 60.0)
     limits = ReschedulingConfig(max_moves=2, max_bytes_per_s=5e6)

@@ -156,13 +156,6 @@ async def test_an_instance_that_dies_while_it_drains_comes_back_draining(bed: Be
     assert bed.is_draining()
 
 
-async def test_whoever_begins_to_serve_is_told_whether_it_drains(network: FakeNetwork) -> None:
-    """An instance that was drained by a controller whose spec was lost serves again."""
-    bed = SteeringBed(network)
-    await bed.joins("i-1")
-    assert bed.peers["i-1"].received(DrainSet) == [DrainSet(False)]
-
-
 async def test_keep_goes_on_and_names_once_what_cannot_move(bed: Bed) -> None:
     bed.runs("i-0", "r-1", "r-2")
     bed.refusals = {"r-2": "multimodal"}

@@ -84,10 +84,8 @@ async def test_each_outcome(bed: Bed) -> None:
     bed.router.abort(["left"], RequestState.ABORTED, "the client left")
     bed.network.lose("mem://i-0")
     found = requests(await told(bed, 2))
-    assert [(each.outcome, each.num_output_tokens) for each in found] == [
-        (RequestState.ABORTED, 1),
-        (RequestState.FAILED, 0),
-    ]
+    outcomes = [(each.outcome, each.num_output_tokens) for each in found]
+    assert outcomes == [(RequestState.ABORTED, 1), (RequestState.FAILED, 0)]
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
