@@ -8,6 +8,8 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,6 +26,7 @@ from controller.adapters.zmq.zmq_mailbox import (
     MAX_PART_BYTES,
     MAX_PER_TURN,
     ClusterKey,
+    Doorkeeper,
     ZmqMailbox,
     cut,
     joined,
@@ -449,6 +452,36 @@ def test_where_the_kernel_does_not_tell_nobody_is_shown_out() -> None:
             return bytes(100)
 
     assert zmq_mailbox.has_shown_the_key(Silent())
+
+
+def num_open(name: str) -> int:
+    """How many descriptors of this process are of that file."""
+    found = (os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
+    return sum(each == name for each in found)
+
+
+def test_a_descriptor_that_has_become_a_file_s_is_not_kept() -> None:
+    """The event of a connection that was closed meanwhile names the descriptor of its successor.
+    Two connections follow, of which the first is shown out."""
+    context = zmq.Context()
+    with contextlib.ExitStack() as stack:
+        events = stack.enter_context(context.socket(zmq.PAIR))
+        file = stack.enter_context(Path(os.devnull).open())
+        door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        strangers, accepted = [], []
+        for _ in range(2):
+            strangers.append(stack.enter_context(socket.create_connection(door.getsockname())))
+            accepted.append(stack.enter_context(door.accept()[0]))
+        keeper = Doorkeeper(max_strangers=1)
+        keeper.watch(SimpleNamespace(context=context, monitor=lambda to, _: events.bind(to)))
+        before = num_open(os.devnull)
+        for each in (file, file, file, *accepted):
+            told = struct.pack("=HI", zmq.EVENT_ACCEPTED, each.fileno())
+            events.send_multipart([told, b"tcp://127.0.0.1:1"])
+        assert strangers[0].recv(1) == b""
+        assert num_open(os.devnull) == before
+    context.destroy(linger=0)
+    keeper.join()
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ async def test_a_drain_begins_says_how_far_it_is_and_is_taken_back(bed: Bed) -> 
     assert (back.num_requests_left, back.revision) == (1, 2)
 
 
-async def test_where_a_request_would_go_and_why_it_stays(bed: Bed) -> None:
+async def test_where_a_request_would_go(bed: Bed) -> None:
     bed.cluster.report("i-1", num_running=3, num_free_blocks=50)
     found = await bed.does(Drain, dry_run=True, deadline_s=60)
     (planned,) = found.plan
@@ -74,13 +74,22 @@ async def test_where_a_request_would_go_and_why_it_stays(bed: Bed) -> None:
     assert (planned.num_tokens, planned.num_blocks) == (153, 10)
     assert (planned.to_instance_id, planned.code, planned.why) == ("i-2", "", "")
     assert (found.state, found.drain_id, found.revision) == ("active", "", 0)
-    for instance_id in ("i-1", "i-2"):
-        bed.cluster.report(instance_id, num_free_blocks=9)
-    why = "no_blocks", "no instance has 10 free blocks"
-    (planned,) = (await bed.does(Drain, dry_run=True)).plan
-    assert (planned.to_instance_id, planned.code, planned.why) == (None, *why)
+
+
+async def test_why_a_request_stays(bed: Bed) -> None:
+    for load, code, why in (
+        ({"num_running": 4, "max_num_running": 4}, "no_slot", "full batch"),
+        ({"num_free_blocks": 40, "num_running": 20}, "too_busy", "free enough"),
+        ({"draining": True}, "no_destination", "no other instance"),
+        ({"num_free_blocks": 9}, "no_blocks", "10 free blocks"),
+    ):
+        for instance_id in ("i-1", "i-2"):
+            bed.cluster.report(instance_id, **load)
+        (planned,) = (await bed.does(Drain, dry_run=True, force=True)).plan
+        assert (planned.to_instance_id, planned.code) == (None, code)
+        assert why in planned.why
     (stays,) = (await bed.does(Drain)).cannot_move
-    assert (stays.request_id, stays.client_id, stays.code, stays.why) == ("r-1", "cmpl-1", *why)
+    assert (stays.request_id, stays.client_id, stays.code) == ("r-1", "cmpl-1", "no_blocks")
     bed.source.refusals["r-1"] = str(MoveRefusal.MULTIMODAL)
     (stays,) = (await drains(bed))[0].cannot_move
     assert (stays.code, stays.why) == ("multimodal", "it has multimodal input")

@@ -245,12 +245,14 @@ async def test_if_a_destination_fails_another_is_tried(bed: Bed) -> None:
 async def test_a_source_that_dies_is_not_waited_for(bed: Bed) -> None:
     bed.source.silent = True
     moving = asyncio.create_task(bed.does(Migrate, to="i-1"))
+    looking = asyncio.create_task(bed.refused(Migrate, to="i-2", dry_run=True))
     async with asyncio.timeout(10):
-        while not bed.mailbox.sent_to("mem://i-0", MoveAsked):
+        while len(bed.mailbox.sent_to("mem://i-0", MoveAsked)) < 2:
             await asyncio.sleep(0.005)
     bed.mailbox.lose("mem://i-0")
     found = await moving
     assert (found.outcome, found.why) == ("unknown", "the source died")
+    assert await looking == (409, "not_serving")
 
 
 # -- moves that are planned ---------------------------------------------------------------

@@ -60,24 +60,24 @@ async def test_it_asks_before_instances_go(
     assert await llumctl("undo") == 5
     assert "asks before it acts, and there is no terminal" in capsys.readouterr().err
     monkeypatch.setattr("llumctl.output.is_terminal", lambda _: True)
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\nn\ny\n"))
-    assert await llumctl("undo") == 5
-    assert "Drain i-0?" in capsys.readouterr().err
-    await bed.does(Scale, target=5)
-    before = bed.revision
-    assert await llumctl("undo") == 5
-    err = capsys.readouterr().err
-    assert "Drain and remove i-3, i-4 (5 -> 3)?" in err
-    assert "nothing was changed" in err
-    assert bed.revision == before
-    assert await llumctl("undo") == 0
-    assert bed.revision == before + 1
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\ny\n" * 2))
+    for question in ("Drain i-0?", "Drain and remove i-3, i-4 (5 -> 3)?"):
+        before = bed.revision
+        assert await llumctl("undo") == 5
+        err = capsys.readouterr().err
+        assert question in err
+        assert "nothing was changed" in err
+        assert bed.revision == before
+        assert await llumctl("undo") == 0
+        assert bed.revision == before + 1
+        await bed.does(Scale, target=5)
 
 
 async def test_an_operation_is_found_behind_many_others(bed: Bed, capsys: Captured) -> None:
     assert await llumctl("undo") == 5
     assert "there is no operation that was done among the last ones" in capsys.readouterr().err
     assert await llumctl("undo", "op-1") == 5
+    assert await llumctl("undo", "op-1", "--list") == 2
     await set_moves(bed, 2)
     first = (await bed.done())[0]
     for n in range(25):
