@@ -242,7 +242,6 @@ async def test_a_forgotten_peer_s_end_is_not_told_and_it_can_be_written_to_again
     assert a.lost == []
 
 
-Bare = Callable[[int], zmq.asyncio.Socket]
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 # How a handshake ends that is cut without a word: by who notices first.
@@ -256,15 +255,10 @@ NULL_READY = b"\x04\x19\x05READY\x0bSocket-Type" + struct.pack(">I", 4) + b"PUSH
 
 
 @pytest.fixture
-def bare() -> Iterator[Bare]:
-    """Makes plain ZeroMQ sockets, in a context of their own."""
-    context, made = zmq.asyncio.Context(), []
-
-    def socket(kind: int) -> zmq.asyncio.Socket:
-        made.append(context.socket(kind))
-        return made[-1]
-
-    yield socket
+def plain() -> Iterator[zmq.asyncio.Context]:
+    """Of sockets that are no mailbox's."""
+    context = zmq.asyncio.Context()
+    yield context
     context.destroy(linger=0)
 
 
@@ -320,11 +314,11 @@ async def tapped(inbox: Inbox) -> AsyncIterator[tuple[str, list[bytearray]]]:
 
 
 async def test_who_knows_the_public_key_alone_gets_nothing_in(
-    bare: Bare, inboxes: Open, caplog: pytest.LogCaptureFixture
+    plain: zmq.asyncio.Context, inboxes: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox, friend = inboxes(), inboxes()
     await still_serves(inbox, friend)
-    out = bare(zmq.PUSH)
+    out = plain.socket(zmq.PUSH)
     out.curve_serverkey = zmq.curve_public(SECRET.encode())
     out.curve_publickey, out.curve_secretkey = zmq.curve_keypair()
     monitor = out.get_monitor_socket(
@@ -336,15 +330,16 @@ async def test_who_knows_the_public_key_alone_gets_nothing_in(
     assert event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
     out.disable_monitor()
     monitor.close(linger=0)
+    out.close(linger=0)
     await still_serves(inbox, friend)
     await still_serves(inbox, inboxes())
     assert caplog.messages == ["a connection from 127.0.0.1 has a foreign key"]
 
 
 async def test_an_inbox_without_a_handler_admits_nobody(
-    bare: Bare, inboxes: Open, monkeypatch: pytest.MonkeyPatch
+    plain: zmq.asyncio.Context, inboxes: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inbox, friend = bare(zmq.PULL), inboxes()
+    inbox, friend = plain.socket(zmq.PULL), inboxes()
     monkeypatch.setattr(zmq_mailbox, "ZAP_ADDRESS", "inproc://where-nobody-asks")
     door = ClusterKey(SECRET).guard(inbox)
     inbox.bind("tcp://127.0.0.1:*")
@@ -353,6 +348,7 @@ async def test_an_inbox_without_a_handler_admits_nobody(
     await friend.until(lambda _: friend.lost == [address])
     assert await inbox.poll(0) == 0
     door.close()
+    inbox.close(linger=0)
 
 
 @pytest.mark.parametrize("droppable", [False, True])

@@ -294,25 +294,20 @@ def our_source() -> Iterator[tuple[str, str]]:
             yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
 
 
+COMPARED, LOGGED = "given != f'Bearer {self._token}'", "log.warning(f'{item.prompt_token_ids}')"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("reader", "mention", "but_not_in", "bad"),
     [
-        pytest.param(
-            *(plain_comparisons, SECRET_MENTIONED, OF_A_MODEL),
-            "given != f'Bearer {self._token}'",
-            id="secrets are compared in constant time",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *(content_in_logs, r"\blog(ger|ging)?\.", ()),
-            "self._log.warning(f'{item.prompt_token_ids}')",
-            id="log lines are given no content",
-            marks=pytest.mark.long,
-        ),
+        (plain_comparisons, SECRET_MENTIONED, OF_A_MODEL, COMPARED),
+        (content_in_logs, r"\blog(ger|ging)?\.", (), LOGGED),
         (code_from_bytes, "", NO_SOCKETS, "    from cloudpickle import loads"),
         (access_log, "", (), "uvicorn.Config(\n    app,\n)"),
         (open_mailbox, "", (), "zmq.ZmqMailbox(host, 1, None)"),
     ],
+    ids=["secrets", "contents of logs", "code from bytes", "access logs", "open mailboxes"],
 )
 def test_our_source_keeps_the_promise(
     reader: Reader, mention: str, but_not_in: tuple[str, ...], bad: str

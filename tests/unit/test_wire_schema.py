@@ -35,15 +35,11 @@ def test_the_control_api_speaks_as_before() -> None:
         for name in sorted(kept.keys() | found.keys())
         if kept.get(name) != found.get(name)
     ]
-    assert not changes, "\n".join(
-        (
-            f"what the control API reads or answers differs from {KEPT.name}:",
-            *changes,
-            "Within one schema_version fields are only added (controller/api/wire/__init__.py). If"
-            " the change is meant, `make wire-schema` writes the file anew, and CHANGELOG.md"
-            " tells it.",
-        )
+    told = (
+        "Within one schema_version fields are only added (controller/api/wire/__init__.py). If the"
+        " change is meant, `make wire-schema` writes the file anew, and CHANGELOG.md tells it."
     )
+    assert not changes, "\n".join((f"not as in {KEPT.name}:", *changes, told))
 
 
 def lines() -> Iterator[tuple[str, Any]]:

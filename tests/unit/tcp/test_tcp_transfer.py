@@ -1,6 +1,5 @@
 """Copies between instances of one process: bytes, order, sizes, limits."""
 
-import itertools
 import random
 
 import pytest
@@ -76,22 +75,6 @@ async def test_a_link_is_opened_once_and_before_it_is_needed(
     await copy(source, destination, "m/0")
     await copy(source, destination, "m/1")
     assert num_opened(source) == 1
-
-
-async def test_many_stages_over_many_links(make: Make) -> None:
-    """Each of four instances copies its part to the others, and in the end all are alike."""
-    instances = [make(f"i-{n}") for n in range(4)]
-    expected, futures = b"", []
-    for n, source in enumerate(instances):
-        source.blocks.number(n)
-        expected += source.blocks.content(range(25 * n, 25 * n + 25))
-        for destination, first in itertools.product(instances, range(25 * n, 25 * n + 25, 5)):
-            if destination is not source:
-                stage_id = f"{source.peer.instance_id}>{destination.peer.instance_id}/{first}"
-                futures += begin(source, destination, stage_id, 5, first)
-    for future in futures:
-        await outcome(future)
-    assert all(instance.blocks.memory == expected for instance in instances)
 
 
 async def test_the_limit_holds_back_all_but_the_first_slice_and_no_other_link(
