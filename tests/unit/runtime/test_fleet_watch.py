@@ -1,5 +1,5 @@
-"""What the watch over the instances takes from statuses, and how an instance measures its CPU
-time."""
+"""What the watch over the instances takes from statuses, and how an instance measures its CPU time
+and how long its engine's steps took: each step, and all steps with the time between them."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.runtime.controller.cluster import idle_cores
-from controller.runtime.instance.engine_thread import ProcessCpu
+from controller.runtime.instance.engine_thread import ProcessCpu, StepTimes
 from controller.runtime.messages.members import StatusPushed
 
 IDLE = InstanceSnapshot("i-0", 1, 16, 100, 100)
@@ -44,3 +44,19 @@ def test_cores_are_measured_over_a_second() -> None:
     assert cpu.cores() == 2.0, "the last that is over"
     now_s[0] = 105.0
     assert cpu.cores() == 0.0
+
+
+def test_what_lies_between_two_steps_counts() -> None:
+    took = StepTimes()
+    took.step(1.0, 1.5)
+    took.step(1.75, 2.0)
+    assert (took.num_steps, took.step_time_s) == (2, 0.25)
+    assert took.busy_s == pytest.approx(1.0)
+
+
+def test_a_rest_does_not() -> None:
+    took = StepTimes()
+    took.step(1.0, 1.5)
+    took.rest()
+    took.step(7.0, 7.25)
+    assert took.busy_s == pytest.approx(0.75)

@@ -7,8 +7,7 @@ import pytest
 
 from controller.api.errors import LlumctlError
 from controller.core.fleet.cluster_spec import ScalePlan
-from controller.runtime.controller.operations.operated_cluster import OperationRefusedError
-from tests.unit.runtime.fakes import FakeLauncher, FakeNetwork, settle, virtual_time
+from tests.unit.runtime.fakes import FakeLauncher, FakeNetwork, virtual_time
 from tests.unit.runtime.steering_bed import SteeringBed
 
 pytestmark = virtual_time
@@ -72,23 +71,3 @@ async def test_a_scale_is_one_change_and_made_whole_or_not_at_all(bed: SteeringB
     bed.disk.is_full = False
     assert bed.scale(5).num_added == 2
     assert (bed.disk.num_saved, bed.keeper.spec.revision, bed.keeper.spec.drains) == (2, 2, {})
-
-
-async def test_what_is_not_to_be_is_refused(bed: SteeringBed) -> None:
-    scaling = bed.controller.scaling
-
-    def code(target: int) -> str:
-        with pytest.raises(OperationRefusedError) as refused:
-            scaling.plan(target, force=False)
-        return refused.value.code
-
-    assert (code(0), code(1025)) == ("min_instances", "max_instances")
-    bed.launcher.why_no_room = "2 GPUs are needed, Ray has 0 free"
-    assert code(5) == "no_room"
-    assert scaling.plan(5, force=True).num_added == 2
-    assert not scaling.plan(3, force=False).changes, "what is there needs no room"
-    assert bed.keeper.spec.revision == 0
-    for instance_id in ("i-0", "i-1", "i-2"):
-        bed.network.lose(f"mem://{instance_id}")
-    await settle()
-    assert code(1) == "last_instance", "none that is left takes requests"
