@@ -81,6 +81,7 @@ NOT_OURS = "not a controller of llumctl"
         *(("status", 200, body, 3, NOT_OURS) for body in (b"hello", b"{}", b"[]")),
         *(("watch", 200, body, 3, NOT_OURS) for body in NO_STREAMS),
         ("status", 200, NEWER, 1, "newer schema"),
+        ("status", 200, {"schema_version": 2, "members": []}, 1, "newer schema"),
     ],
 )
 def test_which_error_an_answer_becomes(

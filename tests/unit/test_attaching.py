@@ -90,6 +90,7 @@ def test_urls_that_it_may_not() -> None:
         ("http://127.0.0.1:8700/?token=secret", "the URL ends with the port"),
         ("http://user:secret@127.0.0.1:8700", "looks like http://127.0.0.1:8700"),
         ("http://[::1", "looks like"),
+        ("http://127.0.0.1:99999", "looks like"),
     ):
         with pytest.raises(UsageError) as caught:
             connect.attached(url)

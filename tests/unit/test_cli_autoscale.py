@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controller.core.record.event_log import EventKind
 from llumctl.app import run
 from tests.unit.cli_support import facts, remember
 from tests.unit.control_support import TOKEN, Listener, listening
@@ -46,6 +47,11 @@ def looks(listener: Listener, after_s: float = 10.0) -> None:
 def held_at(listener: Listener) -> int | None:
     hold = listener.cluster.controller.keeper.spec.autoscale_hold
     return None if hold is None else hold.num_instances
+
+
+def last_told(listener: Listener) -> EventKind:
+    entries = listener.cluster.controller.journal.log.after(None, 1000).entries
+    return [event.kind for _, event in entries if event.kind.startswith("autoscale")][-1]
 
 
 async def test_it_is_off_until_somebody_switches_it_on(
@@ -104,6 +110,7 @@ async def test_an_operators_scale_wins_until_it_is_released(
     told = "auto-scaling leaves it at 3, until llumctl scale auto on\n"
     assert told in capsys.readouterr().err
     assert '"hold auto-scaling at 3"' in listener.audit.path.read_text()
+    assert last_told(listener) is EventKind.AUTOSCALE_HELD
     listener.cluster.up()
     looks(listener)
     found = await shown(capsys)
@@ -120,6 +127,7 @@ async def test_an_operators_scale_wins_until_it_is_released(
     assert "an operator's scale held it, and it is released" in capsys.readouterr().err
     assert held_at(listener) is None
     assert '"release auto-scaling"' in listener.audit.path.read_text()
+    assert last_told(listener) is EventKind.AUTOSCALE_RELEASED
 
 
 async def test_a_scale_to_what_there_is_and_keeping_what_was_to_go_win_too(

@@ -265,11 +265,14 @@ def test_ctrl_c_leaves_it_going(bed: Bed, cli: Cli, monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(instances.DrainWatch, "until_over", interrupt)
-    assert cli(*DRAIN, "-y", code=130).err == (
-        "no longer watching: the drain goes on (i-1)\n"
-        "try:   llumctl status --wait=drained=i-1      or      llumctl uncordon i-1\n"
-    )
-    assert len(bed.fake.ordered) == 1
+    for command, what, tried in (
+        (DRAIN, "drain", "status --wait=drained=i-1      or      llumctl uncordon i-1"),
+        (REMOVE, "drain", "uncordon i-1"),
+        (RESTART, "restart", "status --wait=instance/i-1=active"),
+    ):
+        told = f"no longer watching: the {what} goes on (i-1)\ntry:   llumctl {tried}\n"
+        assert cli(*command, "-y", code=130).err == told
+    assert len(bed.fake.ordered) == 3
 
 
 # -- dry runs and formats -----------------------------------------------------------------
@@ -386,3 +389,12 @@ def test_a_drain_is_taken_back(bed: Bed, cli: Cli) -> None:
     assert planned["dry_run"]
     assert ordered == {"reason": "done", "if_revision": 4, "dry_run": False}
     assert cli("uncordon", "i-1", "-o", "name") == ("", "nothing to change\n")
+
+
+def test_of_several_it_says_what_was_done_before_one_failed(bed: Bed, cli: Cli) -> None:
+    bed.fake.drains = [report()]
+    refusal = refused("no_such_instance", 404, "there is no instance 'i-2'")
+    bed.fake.orders["POST /v1/instances/i-2/undrain"] = lambda _: refusal
+    assert cli("uncordon", "i-1", "i-2", code=4).err.startswith(
+        "i-1: drain taken back, gets new requests again\nerror: there is no instance 'i-2'\n"
+    )

@@ -81,6 +81,7 @@ def test_a_number_is_ordered_and_a_change_planned_before(bed: Bed) -> None:
     for line, planned, target, revision in (
         ("+1", [(None, 1)], 3, 6),
         ("-y -1", [(None, -1)], 1, 6),
+        ("-y -- -1", [(None, -1)], 1, 6),
         ("3", [(3, None)], 3, 6),
         ("-y -1 --if-revision 5", [(None, -1)], 1, 5),
         ("1 -y", [], 1, None),
@@ -216,8 +217,9 @@ def test_a_priority_is_changed(bed: Bed, cli: Cli) -> None:
     assert (shown["request"], shown["level"]) == ("r-1", "normal -> high")
     assert bed.fake.bodies() == [{"level": "high", "reason": "the boss waits", "dry_run": False}]
     assert cli("priority", "r-1", "normal").err == "nothing to change\n"
+    assert cli("priority", "r-1", "normal", "--dry-run", "-o", "name").out == "r-1\n"
     found = json.loads(cli("priority", "r-1", "high", "--dry-run", "-o", "json", code=10).out)
     assert (found["previous"], found["level"], found["dry_run"]) == ("normal", "high", True)
     shown = facts(cli("priority", "r-1", "high", "--dry-run", code=10).out)
     assert (shown["headroom"], shown["freeness"]) == ("0 -> 60 blocks", "960 -> - steps")
-    assert [body["dry_run"] for body in bed.fake.bodies()[2:]] == [True, True]
+    assert [body["dry_run"] for body in bed.fake.bodies()[2:]] == [True, True, True]

@@ -77,6 +77,7 @@ BAD_FILES = [
     (LEVEL + "[[priority]]\nname='b'\nrank=0\n", 1, "two priority levels have the same rank"),
     ("[endpoint]\nport = \n", 2, "not valid TOML: Invalid value"),
     ("[endpoint]\nx = [1,\n2\n", 3, "not valid TOML: Unclosed array"),
+    ("\x7fELF = 1\n", 1, "not valid TOML"),
     ("endpoint:\n  port: 1\n", 1, "not valid TOML: Expected '=' after a key"),
     ("x = " + "[" * 5000 + "\n", 1, "nested too deeply"),
     (b"[endpoint]\n# \xff\n", 2, "not UTF-8 (byte 0xff)"),
@@ -376,6 +377,7 @@ def test_one_value() -> None:
 def test_where_it_stands() -> None:
     for text, after in (
         ("", "[migration]\nmax_moves = 1\n"),
+        ("[migration]", "[migration]\nmax_moves = 1\n"),
         ("# only words", "# only words\n\n[migration]\nmax_moves = 1\n"),
         ("[migration]\n[engine]\na = 1", "[migration]\nmax_moves = 1\n[engine]\na = 1"),
         ("migration.max_moves = 9", "migration.max_moves = 1"),

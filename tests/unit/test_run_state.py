@@ -99,7 +99,11 @@ def test_unusable_state_is_told(root: Path) -> None:
         "is corrupt: it is that of cluster 'c2'": {"cluster": "c2"},
     }
     texts = {part: json.dumps(asdict(STATE) | fields) for part, fields in changed.items()}
-    texts |= {"schema_version is missing": "{}", "is corrupt": "[" * 100_000}
+    texts |= {
+        "schema_version is missing": "{}",
+        "is corrupt": "[" * 100_000,
+        "not an object": "[1]",
+    }
     for part, text in (texts | {"cluster is missing": '{"schema_version": 1}'}).items():
         (root / "c1" / "run.json").write_text(text)
         with pytest.raises(LlumctlError, match=part) as caught:
