@@ -182,9 +182,6 @@ class Pair:
             self.at_destination = ""
             self.tell_destination(dst.ClientLeft())
 
-    def engine_aborts_at_source(self) -> None:
-        self.engine_aborts_at(SOURCE)
-
     def request_finishes(self) -> None:
         """On whichever instance its tokens count."""
         if self.at_destination:

@@ -15,34 +15,28 @@ from controller.core.migration.source import (
     TimedOut,
     TookTooLong,
 )
-from tests.unit.migration.move_pair import KEPT, MOVED, RESUMED, Pair, at
+from tests.unit.migration.move_pair import KEPT, MOVED, RESUMED, at
 
 TIMING = replace(DEFAULT_TIMING, answer_timeout_s=2.0, stage_timeout_s=30.0)
 STALLED_S = 5.0
 
 
-def _gives_up(state: SourceState, after_s: float, stalled_s: float) -> type | None:
+@pytest.mark.parametrize(
+    ("state", "stalled_s", "event"),
+    [
+        (SourceState.COPYING, 0.0, TookTooLong),
+        (SourceState.COPYING, STALLED_S, TimedOut),
+        (SourceState.SUSPENDED, 0.0, TookTooLong),
+        (SourceState.SUSPENDED, STALLED_S, TimedOut),
+        (SourceState.PRE_ALLOCATING, 0.0, TimedOut),  # bytes flow, but the destination says nothing
+        (SourceState.COMMITTING, 0.0, TimedOut),
+        (SourceState.SUSPENDING, STALLED_S, TookTooLong),  # its own engine is in a long step
+    ],
+)
+def test_which_side_is_at_fault(state: SourceState, stalled_s: float, event: type) -> None:
     clock = SourceClock(0.0, TIMING)
     assert clock.gives_up(state, 1.0, stalled_s) is None
-    event = clock.gives_up(state, after_s, stalled_s)
-    return None if event is None else type(event)
-
-
-@pytest.mark.parametrize("state", [SourceState.COPYING, SourceState.SUSPENDED])
-def test_bytes_that_flow_are_slow_and_those_that_do_not_are_not_answered(
-    state: SourceState,
-) -> None:
-    assert _gives_up(state, 31.0, 0.0) is TookTooLong
-    assert _gives_up(state, 31.0, STALLED_S) is TimedOut
-
-
-@pytest.mark.parametrize("state", [SourceState.PRE_ALLOCATING, SourceState.COMMITTING])
-def test_a_destination_that_says_nothing_is_at_fault_though_bytes_flow(state: SourceState) -> None:
-    assert _gives_up(state, 31.0, 0.0) is TimedOut
-
-
-def test_that_its_own_engine_is_in_a_long_step_is_not_the_destinations_fault() -> None:
-    assert _gives_up(SourceState.SUSPENDING, 31.0, STALLED_S) is TookTooLong
+    assert type(clock.gives_up(state, 31.0, stalled_s)) is event
 
 
 def test_a_stage_has_more_time_where_the_limit_makes_it_take_more() -> None:
@@ -56,16 +50,6 @@ def test_a_stage_has_more_time_where_the_limit_makes_it_take_more() -> None:
     )
 
 
-def _slow_at(column: str, position: str, *, stalled: bool) -> Pair:
-    pair = at(column, position)
-    pair.slow, pair.stalled = not stalled, stalled
-    pair.pass_time(DEFAULT_TIMING.stage_timeout_s + 1)
-    assert pair.source.over
-    pair.slow = pair.stalled = False
-    pair.settle()
-    return pair
-
-
 @pytest.mark.parametrize(
     ("column", "position", "outcome"),
     [("copying", "copying", KEPT), ("suspended", "suspended", RESUMED)],
@@ -74,26 +58,28 @@ def _slow_at(column: str, position: str, *, stalled: bool) -> Pair:
 def test_a_slow_copy_ends_the_move_and_tells_whose_fault_it_was(
     column: str, position: str, outcome: str, stalled: bool
 ) -> None:
-    pair = _slow_at(column, position, stalled=stalled)
+    pair = at(column, position)
+    pair.slow, pair.stalled = not stalled, stalled
+    pair.pass_time(DEFAULT_TIMING.stage_timeout_s + 1)
+    assert pair.source.over
+    pair.slow = pair.stalled = False
+    pair.settle()
     assert pair.outcome == outcome
     assert pair.source.code == ("no_answer" if stalled else "too_slow")
     assert reason_of(pair.source.code).cools is stalled
     assert why(pair.source.code) != pair.source.code.replace("_", " ")
 
 
-def test_a_last_copy_for_which_there_is_no_time_does_not_stop_the_request() -> None:
+@pytest.mark.parametrize(("more_s", "outcome"), [(0.0, MOVED), (0.1, KEPT)])
+def test_a_last_copy_for_which_there_is_no_time_does_not_stop_the_request(
+    more_s: float, outcome: str
+) -> None:
     pair = at("copying", "copying")
-    pair.copy_time_s = DEFAULT_TIMING.suspended_timeout_s + 0.1
+    pair.copy_time_s = DEFAULT_TIMING.suspended_timeout_s + more_s
     pair.settle()
-    assert (pair.outcome, pair.source.code) == (KEPT, "too_slow")
-    assert pair.source.hop == 0
-
-
-def test_a_last_copy_for_which_there_is_just_time_does() -> None:
-    pair = at("copying", "copying")
-    pair.copy_time_s = DEFAULT_TIMING.suspended_timeout_s
-    pair.settle()
-    assert pair.outcome == MOVED
+    assert pair.outcome == outcome
+    if outcome == KEPT:
+        assert (pair.source.code, pair.source.hop) == ("too_slow", 0)
 
 
 def test_once_nothing_is_to_be_said_of_a_move_that_is_over_nothing_happens_to_it() -> None:
