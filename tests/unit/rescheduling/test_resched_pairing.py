@@ -1,4 +1,4 @@
-"""Pairs of a round, from one number per instance."""
+"""What an instance is for a round, and the pairs of a round, from one number per instance."""
 
 import math
 from dataclasses import replace
@@ -7,16 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.emptying.rounds import InstanceLoad, is_destination, is_source, pair
-from controller.core.load.snapshot import DEFAULT_LEVELS
+from controller.core.emptying.rounds import (
+    InstanceLoad,
+    Role,
+    is_destination,
+    is_source,
+    may_differ,
+    pair,
+    roles,
+)
+from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Level
 from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import instance, queued, running
 
 CONFIG = ReschedulingConfig(source_below_steps=50, destination_above_steps=100)
 
 
-def ids(loads: list[InstanceLoad], config: ReschedulingConfig = CONFIG) -> list[tuple[str, str]]:
-    return [(p.source_id, p.destination_id) for p in pair(loads, config)]
+def ids(loads: list[InstanceLoad], *left_out: tuple[str, str]) -> list[tuple[str, str]]:
+    return [(p.source_id, p.destination_id) for p in pair(loads, CONFIG, left_out)]
 
 
 @pytest.mark.parametrize(
@@ -36,6 +44,24 @@ def test_who_is_a_source_and_who_a_destination(
     load: InstanceLoad, sends: bool, receives: bool
 ) -> None:
     assert (is_source(load, CONFIG), is_destination(load, CONFIG)) == (sends, receives)
+    role = Role.SOURCE if sends else Role.DESTINATION if receives else Role.NEITHER
+    assert roles([load], CONFIG) == {"a": role}
+
+
+@pytest.mark.parametrize(
+    ("changes", "levels", "differ"),
+    [
+        ({"interval_s": 3.0, "not_back_s": 1.0}, DEFAULT_LEVELS, False),
+        ({"enabled": False}, DEFAULT_LEVELS, True),
+        ({"destination_above_steps": 200.0}, DEFAULT_LEVELS, True),
+        ({}, (NORMAL, Level("high", 1, 3200)), True),
+    ],
+)
+def test_which_settings_may_give_another_role(
+    changes: dict[str, object], levels: tuple[Level, ...], differ: bool
+) -> None:
+    after = replace(CONFIG, **changes)  # type: ignore[arg-type]
+    assert may_differ((CONFIG, DEFAULT_LEVELS), (after, levels)) is differ
 
 
 def test_an_empty_draining_instance_takes_nobodys_destination() -> None:
@@ -52,24 +78,14 @@ def test_a_load_is_counted_from_a_snapshot() -> None:
     assert load == InstanceLoad("a", 16 * 40 / 3, num_evicted_queued=1)
 
 
-# -- pairs that are left out ------------------------------------------------------------------
-
-
-def without(loads: list[InstanceLoad], *left_out: tuple[str, str]) -> list[tuple[str, str]]:
-    return [(p.source_id, p.destination_id) for p in pair(loads, CONFIG, left_out)]
-
-
 def test_whoever_may_not_have_the_freest_takes_the_next_and_leaves_it_to_another() -> None:
     loads = [
-        InstanceLoad("a", 1),
-        InstanceLoad("b", 2),
-        InstanceLoad("c", 300),
-        InstanceLoad("d", 200),
+        InstanceLoad(each, steps) for each, steps in zip("abcd", (1, 2, 300, 200), strict=True)
     ]
-    assert without(loads, ("b", "c"), ("c", "a")) == [("a", "c"), ("b", "d")]
-    assert without(loads, ("a", "c")) == [("a", "d"), ("b", "c")]
-    assert without(loads, ("a", "c"), ("a", "d")) == [("b", "c")]
-    assert without(loads[:3], ("a", "c")) == [("b", "c")]
+    assert ids(loads, ("b", "c"), ("c", "a")) == [("a", "c"), ("b", "d")]
+    assert ids(loads, ("a", "c")) == [("a", "d"), ("b", "c")]
+    assert ids(loads, ("a", "c"), ("a", "d")) == [("b", "c")]
+    assert ids(loads[:3], ("a", "c")) == [("b", "c")]
 
 
 # -- whatever the loads -----------------------------------------------------------------------
@@ -120,7 +136,7 @@ def test_what_is_left_out_is_never_paired_and_costs_nobody_else_a_pair(
 ) -> None:
     names = st.sampled_from([load.instance_id for load in loads] or ["-"])
     left_out = data.draw(st.sets(st.tuples(names, names), max_size=20))
-    pairs = [(p.source_id, p.destination_id) for p in pair(loads, CONFIG, left_out)]
+    pairs = ids(loads, *left_out)
     used = [one for two in pairs for one in two]
     assert len(used) == len(set(used))
     assert not left_out & set(pairs)

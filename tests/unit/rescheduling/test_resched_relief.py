@@ -1,6 +1,8 @@
 """Which request a source sends next, and which figures refuse one; each refusal has a test."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,6 @@ from tests.unit.rescheduling.relief_builders import (
     view_of,
 )
 
-"""143 blocks' worth of them do not fit into 100; the tests take what they need."""
 FULL = [running("x", 30), running("y", 20), running("z", 40)]
 """90 of 100 blocks: 53 steps; with thresholds of 96 it is a source."""
 TIGHT = replace(EASY, source_below_steps=96, destination_above_steps=96)
@@ -183,21 +184,15 @@ CROWDED_HIGH = [running(f"h{i}", 30, rank=1) for i in range(3)]
 """With nine more blocks in use of 110 a source without its headroom too, which is 10."""
 
 
-LASTING = sorted(code for code, each in REASONS.items() if each.lasts)
-
-
-@pytest.mark.parametrize("code", LASTING)
-def test_the_high_one_does_not_wait_for_a_neighbour_that_never_moves(code: str) -> None:
+@pytest.mark.parametrize("code", sorted({*MoveRefusal, "no_answer"}))
+def test_the_high_one_waits_for_a_neighbour_unless_that_never_moves(code: str) -> None:
     view = view_of([*CROWDED_HIGH, running("n", 9, refusal=code)], total_blocks=110)
     decision = next_move(view)
-    assert (decision.chosen, decision.reason) == (CROWDED_HIGH[0], "balance")
-    assert codes(decision) == {"n": code}
-
-
-@pytest.mark.parametrize("code", sorted({*MoveRefusal, "no_answer"} - {*LASTING}))
-def test_the_high_one_waits_for_a_neighbour_that_may_go_soon(code: str) -> None:
-    view = view_of([*CROWDED_HIGH, running("n", 9, refusal=code)], total_blocks=110)
-    assert codes(next_move(view)) == {"n": code, **{f"h{i}": "headroom" for i in range(3)}}
+    if REASONS[code].lasts:
+        assert (decision.chosen, decision.reason) == (CROWDED_HIGH[0], "balance")
+        assert codes(decision) == {"n": code}
+    else:
+        assert codes(decision) == {"n": code, **{f"h{i}": "headroom" for i in range(3)}}
 
 
 # -- draining -------------------------------------------------------------------------------------
@@ -236,125 +231,120 @@ def test_freeness_of_a_draining_source_is_no_number() -> None:
 # -- refusals, one by one ---------------------------------------------------------------------
 
 
-def refused(view: ReliefView, code: str) -> dict[str, float]:
-    """The figures of the refusal of `y`; the next in turn is tried."""
+def packed(max_num_running: int, *sent: Candidate) -> ReliefView:
+    """The destination runs one request already, and has so many places."""
+    view = view_of(FULL, [running("w", 1)], config=TIGHT)
+    destination = replace(view.destination, max_num_running=max_num_running)
+    return replace(view, destination=destination, sent=sent)
+
+
+def tight(source: Sequence[Candidate] = FULL, there_blocks: int = 0, **more: Any) -> ReliefView:
+    there = [running("w", there_blocks)] if there_blocks else []
+    return view_of(source, there, **{"config": TIGHT, **more})
+
+
+ROOM = tight(there_blocks=80, config=UNGUARDED)
+SIX = tuple(("c", ago_s) for ago_s in (1.0, 11.0, 21.0, 31.0, 41.0, 59.9))
+HEADROOM_THERE = view_of(FULL, [running("high", 60, rank=1)], config=TIGHT)
+TARGET_OF_1200 = (DEFAULT_LEVELS[0], Level("high", 1, target_load_tokens=1200))
+RELIEF_S = 320 / 3 * STEP_TIME_S
+"""20 blocks free 320 tokens: a batch of 3 lives on them for 107 steps, 2.1 s."""
+
+
+@pytest.mark.parametrize(
+    ("code", "view", "numbers", "goes"),
+    [
+        (
+            MoveRefusal.NO_BLOCKS,
+            tight(there_blocks=81, config=UNGUARDED),
+            {
+                "needed_blocks": 20,
+                "destination_free_blocks": 19,
+                "destination_num_running": 1,
+                "destination_max_num_running": 0,
+            },
+            ROOM,
+        ),
+        (
+            MoveRefusal.NO_BLOCKS,
+            replace(ROOM, destination=replace(ROOM.destination, watermark_blocks=1)),
+            {"destination_free_blocks": 19},
+            ROOM,
+        ),
+        (MoveRefusal.NO_SLOT, packed(1), {"destination_max_num_running": 1}, packed(2)),
+        (MoveRefusal.NO_SLOT, packed(2, running("other", 1)), {}, packed(2)),
+        (
+            ReliefRefusal.MOVED_LATELY,
+            tight(full(moves=(("b", 9.5), ("c", 2.0)))),  # nor by a way round
+            {"left_ago_s": 9.5, "not_back_s": 10},
+            tight(full(moves=(("c", 9.5), ("b", 10.0)))),
+        ),
+        (
+            ReliefRefusal.MOVES_OFTEN,
+            tight(full(moves=SIX)),
+            {"num_moves_last_minute": 6, "max_moves_per_minute": 6},
+            tight(full(moves=(*SIX[:5], ("c", 60.0)))),
+        ),
+        (
+            ReliefRefusal.ENDS_FIRST,  # 20 blocks take 20 ms to copy, as long as a step
+            tight(full(num_tokens_left=2)),
+            {"left_s": 0.04, "expected_copy_time_s": 0.02, "step_time_s": 0.02},
+            tight(full(num_tokens_left=3)),
+        ),
+        (
+            ReliefRefusal.ENDS_FIRST,
+            view_of(full(num_tokens_left=2), draining=True),
+            {},
+            view_of(full(num_tokens_left=3), draining=True),
+        ),
+        (
+            ReliefRefusal.WOULD_OVERLOAD,  # 20 blocks more leave 10 for two: 80 steps
+            tight(there_blocks=70),
+            {"destination_freeness_after_steps": 80, "destination_least_steps": 96},
+            tight(there_blocks=68),
+        ),
+        (
+            ReliefRefusal.WOULD_OVERLOAD,
+            replace(tight(there_blocks=48), sent=(running("other", 20),)),
+            {},
+            tight(there_blocks=48),
+        ),
+        (
+            ReliefRefusal.WOULD_OVERLOAD,
+            replace(HEADROOM_THERE, levels=TARGET_OF_1200),
+            {"destination_freeness_after_steps": 16 * (75 - 80) / 2},
+            HEADROOM_THERE,  # the target load is all of it: no headroom
+        ),
+        (
+            ReliefRefusal.COSTS_MORE,
+            tight(bytes_per_s=20_000_000 / 2.14),
+            {
+                "expected_copy_time_s": 2.14,
+                "gain_s": RELIEF_S,
+                "relief_s": RELIEF_S,
+                "head_wait_s": 0,
+                "destination_loss_s": 0,
+            },
+            tight(bytes_per_s=20_000_000 / 2.13),
+        ),
+        (ReliefRefusal.COSTS_MORE, tight(full(num_freed_blocks=0)), {"relief_s": 0}, tight()),
+        ("in_prefill", tight(full(refusal="in_prefill")), {}, tight()),
+    ],
+)
+def test_a_refusal_says_its_figures_and_the_next_in_turn_is_tried(
+    code: str, view: ReliefView, numbers: dict[str, float], goes: ReliefView
+) -> None:
+    """`goes` has just enough of what `view` lacks for `y`."""
     decision = next_move(view)
+    assert code in REASONS
     assert codes(decision).get("y") == code
-    (numbers,) = [dict(each.numbers) for each in decision.refused if each.request_id == "y"]
-    return numbers
+    (said,) = [each.numbers for each in decision.refused if each.request_id == "y"]
+    assert {name: said[name] for name in numbers} == pytest.approx(numbers)
+    assert "y" not in codes(next_move(goes))
 
 
 def test_a_request_that_cannot_move_lets_the_next_one_go() -> None:
-    view = view_of(full(refusal="in_prefill"), config=TIGHT)
-    assert refused(view, "in_prefill") == {}
-    assert next_move(view).chosen == FULL[0]
-
-
-def test_no_blocks() -> None:
-    view = view_of(FULL, [running("w", 81)], config=UNGUARDED)
-    assert refused(view, MoveRefusal.NO_BLOCKS) == {
-        "needed_blocks": 20,
-        "destination_free_blocks": 19,
-        "destination_num_running": 1,
-        "destination_max_num_running": 0,
-    }
-
-
-def test_no_blocks_that_the_watermark_would_leave() -> None:
-    view = view_of(FULL, [running("w", 80)], config=UNGUARDED)
-    assert next_move(view).chosen is not None
-    marked = replace(view, destination=replace(view.destination, watermark_blocks=1))
-    assert refused(marked, MoveRefusal.NO_BLOCKS)["destination_free_blocks"] == 19
-
-
-def test_no_slot() -> None:
-    view = view_of(FULL, [running("w", 1)], config=TIGHT)
-    packed = replace(view, destination=replace(view.destination, max_num_running=1))
-    assert refused(packed, MoveRefusal.NO_SLOT)["destination_max_num_running"] == 1
-
-
-def test_no_slot_is_left_by_those_on_their_way() -> None:
-    view = view_of(FULL, [running("w", 1)], config=TIGHT)
-    view = replace(view, destination=replace(view.destination, max_num_running=2))
-    assert next_move(view).chosen is not None
-    refused(replace(view, sent=(running("other", 1),)), MoveRefusal.NO_SLOT)
-
-
-def test_moved_lately() -> None:
-    """Nor by a way round: it was at `c` since."""
-    lately = full(moves=(("b", 9.5), ("c", 2.0)))
-    view = view_of(lately, config=TIGHT)
-    assert refused(view, ReliefRefusal.MOVED_LATELY) == {"left_ago_s": 9.5, "not_back_s": 10}
-    for fine in ((("c", 9.5),), (("b", 10.0),)):
-        chosen = next_move(view_of(full(moves=fine), config=TIGHT)).chosen
-        assert chosen is not None
-        assert chosen.request_id == "y"
-
-
-def test_moves_often() -> None:
-    six = tuple(("c", ago_s) for ago_s in (1.0, 11.0, 21.0, 31.0, 41.0, 59.9))
-    view = view_of(full(moves=six), config=TIGHT)
-    numbers = refused(view, ReliefRefusal.MOVES_OFTEN)
-    assert numbers == {"num_moves_last_minute": 6, "max_moves_per_minute": 6}
-    older = (*six[:5], ("c", 60.0))
-    assert next_move(view_of(full(moves=older), config=TIGHT)).refused == ()
-
-
-def test_ends_first() -> None:
-    """20 blocks take 20 ms to copy, as long as a step: with 2 tokens left it is over by then."""
-    view = view_of(full(num_tokens_left=2), config=TIGHT)
-    assert refused(view, ReliefRefusal.ENDS_FIRST) == pytest.approx(
-        {"left_s": 0.04, "expected_copy_time_s": 0.02, "step_time_s": 0.02}
-    )
-    assert next_move(view_of(full(num_tokens_left=3), config=TIGHT)).refused == ()
-    drained = view_of(full(num_tokens_left=2), draining=True)
-    refused(drained, ReliefRefusal.ENDS_FIRST)
-
-
-def test_would_overload() -> None:
-    """At the destination 20 blocks more leave 10 for two: 80 steps, less than 96."""
-    view = view_of(FULL, [running("w", 70)], config=TIGHT)
-    assert refused(view, ReliefRefusal.WOULD_OVERLOAD) == {
-        "destination_freeness_after_steps": 80,
-        "destination_least_steps": 96,
-    }
-    assert next_move(view_of(FULL, [running("w", 68)], config=TIGHT)).refused == ()
-
-
-def test_would_overload_counts_what_is_on_its_way() -> None:
-    view = view_of(FULL, [running("w", 48)], config=TIGHT)
-    assert next_move(view).refused == ()
-    refused(replace(view, sent=(running("other", 20),)), ReliefRefusal.WOULD_OVERLOAD)
-
-
-def test_would_overload_counts_the_headroom_at_the_destination() -> None:
-    there = [running("high", 60, rank=1)]
-    view = view_of(FULL, there, total_blocks=100, config=TIGHT)
-    assert next_move(view).refused == (), "the target load is all of it: no headroom"
-    levels = (DEFAULT_LEVELS[0], Level("high", 1, target_load_tokens=1200))
-    numbers = refused(replace(view, levels=levels), ReliefRefusal.WOULD_OVERLOAD)
-    assert numbers["destination_freeness_after_steps"] == 16 * (75 - 80) / 2
-
-
-def test_costs_more() -> None:
-    """20 blocks free 320 tokens: a batch of 3 lives on them for 107 steps, 2.1 s."""
-    over_in = {"bytes_per_s": 20_000_000 / 2.14}
-    view = view_of(FULL, config=TIGHT, **over_in)
-    assert refused(view, ReliefRefusal.COSTS_MORE) == pytest.approx(
-        {
-            "expected_copy_time_s": 2.14,
-            "gain_s": 320 / 3 * 0.02,
-            "relief_s": 320 / 3 * 0.02,
-            "head_wait_s": 0,
-            "destination_loss_s": 0,
-        }
-    )
-    assert next_move(view_of(FULL, config=TIGHT, bytes_per_s=20_000_000 / 2.13)).refused == ()
-
-
-def test_costs_more_when_most_of_it_is_shared() -> None:
-    view = view_of(full(num_freed_blocks=0), config=TIGHT)
-    assert refused(view, ReliefRefusal.COSTS_MORE)["relief_s"] == 0
+    assert next_move(tight(full(refusal="in_prefill"))).chosen == FULL[0]
 
 
 @pytest.mark.parametrize(
@@ -369,8 +359,3 @@ def test_without_the_guard_only_room_counts() -> None:
     lately = full(moves=(("b", 0.0),) * 99, num_tokens_left=1)
     view = view_of(lately, [running("w", 70)], config=UNGUARDED, bytes_per_s=1.0)
     assert next_move(view).refused == ()
-    refused(view_of(lately, [running("w", 81)], config=UNGUARDED), MoveRefusal.NO_BLOCKS)
-
-
-def test_every_code_has_a_sentence() -> None:
-    assert {*MoveRefusal, *ReliefRefusal} <= set(REASONS)
