@@ -20,69 +20,45 @@ def answer(**given: Any) -> Answer:
     return answer_to(decode_request(frames(prompt=PROMPT, **given)), CONTEXT)
 
 
-def tokens(given: Answer) -> list[int]:
-    return [given.token(position) for position in range(given.num_tokens)]
-
-
 def word(position: int) -> int:
     return token(start(PROMPT), position)
 
 
-def test_it_ends_of_its_own_accord() -> None:
-    found = answer(max_tokens=600, _eos_token_id=EOS)
-    assert (found.num_tokens, found.finish_reason, found.stop_reason) == (NATURAL, "stop", None)
-    assert tokens(found)[-1] == END
-    assert first_wrong(start(PROMPT), tokens(found)) is None
-    assert answer(max_tokens=NATURAL, _eos_token_id=EOS) == found
+ENDS = {"_eos_token_id": EOS}
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, NATURAL - 1])
-def test_max_tokens_comes_first(max_tokens: int) -> None:
-    found = answer(max_tokens=max_tokens, _eos_token_id=EOS)
-    assert (found.num_tokens, found.finish_reason) == (max_tokens, "length")
-    assert tokens(found) == [word(position) for position in range(max_tokens)]
-
-
-def test_without_an_end_it_runs_to_its_bound() -> None:
-    found = answer(max_tokens=900)
-    assert (found.num_tokens, found.finish_reason) == (900, "length")
-    assert END not in tokens(found)
-
-
-@pytest.mark.parametrize("max_tokens", [None, CONTEXT, CONTEXT - len(PROMPT)])
-def test_the_context_bounds_it(max_tokens: int | None) -> None:
-    found = answer(max_tokens=max_tokens)
-    assert (found.num_tokens, found.finish_reason) == (CONTEXT - len(PROMPT), "length")
-
-
-def test_min_tokens_puts_the_end_off() -> None:
-    found = answer(max_tokens=600, min_tokens=NATURAL + 20, _eos_token_id=EOS)
-    assert (found.num_tokens, found.finish_reason) == (NATURAL + 21, "stop")
-    found = answer(max_tokens=NATURAL, min_tokens=NATURAL, _eos_token_id=EOS)
-    assert (found.num_tokens, found.finish_reason, found.has_end) == (NATURAL, "length", False)
-
-
-def test_a_stop_token_ends_it_and_is_part_of_it() -> None:
-    found = answer(max_tokens=600, _eos_token_id=EOS, stop_token_ids=[word(9), word(5), 0])
-    assert (found.num_tokens, found.finish_reason) == (6, "stop")
-    assert found.stop_reason == tokens(found)[-1] == word(5)
-    assert answer(max_tokens=6, stop_token_ids=[word(5)]) == found, "it wins over the length"
-
-
-def test_a_stop_token_too_late_or_never() -> None:
-    plain = answer(max_tokens=5, _eos_token_id=EOS)
-    late = [word(5), word(400), FIRST - 1, END]
-    assert answer(max_tokens=5, _eos_token_id=EOS, stop_token_ids=late) == plain
-    ends = answer(max_tokens=600, _eos_token_id=EOS)
-    hidden = [word(NATURAL - 1)]  # where END stands
-    assert answer(max_tokens=600, _eos_token_id=EOS, stop_token_ids=hidden) == ends
-
-
-def test_min_tokens_passes_over_a_stop_token() -> None:
-    found = answer(max_tokens=60, min_tokens=6, stop_token_ids=[word(5), word(8)])
-    assert (found.num_tokens, found.stop_reason) == (9, word(8))
-    found = answer(max_tokens=60, min_tokens=5, stop_token_ids=[word(5)])
-    assert found.num_tokens == 6
+@pytest.mark.parametrize(
+    ("given", "num_tokens", "finish_reason", "stop_at"),
+    [
+        ({"max_tokens": 600, **ENDS}, NATURAL, "stop", None),
+        ({"max_tokens": NATURAL, **ENDS}, NATURAL, "stop", None),
+        ({"max_tokens": NATURAL - 1, **ENDS}, NATURAL - 1, "length", None),
+        ({"max_tokens": 1, **ENDS}, 1, "length", None),
+        ({"max_tokens": 900}, 900, "length", None),
+        ({"max_tokens": None}, CONTEXT - len(PROMPT), "length", None),
+        ({"max_tokens": CONTEXT}, CONTEXT - len(PROMPT), "length", None),
+        ({"max_tokens": 600, "min_tokens": NATURAL + 20, **ENDS}, NATURAL + 21, "stop", None),
+        ({"max_tokens": NATURAL, "min_tokens": NATURAL, **ENDS}, NATURAL, "length", None),
+        # A stop token ends the answer and is part of it, and wins over the length.
+        ({"max_tokens": 600, "stop_token_ids": [word(9), word(5), 0], **ENDS}, 6, "stop", 5),
+        ({"max_tokens": 6, "stop_token_ids": [word(5)]}, 6, "stop", 5),
+        # It comes too late or never, or END stands in its place.
+        ({"max_tokens": 5, "stop_token_ids": [word(5), FIRST - 1, END]}, 5, "length", None),
+        ({"max_tokens": 600, "stop_token_ids": [word(NATURAL - 1)], **ENDS}, NATURAL, "stop", None),
+        ({"max_tokens": 60, "min_tokens": 6, "stop_token_ids": [word(5), word(8)]}, 9, "stop", 8),
+        ({"max_tokens": 60, "min_tokens": 5, "stop_token_ids": [word(5)]}, 6, "stop", 5),
+    ],
+)
+def test_what_ends_it(
+    given: dict[str, Any], num_tokens: int, finish_reason: str, stop_at: int | None
+) -> None:
+    found = answer(**given)
+    stop_reason = None if stop_at is None else word(stop_at)
+    assert (found.num_tokens, found.finish_reason) == (num_tokens, finish_reason)
+    assert found.stop_reason == stop_reason
+    tokens = [found.token(position) for position in range(found.num_tokens)]
+    assert first_wrong(start(PROMPT), tokens) is None
+    assert (tokens[-1] == END) == found.has_end == (finish_reason == "stop" and stop_at is None)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +94,9 @@ def test_an_answer_of_one_token_fits_in_the_last_place() -> None:
 # -- block hashes -------------------------------------------------------------------------
 
 
-def hashes(tokens: list[int], salt: str | None = None, block_size: int = 4) -> list[bytes]:
-    found = BlockHashes(tokens.__getitem__, block_size, salt)
-    return [found(index) for index in range(len(tokens) // block_size)]
+def hashes(tokens: list[int], salt: str | None = None) -> list[bytes]:
+    found = BlockHashes(tokens.__getitem__, 4, salt)
+    return [found(index) for index in range(len(tokens) // 4)]
 
 
 def test_hashes_tell_all_that_came_before() -> None:
@@ -128,7 +104,8 @@ def test_hashes_tell_all_that_came_before() -> None:
     text = [dice.randrange(9000) for _ in range(16)]
     plain = hashes(text)
     assert len(set(plain)) == 4
-    assert hashes(text) == plain
+    in_any_order = BlockHashes(text.__getitem__, 4)
+    assert [in_any_order(index) for index in (3, 0, 1, 2, 3)] == [plain[3], *plain]
     for place in range(16):
         other = [*text[:place], text[place] + 1, *text[place + 1 :]]
         same = place // 4
@@ -140,10 +117,3 @@ def test_salts_keep_requests_apart() -> None:
     salts = [None, "", "a", "b", "ab", "+"]
     found = [tuple(hashes([7] * 8, salt)) for salt in salts]
     assert len({digest for digests in found for digest in digests}) == 2 * len(salts)
-
-
-def test_hashes_may_be_asked_for_in_any_order() -> None:
-    found = BlockHashes(lambda index: index, 4)
-    last = found(5)
-    assert [found(index) for index in range(6)] == hashes(list(range(24)))
-    assert found(5) == last

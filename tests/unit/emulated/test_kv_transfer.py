@@ -93,6 +93,8 @@ async def test_a_stage_arrives_in_the_profile_s_time(
     a.transfer.warm_up(b.peer)
     began_s = now_s()
     sent, received, into = begin(a, b, "s", 7)
+    with pytest.raises(ValueError, match="under way already"):
+        a.transfer.send(b.peer, "s", ())
     copies = await asyncio.gather(sent, received)
     assert now_s() - began_s == pytest.approx(takes_s)
     for copy in copies:
@@ -245,32 +247,13 @@ async def test_blocks_that_were_let_go_too_early_fail_the_copy() -> None:
 
 
 @virtual_time
-async def test_a_stage_is_under_way_once() -> None:
+async def test_fewer_blocks_than_expected_fill_the_first_places() -> None:
+    """Even if nobody waits any more for what was sent."""
     a, b = sides("a", "b")
-    begin(a, b, "s", 1)
-    with pytest.raises(ValueError, match="under way already"):
-        a.transfer.send(b.peer, "s", ())
-
-
-@pytest.mark.parametrize(("num_places", "num_sent"), [(5, 2), (5, 0), (0, 0)])
-@virtual_time
-async def test_fewer_blocks_than_expected_fill_the_first_places(
-    num_places: int, num_sent: int
-) -> None:
-    a, b = sides("a", "b")
-    into = b.empty(num_places)
-    received = b.transfer.receive(a.peer, "s", into)
-    sent = a.transfer.send(b.peer, "s", a.filled(num_sent))
-    for copy in await asyncio.gather(sent, received):
+    for stage_id, num_sent in (("two", 2), ("none", 0)):
+        into = b.empty(5)
+        received = b.transfer.receive(a.peer, stage_id, into)
+        a.transfer.send(b.peer, stage_id, a.filled(num_sent)).cancel()
+        copy = await received
         assert (copy.num_blocks, copy.num_bytes) == (num_sent, num_sent * BLOCK_BYTES)
-    assert contents(b, into) == ([1, 2, 0, 0, 0] if num_sent else [0] * num_places)
-
-
-@virtual_time
-async def test_whoever_waits_no_longer_does_not_disturb_the_copy() -> None:
-    a, b = sides("a", "b")
-    sent, received, into = begin(a, b, "s", 3)
-    sent.cancel()
-    await received
-    assert contents(b, into) == [1, 2, 3]
-    await begin(a, b, "t", 1)[0]
+        assert contents(b, into) == [1, 2, 0, 0, 0][:num_sent] + [0] * (5 - num_sent)

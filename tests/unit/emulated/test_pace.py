@@ -34,30 +34,24 @@ def test_what_lies_between_two_steps_comes_off_the_next_wait() -> None:
     assert total.num_late_steps == 0
 
 
-def test_a_late_step_is_caught_up_by_the_next() -> None:
+@pytest.mark.parametrize(
+    ("steps", "wall_time_s", "num_late"),
+    [
+        ([(0.0, 0.046), (0.0, 0.0)], 0.08, 1),  # caught up by the next
+        ([(0.0, 0.06)] * 10, 0.6, 10),  # a machine that is too busy
+        ([(0.0, 0.0), (0.5, 0.0)], 0.58, 0),  # a long gap while there is work
+    ],
+)
+def test_what_is_late_is_told(
+    steps: list[tuple[float, float]], wall_time_s: float, num_late: int
+) -> None:
+    """Of steps of 40 ms: the time before each, and its work."""
     bed = Bed()
-    began_s = bed.clock.now_s
-    assert bed.step(0.04, work_s=0.046) == pytest.approx(began_s + 0.046)
-    assert bed.step(0.04) == pytest.approx(began_s + 0.08)
-    assert bed.pace.total.num_late_steps == 1
-    assert bed.pace.total.wall_time_s == pytest.approx(0.08)
-
-
-def test_a_machine_that_is_too_busy_is_told_of() -> None:
-    bed = Bed()
-    for _ in range(10):
-        bed.step(0.04, work_s=0.06)
-    total = bed.pace.total
-    assert total.wall_time_s / total.profile_time_s == pytest.approx(1.5)
-    assert total.num_late_steps == 10
-
-
-def test_a_long_gap_while_there_is_work_counts() -> None:
-    bed = Bed()
-    bed.step(0.04)
-    bed.wait(0.5)
-    bed.step(0.04)
-    assert bed.pace.total.wall_time_s == pytest.approx(0.58)
+    for gap_s, work_s in steps:
+        bed.wait(gap_s)
+        bed.step(0.04, work_s=work_s)
+    assert bed.pace.total.wall_time_s == pytest.approx(wall_time_s)
+    assert bed.pace.total.num_late_steps == num_late
 
 
 def test_rest_does_not_count() -> None:

@@ -48,13 +48,9 @@ def test_the_numbers_are_fixed() -> None:
     assert answer(PROMPT, 3) == [4164, 7735, 3115]
 
 
-def test_prompts_that_differ_differ() -> None:
+def test_prompts_differ_and_natural_lengths_fill_their_range() -> None:
     starts = {token_sequence.start([a, b]) for a in range(40) for b in range(40)}
     assert len(starts) > 1400, "about as many as chance gives: 1,453"
-    assert token_sequence.start([1, 2]) != token_sequence.start([2, 1])
-
-
-def test_natural_lengths_fill_their_range() -> None:
     lengths = [natural_length([number]) for number in range(20_000)]
     assert (min(lengths), max(lengths)) == (16, 512)
     assert sum(lengths) / len(lengths) == pytest.approx(264, rel=0.02)
@@ -91,7 +87,6 @@ def test_a_lost_first_token_shows_to_who_knows_the_prompt() -> None:
     lost = answer(PROMPT, 20)[1:]
     assert first_wrong(token_sequence.start(PROMPT), lost) == 0
     assert first_wrong(None, lost) is None
-    assert first_wrong(None, [0, *lost]) == 0
 
 
 @given(st.integers(0, COUNT - 1), st.integers(0, 3 * COUNT), st.integers(0, 3 * COUNT))
@@ -100,7 +95,4 @@ def test_where_a_token_first_comes_up(start: int, position: int, begin: int) -> 
     assert found is not None
     assert begin <= found < begin + COUNT
     assert token(start, found) == token(start, position)
-
-
-def test_what_is_no_word_comes_up_nowhere() -> None:
-    assert first_position(3, FIRST - 1) is first_position(3, FIRST + COUNT) is None
+    assert first_position(start, FIRST - 1) is first_position(start, FIRST + COUNT) is None
