@@ -59,26 +59,24 @@ def children(num: int, **sampling: Any) -> list[Any]:
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "nothing": {},
-    "bounds": {"max_tokens": 7, "min_tokens": 3, "ignore_eos": True},
-    "no bound": {"max_tokens": None},
-    "stop tokens": {"stop_token_ids": [300, 9000], "stop": ["x"]},
-    "a seed": {"seed": 17, "temperature": 0.7, "top_p": 0.9, "top_k": 5},
-    "logprobs": {"logprobs": 5, "prompt_logprobs": 2},
+    "bounds": {"max_tokens": 7, "min_tokens": 3, "ignore_eos": True, "stop": ["x"]},
+    "no bound": {"max_tokens": None, "stop_token_ids": [300, 9000], "bad_words": ["river"]},
+    "a seed": {"seed": 17, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "logit_bias": {5: 1.0}},
+    "logprobs": {"logprobs": 5, "prompt_logprobs": 2, "allowed_token_ids": [5, 6]},
     "logprobs of tokens": {"logprob_token_ids": [1, 2, 3]},
     "a scored prompt": {"prompt_logprob_token_ids": np.arange(400, dtype=np.int64).reshape(40, 10)},
     "a structure": {"structured_outputs": StructuredOutputsParams(json={"type": "object"})},
-    "a bias": {"logit_bias": {5: 1.0}, "allowed_token_ids": [5, 6]},
-    "bad words": {"bad_words": ["river"]},
 }
 REQUESTS = {
     **{name: functools.partial(request, sampling=asked) for name, asked in SAMPLING.items()},
-    "salt": lambda: request(cache_salt="tenant-7"),
-    "priority": lambda: request(priority=-3),
-    "trace headers": lambda: request(trace_headers={"traceparent": "00-ab-cd-01"}),
+    "salt and priority": lambda: request(cache_salt="tenant-7", priority=-3),
     "fields behind ours": lambda: request(
-        external_req_id="e", reasoning_ended=True, session_id="s", abort_immediately=True
+        trace_headers={"traceparent": "00-ab-cd-01"},
+        external_req_id="e",
+        reasoning_ended=True,
+        session_id="s",
+        abort_immediately=True,
     ),
-    "first child": lambda: children(3)[0],
     "last child with a seed": lambda: children(3, seed=5)[2],
 }
 

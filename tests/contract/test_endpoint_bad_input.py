@@ -36,7 +36,6 @@ MAX_BODY_BYTES = 300_000
 USER = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 FORM = {"type": "json_schema", "json_schema": {"name": "x"}}
-PICTURE = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/x.png"}}
 # Each compiles in less than a second, and takes longer than that for one of its first 24 tokens.
 OPTIONAL = {"type": "optional", "content": {"type": "regex", "pattern": ".{1,300}[^\\s]"}}
 REPEAT = {"type": "repeat", "min": 400, "max": -1, "content": {"type": "plus", "content": OPTIONAL}}
@@ -104,21 +103,14 @@ BODIES = [
 ]
 MESSAGES = [
     other("required", CHAT, model="embedded"),
-    chat("must be a list", messages=None),
     chat("at least one message", messages=[]),
-    chat("required", messages=[{"content": "x"}]),
-    chat("unknown role", messages=[{"role": "bogus", "content": "x"}]),
     chat("valid string", messages=[{"role": "user", "content": 3}]),
     chat("not a multimodal model", messages=[{"role": "user", "content": [AS_URL]}]),
     chat("tool", tools=[TOOL]),
-    chat("a function that has a name", tools=[{"type": "function"}], tool_choice=TOOL),
     chat("a function that has a name", tools=[3], tool_choice=TOOL),
-    text("prompt", prompt=None),
     text("prompt", prompt=[]),
-    text("valid list", prompt=3),
     text("greater than or equal to 0", prompt=[1, -2]),
     text("out of vocabulary", prompt=[10**7]),
-    text("integers", prompt=[True]),
     text("maximum context length", prompt="word " * 600),
     chat("maximum context length", messages=[{"role": "user", "content": "word " * 600}]),
 ]
@@ -128,14 +120,9 @@ SAMPLING = [
     *both("n must be an integer", n="16000"),
     *both("max_tokens must be at least 1", max_tokens=0),
     *both("max_model_len", max_tokens=10**9),
-    *both("max_model_len", max_tokens=str(10**9)),
     *both("min_tokens", min_tokens=5),
-    *both("min_tokens", min_tokens=-1),
     *both("temperature", temperature=-1),
     *both("temperature must be in [0, 2]", temperature=2.1),
-    *both("temperature", temperature=3, stream=True),
-    *both("valid number", temperature="hot"),
-    *both("top_p", top_p=0),
     *both("top_p", top_p=1.1),
     *both("top_k", top_k=-2),
     *both("cannot be sent", top_k=2**70),
@@ -148,7 +135,6 @@ SAMPLING = [
     chat("top_logprobs", logprobs=True, top_logprobs=-2),
     *both("max allowed", prompt_logprobs=1000.0),
     *both("empty string", stop=""),
-    *both("valid string", stop=3),
     *both("at most", stop=["x"] * 1000),
     *both("use structured_outputs", guided_regex="a"),
     *both("out-of-vocab", stop_token_ids=[10**7]),
@@ -160,15 +146,11 @@ SAMPLING = [
     *both("printable", request_id="a\nb"),
 ]
 CONSTRAINTS = [
-    *both("json_schema", response_format={"type": "json_schema"}),
     *both("constraint", response_format=FORM),
-    *both("Input should be", response_format={"type": "bogus"}),
     *schema("bogus", type="bogus"),
     *schema("/nope", **{"$ref": "#/nope"}),
     *schema("(a+)+", type="string", pattern="(a+)+"),
     *schema("not supported", type="object", patternProperties=NAMES),
-    *schema("wrong type", type="string", format=[]),
-    *structured("structural_tag", structural_tag="[]"),
     *structured("compiled", structural_tag='{"structures": [{}]}'),
     *structured("for one token", structural_tag=SLOW_TAG),
     *structured("for one token", grammar=SLOW_GRAMMAR),
@@ -179,20 +161,15 @@ CONSTRAINTS = [
     *structured("grammar", grammar="no grammar"),
     *structured("JSON", json="{"),
     *structured("rounds of a repeat", regex="(a+)+$"),
-    *structured("", regex="("),
     *structured("", regex=r"(a)\1"),
 ]
 ROUTES = [
-    *both("does not exist", 404, model="other"),
     *both("...", 404, model="x" * 50_000),
     Case("Not Found: GET /v1/nope", "/v1/nope", status=404, method="GET"),
-    Case("Not Found", "/v1/embeddings", status=404),
     Case("Not Found", "/" + "x" * 20_000, status=404, method="GET"),
     Case("Method Not Allowed", CHAT, status=405, method="GET"),
-    Case("Method Not Allowed", "/v1/models", status=405, method="DELETE"),
     Case("larger than 300000 bytes", "/tokenize", LARGE, status=413),
     Case("application/json", TEXT, headers={"content-type": "text/plain"}),
-    Case("nested deeper", "/invocations", b'{"x": ' + DEEP + b"}"),
     *[
         other("n must be an integer", path, n="16000")
         for path in ("/v1/responses", "/v1/chat/completions/batch", "/invocations")
@@ -259,7 +236,6 @@ async def test_bad_input(engine: VllmEngine, engine_args: dict[str, Any]) -> Non
         assert_nothing_left(bed)
         for scenario in (
             what_is_good_passes,
-            a_deadline,
             keys,
             one_id_for_many_requests,
             a_grammar_that_gets_slow,
@@ -271,9 +247,7 @@ async def test_bad_input(engine: VllmEngine, engine_args: dict[str, Any]) -> Non
             a_client_that_does_not_read,
             a_failure_in_mid_stream,
             a_refusal_in_a_stream_is_one_line_in_the_log,
-            many_bad_items_are_few_errors,
             large_bodies_keep_nobody_waiting,
-            models_by_id,
         ):
             await asyncio.wait_for(scenario(bed), 60.0)
             assert_nothing_left(bed)
@@ -290,26 +264,15 @@ async def what_is_good_passes(bed: Bed) -> None:
         for fields in (
             {"temperature": 2, "top_p": 1, "top_k": -1, "min_p": 1},
             {"prompt": "\U0001f98a ß 漢字 \\u0000 \\ud800"},
-            {"n": 128, "max_tokens": 1},
             {"prompt": [[1, 2, 3], [4, 5]], "n": 2, "max_tokens": 1},
             {"priority": -1, "request_id": "x" * 128},
             {"logit_bias": {"5": 100}, "stop": ["x"], "stop_token_ids": [7]},
             {"structured_outputs": {"regex": r"\d{4}-\d{2}(, \d{4}-\d{2})*"}},
-            {"structured_outputs": {"choice": ["yes", "no"]}},
             {"unknown_field": json.loads("[" * 60 + "]" * 60)},
         ):
             body = {"model": "embedded", "prompt": "one", "max_tokens": 4} | fields
             answer = await http.post(TEXT, json=body)
             assert answer.status_code == 200, (fields, answer.text)
-
-
-async def a_deadline(bed: Bed) -> None:
-    """vLLM's app aborts the request when it hears from the gate that the client has left."""
-    async with gated(bed, GateLimits(request_timeout_s=0.2)) as (_, http):
-        for path, what in ((TEXT, {"prompt": "one"}), (CHAT, {"messages": USER})):
-            body = {"model": "embedded", "max_tokens": 450, "ignore_eos": True} | what
-            assert_is_error(await http.post(path, json=body), 504, "longer than 0.2 s")
-            await until_quiet(bed)
 
 
 async def until_quiet(bed: Bed) -> None:
@@ -573,76 +536,46 @@ async def a_failure_in_mid_stream(bed: Bed) -> None:
 
 async def a_refusal_in_a_stream_is_one_line_in_the_log(bed: Bed) -> None:
     """vLLM logs a traceback for each."""
+    wrong = {"prompt": "one", "structured_outputs": {"grammar": "no grammar"}, "stream": True}
     told: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = told.append
     logging.getLogger("vllm").addHandler(handler)
-    wrong = {"structured_outputs": {"grammar": "no grammar"}}
-    scored = {"query": "a", "items": ["b"], "label_token_ids": [300] * 50}
     try:
         async with gated(bed) as (_, http):
-            for path, what in (
-                (TEXT, {"prompt": "one", **wrong}),
-                (CHAT, {"messages": USER, **wrong}),
-                ("/v1/messages", {"messages": [{"role": "user", "content": [PICTURE]}]}),
-                ("/v1/messages/count_tokens", {"messages": []}),
-                ("/generative_scoring", scored),
-            ):
+            for path, what in ((TEXT, wrong), ("/v1/messages/count_tokens", {"messages": []})):
                 told.clear()
-                body = {"model": "embedded", "max_tokens": 5, "stream": True} | what
-                await http.post(path, json=body)
+                await http.post(path, json={"model": "embedded", "max_tokens": 5} | what)
                 assert not any(record.exc_text or record.exc_info for record in told), path
-                refused = [each for each in told if each.getMessage().startswith("refused: ")]
-                assert len(refused) == 1, told
+                assert [each.getMessage()[:9] for each in told].count("refused: ") == 1, told
     finally:
         logging.getLogger("vllm").removeHandler(handler)
 
 
-async def many_bad_items_are_few_errors(bed: Bed) -> None:
-    """vLLM's models would describe 117 kinds for each item that fits none of them."""
-    async with gated(bed) as (_, http):
-        for path, fields in (
-            ("/v1/responses", {"input": [{}] * 2000}),
-            ("/v1/responses", {"input": "x", "tools": [{}] * 2000}),
-            ("/v1/responses", {"input": [{"role": "user", "content": [{}] * 2000}]}),
-            (CHAT, {"messages": [{}] * 2000}),
-            ("/tokenize", {"messages": [{}] * 2000}),
-            ("/v1/messages", {"max_tokens": 1, "messages": [{}] * 2000}),
-            (TEXT, {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(9000)), "x")}),
-        ):
-            answer = await http.post(path, json={"model": "embedded"} | fields)
-            assert_is_error(answer, 400, "validation error")
-            assert int(answer.json()["error"]["message"].split()[0]) < 300, answer.text
-
-
 async def large_bodies_keep_nobody_waiting(bed: Bed) -> None:
+    """And their errors are small: vLLM's models would describe 117 kinds for each item that fits
+    none of them."""
     limits = GateLimits(max_body_bytes=8 * 1024 * 1024)
+    items = f"[{'{},' * 2000}{{}}]"
     async with gated(bed, limits) as (_, http), longest_turn() as turns_s:
         for path, field, value in (
             (TEXT, "prompt", f"[{'1,' * 4_000_000}1]"),
             (TEXT, "prompt", f"[{'[1],' * 1_000_000}[1]]"),
             (TEXT, "prompt", f"[{'1,' * 99_999}1]"),
             (TEXT, "prompt", f'"{"w " * 4_000_000}"'),
-            (CHAT, "messages", f"[{'{},' * 2000}{{}}]"),
-            ("/v1/responses", "input", f"[{'{},' * 2000}{{}}]"),
+            (CHAT, "messages", items),
+            ("/v1/responses", "input", items),
+            ("/v1/responses", "tools", items),
+            ("/v1/responses", "input", f'[{{"role":"user","content":{items}}}]'),
+            ("/tokenize", "messages", items),
+            ("/v1/messages", "messages", items),
             ("/detokenize", "tokens", f"[{'5,' * 99_999}5]"),
         ):
             body = f'{{"model":"embedded","max_tokens":1,"{field}":{value}}}'
             headers = {"content-type": "application/json"}
             answer = await http.post(path, content=body.encode(), headers=headers)
-            assert answer.status_code == (200 if path == "/detokenize" else 400)
+            if path == "/detokenize":
+                assert answer.status_code == 200
+            else:
+                assert_is_error(answer, 400, "validation error" if value == items else "")
     assert turns_s[0] < 0.25, "something took the event loop for itself"
-
-
-async def models_by_id(bed: Bed) -> None:
-    async with gated(bed) as (_, http):
-        (listed,) = (await http.get("/v1/models")).json()["data"]
-        answer = await http.get("/v1/models/embedded")
-        assert answer.status_code == 200
-        assert answer.json()["id"] == "embedded"
-        assert answer.json().keys() == listed.keys()
-        for other in ("nope", "org/nope", "a%2Fb", "embedded/x"):
-            answer = await http.get(f"/v1/models/{other}")
-            assert_is_error(answer, 404, "does not exist")
-            assert answer.json()["error"]["param"] == "model"
-        assert_is_error(await http.get(f"/v1/models/{'x' * 5000}"), 404, "...")

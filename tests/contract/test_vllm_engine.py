@@ -67,6 +67,7 @@ def look(engine: VllmEngine) -> InstanceSnapshot:
     assert found.num_used_blocks == len(used)
     assert found.num_free_blocks == scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     assert found.num_used_blocks / NUM_BLOCKS == pytest.approx(stats.kv_cache_usage, abs=1e-6)
+    assert found.watermark_blocks == scheduler.kv_cache_manager.watermark_blocks
     assert (found.num_running, found.num_queued) == scheduler.get_request_counts()
     assert (found.num_running, found.num_queued) == (len(running), len(queued))
     assert found.num_evicted_queued == sum(r.status.name == "PREEMPTED" for r in queued)
@@ -169,56 +170,40 @@ def test_the_queue_head_is_the_highest_rank_then_the_earliest(engine: VllmEngine
     assert look(engine).queue_head is None
 
 
-def test_watermark_blocks_are_those_of_vllm(engine: VllmEngine) -> None:
-    manager = engine._scheduler.kv_cache_manager
-    assert look(engine).watermark_blocks == manager.watermark_blocks == 0
-
-
 # -- eviction -----------------------------------------------------------------------------
 
 
 def test_the_latest_arrival_of_the_lowest_rank_is_evicted_first(
     engine: VllmEngine, add: Add
 ) -> None:
+    """Admissions and evictions are told in the order in which they happen."""
     before = look(engine).num_evictions
     arrivals = [("late", 0, 3.0), ("high", 1, 4.0), ("early", 0, 1.0), ("middle", 0, 2.0)]
     for request_id, rank, arrival_s in arrivals:
         add(request_id, 4 * BLOCK_SIZE, max_tokens=120, rank=rank, arrival_s=arrival_s)
-    evicted: list[str] = []
     requests = dict(engine._scheduler.requests)
     engine.take_events()
+    began_s = time.time()
     while engine.has_work():
         engine.step()
         now = look(engine)
-        lost = {r: requests[r].num_preemptions for r in requests}
-        evicted += [r for r in requests if lost[r] and r not in evicted]
-        assert now.num_evictions - before == sum(lost.values())
+        assert now.num_evictions - before == sum(r.num_preemptions for r in requests.values())
         if now.num_evicted_queued:
             assert now.queue_head is not None
             assert now.queue_head.evicted
             assert now.queue_head.demand_blocks > 4, "with the tokens made before"
-    told = [event.request_id for event in engine.take_events() if event.kind == "evicted"]
-    assert len(told) == look(engine).num_evictions - before > 0
-    assert list(dict.fromkeys(told)) == evicted == ["late", "middle"][: len(evicted)]
-
-
-def test_admissions_and_evictions_are_told_in_the_order_in_which_they_happen(
-    engine: VllmEngine, add: Add
-) -> None:
-    engine.take_events()
-    began_s = time.time()
-    for n in range(4):
-        add(f"r{n}", 4 * BLOCK_SIZE, max_tokens=120, arrival_s=float(n))
-    finish(engine)
     events = engine.take_events()
     assert engine.take_events() == []
-    assert [event.time_s for event in events] == sorted(event.time_s for event in events)
-    assert began_s <= events[0].time_s <= time.time()
-    for n in range(4):
-        kinds = [event.kind for event in events if event.request_id == f"r{n}"]
+    times_s = [event.time_s for event in events]
+    assert [began_s, *times_s, time.time()] == sorted([began_s, *times_s, time.time()])
+    evicted = [event.request_id for event in events if event.kind == "evicted"]
+    assert len(evicted) == look(engine).num_evictions - before > 0
+    assert list(dict.fromkeys(evicted)) == ["late", "middle"][: len(set(evicted))]
+    for request_id in requests:
+        kinds = [event.kind for event in events if event.request_id == request_id]
         assert kinds == ["admitted", "evicted"] * (len(kinds) // 2) + ["admitted"]
     first, *_ = events
-    assert (first.kind, first.request_id, first.num_tokens) == ("admitted", "r0", 4 * BLOCK_SIZE)
+    assert (first.kind, first.request_id, first.num_tokens) == ("admitted", "high", 4 * BLOCK_SIZE)
     again = [e for e in events if e.kind == "admitted" and e.num_tokens > 4 * BLOCK_SIZE]
     assert again, "with the tokens made before"
     assert all(e.num_cached_tokens % BLOCK_SIZE == 0 for e in events)

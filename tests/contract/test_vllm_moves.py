@@ -13,7 +13,7 @@ from conftest import BLOCK_BYTES, BLOCK_SIZE, DTYPE, ON_GPU, STEP_TOKENS
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import ReservedBlocks, SuspendedRequest
-from tests.contract.moving import Readers, Told, alike, evict
+from tests.contract.moving import Readers, Told, alike, evict, message
 
 SCHEMA = {
     "type": "object",
@@ -75,6 +75,7 @@ def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
     alone = unmoved(readers, "r", **options)
     assert len(alone.tokens) > 4
     readers.add("r", **options)
+    before = events_of(readers)[1]
     told, num_moves = readers.told["r"], 0
     for num_tokens in range(1, len(alone.tokens), 4 if len(alone.tokens) > 20 else 1):
         readers.run("r", num_tokens)
@@ -89,6 +90,13 @@ def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
     assert told.logprobs == alone.logprobs
     assert len(told.prefill_stats) == 1, "told by the engine that made the prefill, and once"
     assert num_moves > 1
+    assert events_of(readers) == (["admitted"], before), "a move is no eviction"
+
+
+def events_of(readers: Readers) -> tuple[list[str], int]:
+    """What has happened since the last call, and the number of evictions."""
+    events = [event.kind for engine in readers.engines for event in engine.take_events()]
+    return events, sum(engine.snapshot("i-0", 1).num_evictions for engine in readers.engines)
 
 
 def test_the_kinds_are_about_something(readers: Readers) -> None:
@@ -115,21 +123,6 @@ def test_moved_after_any_token(readers: Readers, num_prompt_tokens: int) -> None
         assert readers.finish()["r"] == alone.tokens, num_tokens
 
 
-def test_others_go_on_as_if_nothing_had_happened(readers: Readers) -> None:
-    here, there = readers.engines
-    options = {f"o{n}": {"max_tokens": 40, "temperature": 1.0, "seed": n} for n in range(4)}
-    alone = {name: unmoved(readers, name, **sampling) for name, sampling in options.items()}
-    for n, (name, sampling) in enumerate(options.items()):
-        readers.add(name, readers.engines[n % 2], **sampling)
-    readers.add("r", max_tokens=40)
-    while readers.told["r"].finish_reason is None:
-        readers.step()
-        readers.move("r", there if readers.at["r"] is here else here)
-    readers.finish()
-    for name in options:
-        assert readers.told[name].tokens == alone[name].tokens
-
-
 def test_the_prefix_cache_spares_the_copy(readers: Readers) -> None:
     """Blocks that the destination has are not copied, and blocks that it gets serve other requests
     there."""
@@ -142,6 +135,11 @@ def test_the_prefix_cache_spares_the_copy(readers: Readers) -> None:
     here._scheduler.reset_prefix_cache()
     unmoved(readers, "twin", prompt=prompt, max_tokens=2)
     free = here.snapshot("i-0", 1).num_free_blocks
+    salted = there.prepare(message("s", readers.model_path, prompt=prompt, cache_salt="mine"), 0)
+    apart = here.moves.reserve(salted, [], 3)
+    assert isinstance(apart, ReservedBlocks)
+    assert apart.num_cached == 0
+    here.moves.cancel("s")
     found = readers.move("r", here)
     assert isinstance(found, ReservedBlocks)
     assert found.num_cached == 3
@@ -153,18 +151,6 @@ def test_the_prefix_cache_spares_the_copy(readers: Readers) -> None:
     here.step()
     admitted = [event for event in here.take_events() if event.kind == "admitted"]
     assert admitted[-1].num_cached_tokens >= 4 * BLOCK_SIZE
-    readers.finish()
-
-
-def test_a_salt_keeps_the_prefix_caches_apart(readers: Readers) -> None:
-    here, there = readers.engines
-    prompt = list(range(700, 700 + 3 * BLOCK_SIZE))
-    unmoved(readers, "other", prompt=prompt, max_tokens=2)
-    readers.add("r", there, prompt=prompt, max_tokens=60, cache_salt="mine")
-    readers.run("r", 5)
-    found = readers.move("r", here)
-    assert isinstance(found, ReservedBlocks)
-    assert found.num_cached == 0
     readers.finish()
 
 
@@ -190,22 +176,6 @@ def test_served_by_the_next_step_beside_a_long_prefill(readers: Readers, back: s
         assert readers.step(engine) == ["r"]
         assert engine._scheduler.requests["long"].is_prefill_chunk
     assert readers.finish()["r"] == alone.tokens
-
-
-def test_a_move_is_no_eviction(readers: Readers) -> None:
-    here, there = readers.engines
-    before = [engine.snapshot("i-0", 1).num_evictions for engine in readers.engines]
-    readers.add("r", max_tokens=40)
-    for engine in readers.engines:
-        engine.take_events()
-    readers.run("r", 10)
-    for to in (there, here, here):
-        readers.move("r", to)
-        readers.step()
-    readers.finish()
-    assert before == [engine.snapshot("i-0", 1).num_evictions for engine in readers.engines]
-    events = [event for engine in readers.engines for event in engine.take_events()]
-    assert [event.kind for event in events] == ["admitted"]
 
 
 # -- queued requests ----------------------------------------------------------------------
@@ -486,7 +456,7 @@ def test_many_moves_with_few_blocks(readers: Readers, seed: int) -> None:
     alone = {name: unmoved(readers, name, **options) for name, options in requests.items()}
     for name, options in requests.items():
         readers.add(name, dice.choice(readers.engines), **options)
-    before = sum(engine.snapshot("i-0", 1).num_evictions for engine in readers.engines)
+    before = events_of(readers)[1]
     outcomes: Counter[str] = Counter()
     while any(engine.has_work() for engine in readers.engines):
         readers.step()
@@ -504,7 +474,7 @@ def test_many_moves_with_few_blocks(readers: Readers, seed: int) -> None:
         assert same(told.logprobs, alone[name].logprobs), name
     assert outcomes["ReservedBlocks"] > 100, outcomes
     assert outcomes[MoveRefusal.NO_BLOCKS] > 0, outcomes
-    assert sum(engine.snapshot("i-0", 1).num_evictions for engine in readers.engines) > before
+    assert events_of(readers)[1] > before
 
 
 def check_blocks(engine: VllmEngine) -> None:

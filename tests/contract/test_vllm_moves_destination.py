@@ -88,27 +88,20 @@ def test_without_blocks_nothing_is_taken(engine: VllmEngine, model_path: Path) -
     engine.moves.cancel("a")
 
 
+@pytest.mark.parametrize("guided", [None, {"regex": "[a-z]{3}x{40}"}])
 def test_a_refused_request_may_be_offered_again_with_more_outputs(
-    engine: VllmEngine, model_path: Path
+    engine: VllmEngine, model_path: Path, guided: Any
 ) -> None:
+    """A grammar takes them only when there are blocks."""
     assert isinstance(reserve(engine, model_path, "a", 16), ReservedBlocks)
-    prepared = engine.prepare(message("r", model_path), 0)
-    assert engine.moves.reserve(prepared, [500, 501], 9) == MoveRefusal.NO_BLOCKS
-    engine.moves.cancel("a")
-    assert isinstance(engine.moves.reserve(prepared, [500, 501, 502], 9), ReservedBlocks)
-    assert list(prepared.output_token_ids) == [500, 501, 502]
-    engine.moves.cancel("r")
-
-
-def test_a_grammar_is_not_fed_before_there_are_blocks(engine: VllmEngine, model_path: Path) -> None:
-    assert isinstance(reserve(engine, model_path, "a", 16), ReservedBlocks)
-    text = tokenizer(model_path).encode("abc", add_special_tokens=False)
-    guided = {"regex": "[a-z]{3}x{40}"}
+    outputs = tokenizer(model_path).encode("abc", add_special_tokens=False)
     prepared = engine.prepare(message("r", model_path, guided=guided), 0)
-    prepared.structured_output_request._grammar.exception()  # it is compiled
-    assert engine.moves.reserve(prepared, text, 9) == MoveRefusal.NO_BLOCKS
+    if guided:
+        prepared.structured_output_request._grammar.exception()  # it is compiled
+    assert engine.moves.reserve(prepared, outputs[:-1], 9) == MoveRefusal.NO_BLOCKS
     engine.moves.cancel("a")
-    assert isinstance(engine.moves.reserve(prepared, text, 9), ReservedBlocks)
+    assert isinstance(engine.moves.reserve(prepared, outputs, 9), ReservedBlocks)
+    assert list(prepared.output_token_ids) == outputs
     engine.moves.cancel("r")
 
 

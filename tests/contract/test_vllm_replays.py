@@ -1,8 +1,6 @@
 """Requests that continue on another real engine from their outputs: their readers cannot tell."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 from conftest import STEP_TOKENS
 from test_vllm_moves import KINDS, unmoved
 
-from controller.adapters.vllm import grammar_guard, worker_side
+from controller.adapters.vllm import worker_side
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal, why
 from tests.contract.moving import Readers, Told, evict, message
@@ -70,11 +68,8 @@ def test_a_generator_drawn_forward_is_that_of_an_undisturbed_request(
     prepared = engine.prepare(message("other", readers.model_path, **sampling), 0)
     drawn = engine.moves.drawn_generator(prepared, num_tokens)
     assert bytes(drawn.get_state().numpy()) == undisturbed
-
-
-def test_a_request_without_a_seed_has_no_generator(readers: Readers, engine: VllmEngine) -> None:
-    prepared = engine.prepare(message("r", readers.model_path, temperature=1.0), 0)
-    assert engine.moves.drawn_generator(prepared, 5) is None
+    unseeded = engine.prepare(message("other", readers.model_path, temperature=1.0), 0)
+    assert engine.moves.drawn_generator(unseeded, num_tokens) is None
 
 
 def test_one_replayed_moves_and_is_replayed_as_any_other(readers: Readers) -> None:
@@ -110,56 +105,25 @@ def test_what_an_engine_cannot_go_on_with(readers: Readers, engine: VllmEngine) 
     readers.finish()
 
 
-LETTERS = {"regex": "[a-z]{30}"}
-
-
-@contextmanager
-def no_time_to_compile(engine: VllmEngine) -> Iterator[None]:
-    """The engine's compiler is busy."""
-    executor = engine._core.structured_output_manager.executor
-    go_on = threading.Event()
-    busy = [executor.submit(go_on.wait, 60) for _ in range(executor._max_workers)]
-    try:
-        yield
-    finally:
-        go_on.set()
-        for each in busy:
-            each.result(60)
-
-
 def test_an_abort_of_an_earlier_attempt_leaves_the_grammar_of_the_next_one(
     readers: Readers, engine: VllmEngine
 ) -> None:
     """An instance drops its part of a request that comes again, while the request's grammar waits
     for the compiler. The grammar was cancelled with that, and the client got a 400."""
-    readers.messages["r"] = message("r", readers.model_path, max_tokens=4, guided=LETTERS)
+    readers.messages["r"] = message(
+        "r", readers.model_path, max_tokens=4, guided={"regex": "[a-z]{30}"}
+    )
     readers.told["r"] = Told()
-    with no_time_to_compile(engine):
+    executor, go_on = engine._core.structured_output_manager.executor, threading.Event()
+    busy = [executor.submit(go_on.wait, 60) for _ in range(executor._max_workers)]
+    try:
         again = engine.prepare(readers.messages["r"], 0)
         engine.abort(["r"])
         engine.add(again)
         readers.step(engine)
+    finally:
+        go_on.set()
+        for each in busy:
+            each.result(60)
     readers.finish()
     assert readers.told["r"].finish_reason == "length"
-
-
-def test_a_grammar_that_nobody_waits_for_is_not_compiled(
-    readers: Readers, engine: VllmEngine
-) -> None:
-    with no_time_to_compile(engine):
-        readers.add("r", guided=LETTERS)
-        (compiling,) = engine._grammars._compiling
-        engine.abort(["r"])
-    assert compiling.cancelled()
-
-
-def test_an_engine_that_has_no_time_for_a_grammar_says_so(
-    readers: Readers, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammar_guard, "MAX_COMPILE_S", -1.0)
-    with no_time_to_compile(engine):
-        engine.add(engine.prepare(message("r", readers.model_path, guided=LETTERS), 0))
-        (told,) = engine.step()
-    (output,) = told.body.outputs
-    assert str(output.finish_reason) == "error"
-    assert output.stop_reason == grammar_guard.NOT_COMPILED

@@ -8,26 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from test_vllm_moves import KINDS as MOVED_KINDS
 
 from controller.adapters.vllm.engine import VllmEngine, warm_up
 from controller.ports.engine import Frames
 from tests.contract.moving import message
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
-KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {},
+KINDS: dict[str, dict[str, Any]] = MOVED_KINDS | {
     "sampled": {"temperature": 0.8},
-    "seeded": {"temperature": 0.8, "seed": 3},
-    "top-k and top-p": {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
     "min-p": {"temperature": 0.8, "min_p": 0.1},
-    "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.2},
-    "biased": {"logit_bias": {5: 3.0}},
-    "min tokens": {"min_tokens": 3, "stop_token_ids": [9]},
-    "allowed tokens": {"allowed_token_ids": [5, 6, 7]},
-    "log probabilities": {"logprobs": 2},
-    "the prompt's log probabilities": {"prompt_logprobs": 2},
-    "json": {"guided": {"json": SCHEMA}},
-    "regex": {"guided": {"regex": "[ab]{3,9}"}},
     "grammar": {"guided": {"grammar": 'root ::= "a" | "b"'}},
     "a long prompt": {"num_prompt_tokens": 400},
 }
