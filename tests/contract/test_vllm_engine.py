@@ -257,21 +257,6 @@ def test_outputs_survive_the_wire_with_logprobs(engine: VllmEngine, add: Add) ->
     assert last.finish_reason is not None
 
 
-def test_what_the_prefix_cache_is_asked_for_is_told_though_no_token_comes_of_a_step(
-    engine: VllmEngine, add: Add
-) -> None:
-    num_prompt_tokens = 3 * STEP_TOKENS + 10
-    num_queries = []
-    for request_id in ("long", "long"):  # the second one finds the first one's blocks
-        add(request_id, num_prompt_tokens, max_tokens=2)
-        found = 0
-        while engine.has_work():
-            for out in engine.step():
-                found += decode(engine, out).scheduler_stats.prefix_cache_stats.queries
-        num_queries.append(found)
-    assert num_queries == [num_prompt_tokens] * 2
-
-
 def test_an_engine_at_rest_says_so_in_vllm_s_words(engine: VllmEngine) -> None:
     from vllm.v1.metrics.stats import SchedulerStats
 

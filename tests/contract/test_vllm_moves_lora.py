@@ -62,23 +62,11 @@ def readers(model_path: Path, lora_engine: VllmEngine) -> Iterator[Readers]:
     empty(lora_engine)
 
 
-def test_the_adapter_is_loaded_there_or_the_request_stays(
-    readers: Readers, lora_engine: VllmEngine, adapters: list[Any]
+def test_a_request_with_an_adapter_moves_and_stays_if_the_adapter_is_unknown(
+    readers: Readers, adapters: list[Any]
 ) -> None:
     from vllm.lora.request import LoRARequest
 
-    unknown = LoRARequest("unknown", 9, adapters[0].lora_path)
-    readers.add("loads it", lora_request=adapters[0], max_tokens=2)
-    readers.finish()
-    for adapter, taken in [(unknown, False), (adapters[0], True)]:
-        prepared = lora_engine.prepare(message("r", readers.model_path, lora_request=adapter), 0)
-        found = lora_engine.moves.reserve(prepared, [], 2)
-        assert found == MoveRefusal.NO_ADAPTER or taken
-        assert isinstance(found, ReservedBlocks) == taken
-        lora_engine.moves.cancel("r")
-
-
-def test_a_request_with_an_adapter_moves(readers: Readers, adapters: list[Any]) -> None:
     (engine,) = readers.engines
     plain = {"prompt": list(range(700, 740)), "max_tokens": 40, "temperature": 1.0, "seed": 3}
     options = plain | {"lora_request": adapters[1]}
@@ -94,6 +82,9 @@ def test_a_request_with_an_adapter_moves(readers: Readers, adapters: list[Any]) 
         assert engine.snapshot("i-0", 1).num_running == 1
         assert readers.step() == ["r"]
     assert readers.finish()["r"] == alone
+    unknown = LoRARequest("unknown", 9, adapters[0].lora_path)
+    prepared = engine.prepare(message("u", readers.model_path, lora_request=unknown), 0)
+    assert engine.moves.reserve(prepared, [], 2) == MoveRefusal.NO_ADAPTER
 
 
 @pytest.mark.parametrize("back", ["committed", "resumed"])

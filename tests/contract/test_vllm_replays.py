@@ -2,13 +2,11 @@
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import STEP_TOKENS
 from test_vllm_moves import KINDS, unmoved
 
-from controller.adapters.vllm import worker_side
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal, why
 from tests.contract.moving import Readers, Told, evict, message
@@ -55,21 +53,6 @@ def test_a_prefill_that_takes_several_steps(readers: Readers, kind: str) -> None
     readers.run("r", 24)
     readers.replay("r", here)
     assert readers.finish()["r"] == alone.tokens
-
-
-@pytest.mark.parametrize("num_tokens", [1, 2, 19])
-@pytest.mark.parametrize("sampling", [SEEDED, SEEDED | {"top_k": 40, "top_p": 0.9}])
-def test_a_generator_drawn_forward_is_that_of_an_undisturbed_request(
-    readers: Readers, engine: VllmEngine, sampling: dict[str, Any], num_tokens: int
-) -> None:
-    readers.add("r", **sampling)
-    readers.run("r", num_tokens)
-    undisturbed = worker_side.generator_state(engine.moves._parts.runner, "r")
-    prepared = engine.prepare(message("other", readers.model_path, **sampling), 0)
-    drawn = engine.moves.drawn_generator(prepared, num_tokens)
-    assert bytes(drawn.get_state().numpy()) == undisturbed
-    unseeded = engine.prepare(message("other", readers.model_path, temperature=1.0), 0)
-    assert engine.moves.drawn_generator(unseeded, num_tokens) is None
 
 
 def test_one_replayed_moves_and_is_replayed_as_any_other(readers: Readers) -> None:

@@ -9,7 +9,6 @@ from controller.core.migration.destination import DestinationState
 from controller.core.migration.ownership import Epoch, Loss, Ownership
 from controller.core.migration.protocol import (
     DEFAULT_TIMING,
-    CancelCopy,
     IllegalMoveError,
     MoveMessage,
     Verb,
@@ -115,14 +114,6 @@ def test_what_the_client_reads_of_a_destination_dies_with_it(where: tuple[str, s
     assert not pair.at_source
 
 
-def test_a_client_that_left_is_not_an_error_when_an_instance_dies_later() -> None:
-    pair = at("copying", "copying")
-    pair.client_leaves()
-    pair.source_dies()
-    pair.settle()
-    assert pair.outcome == ENDED
-
-
 # -- blocks --------------------------------------------------------------------------------
 
 
@@ -168,19 +159,17 @@ def test_a_commit_asks_for_no_block(position: str) -> None:
 
 
 @pytest.mark.parametrize("position", COPYING)
-def test_a_request_that_finishes_while_it_is_copied_aborts_the_move(position: str) -> None:
-    pair = at("copying", position)
-    pair.request_finishes()
-    pair.settle()
-    assert pair.source.state is SourceState.ENDED
-    assert pair.verbs(Verb.ABORT, Verb.ABORTED) == [Verb.ABORT, Verb.ABORTED]
-
-
-def test_a_suspended_request_that_ends_cancels_its_copy() -> None:
-    pair = at("suspended", "suspended")
-    pair.request_finishes()
-    pair.settle()
-    assert CancelCopy() in pair.source_did
+def test_what_was_copied_of_a_request_that_finishes_or_is_evicted_is_void(position: str) -> None:
+    finishing, evicted = at("copying", position), at("copying", position)
+    finishing.request_finishes()
+    evicted.evict()
+    for pair, state in ((finishing, SourceState.ENDED), (evicted, SourceState.STAYED)):
+        pair.settle()
+        assert pair.source.state is state
+        assert pair.verbs(Verb.ABORT, Verb.ABORTED) == [Verb.ABORT, Verb.ABORTED]
+        assert pair.destination is not None
+        assert pair.destination.state is DestinationState.ABORTED
+    assert evicted.source.code == "evicted"
 
 
 def test_a_request_that_finishes_on_its_new_owner_is_freed_at_the_source() -> None:
@@ -189,17 +178,6 @@ def test_a_request_that_finishes_on_its_new_owner_is_freed_at_the_source() -> No
     pair.request_finishes()
     pair.settle()
     assert (pair.outcome, pair.source.state) == (ENDED, SourceState.MIGRATED)
-
-
-@pytest.mark.parametrize("position", COPYING)
-def test_what_was_copied_of_an_evicted_request_is_void(position: str) -> None:
-    pair = at("copying", position)
-    pair.evict()
-    pair.settle()
-    assert pair.source.code == "evicted"
-    assert Verb.ABORT in pair.verbs(Verb.ABORT)
-    assert pair.destination is not None
-    assert pair.destination.state is DestinationState.ABORTED
 
 
 @pytest.mark.parametrize(("column", "position"), [("suspended", "suspended"), *IN_DOUBT])

@@ -10,7 +10,6 @@ And of our own:
 
     an instance decoded to its end what no frontend read
     a request moved on before its source knew that it had arrived
-    the same, but only of moves that make room: those began without the check of all others
 """
 
 import re
@@ -19,8 +18,6 @@ from typing import Any
 
 import pytest
 
-from controller.core.emptying.relief import HelpReason
-from controller.core.emptying.relieving import BeginMove, MoveBegan, MoveRefused
 from controller.core.migration import destination, source
 from controller.core.migration.destination import DestinationMove, DestinationState
 from controller.core.migration.protocol import Rule, StageLost
@@ -32,7 +29,6 @@ from tools.fault_histories.simulation import HistoryError, run_seed
 pytestmark = pytest.mark.long
 
 MAX_SEEDS = 1000
-HELP_REASONS = frozenset(HelpReason)
 PutBack = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -84,20 +80,6 @@ def _moves_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Instance, "_moving_ids", Instance.leaving_ids)
 
 
-def _room_moves_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relief, drains and moves by hand ask as they do."""
-    begin_chosen = Instance._begin_chosen
-
-    def begin(here: Instance, begin: BeginMove) -> MoveBegan | MoveRefused:
-        with monkeypatch.context() as patch:
-            if begin.reason in HELP_REASONS and begin.candidate.request_id in here.live:
-                patch.setattr(Instance, "refusal", lambda *_: None)
-            return begin_chosen(here, begin)
-
-    monkeypatch.setattr(Instance, "_begin_chosen", begin)
-    monkeypatch.setattr(Instance, "_moving_ids", Instance.leaving_ids)
-
-
 DEFECTS: dict[str, tuple[PutBack, str, int]] = {
     "commit_timeout_resumes_at_once": (
         _resumes_without_asking,
@@ -122,11 +104,6 @@ DEFECTS: dict[str, tuple[PutBack, str, int]] = {
     "unread_goes_on": (_unread_goes_on, "nobody reads it", 14),
     "moves_on_at_once": (
         _moves_on_at_once,
-        "tokens of two owners are mixed|has two owners",
-        125,
-    ),
-    "room_moves_ask_nobody": (
-        _room_moves_ask_nobody,
         "tokens of two owners are mixed|has two owners",
         125,
     ),

@@ -231,120 +231,83 @@ def test_freeness_of_a_draining_source_is_no_number() -> None:
 # -- refusals, one by one ---------------------------------------------------------------------
 
 
+def tight(source: Sequence[Candidate] = FULL, there: int = 0, **more: Any) -> ReliefView:
+    destination = [running("w", there)] if there else []
+    return view_of(source, destination, **{"config": TIGHT, **more})
+
+
 def packed(max_num_running: int, *sent: Candidate) -> ReliefView:
     """The destination runs one request already, and has so many places."""
-    view = view_of(FULL, [running("w", 1)], config=TIGHT)
+    view = tight(there=1)
     destination = replace(view.destination, max_num_running=max_num_running)
     return replace(view, destination=destination, sent=sent)
 
 
-def tight(source: Sequence[Candidate] = FULL, there_blocks: int = 0, **more: Any) -> ReliefView:
-    there = [running("w", there_blocks)] if there_blocks else []
-    return view_of(source, there, **{"config": TIGHT, **more})
-
-
-ROOM = tight(there_blocks=80, config=UNGUARDED)
-SIX = tuple(("c", ago_s) for ago_s in (1.0, 11.0, 21.0, 31.0, 41.0, 59.9))
-HEADROOM_THERE = view_of(FULL, [running("high", 60, rank=1)], config=TIGHT)
-TARGET_OF_1200 = (DEFAULT_LEVELS[0], Level("high", 1, target_load_tokens=1200))
-RELIEF_S = 320 / 3 * STEP_TIME_S
-"""20 blocks free 320 tokens: a batch of 3 lives on them for 107 steps, 2.1 s."""
-
-
-@pytest.mark.parametrize(
-    ("code", "view", "numbers", "goes"),
-    [
-        (
-            MoveRefusal.NO_BLOCKS,
-            tight(there_blocks=81, config=UNGUARDED),
-            {
-                "needed_blocks": 20,
-                "destination_free_blocks": 19,
-                "destination_num_running": 1,
-                "destination_max_num_running": 0,
-            },
-            ROOM,
-        ),
-        (
-            MoveRefusal.NO_BLOCKS,
-            replace(ROOM, destination=replace(ROOM.destination, watermark_blocks=1)),
-            {"destination_free_blocks": 19},
-            ROOM,
-        ),
-        (MoveRefusal.NO_SLOT, packed(1), {"destination_max_num_running": 1}, packed(2)),
-        (MoveRefusal.NO_SLOT, packed(2, running("other", 1)), {}, packed(2)),
-        (
-            ReliefRefusal.MOVED_LATELY,
-            tight(full(moves=(("b", 9.5), ("c", 2.0)))),  # nor by a way round
-            {"left_ago_s": 9.5, "not_back_s": 10},
-            tight(full(moves=(("c", 9.5), ("b", 10.0)))),
-        ),
-        (
-            ReliefRefusal.MOVES_OFTEN,
-            tight(full(moves=SIX)),
-            {"num_moves_last_minute": 6, "max_moves_per_minute": 6},
-            tight(full(moves=(*SIX[:5], ("c", 60.0)))),
-        ),
-        (
-            ReliefRefusal.ENDS_FIRST,  # 20 blocks take 20 ms to copy, as long as a step
-            tight(full(num_tokens_left=2)),
-            {"left_s": 0.04, "expected_copy_time_s": 0.02, "step_time_s": 0.02},
-            tight(full(num_tokens_left=3)),
-        ),
-        (
-            ReliefRefusal.ENDS_FIRST,
-            view_of(full(num_tokens_left=2), draining=True),
-            {},
-            view_of(full(num_tokens_left=3), draining=True),
-        ),
-        (
-            ReliefRefusal.WOULD_OVERLOAD,  # 20 blocks more leave 10 for two: 80 steps
-            tight(there_blocks=70),
-            {"destination_freeness_after_steps": 80, "destination_least_steps": 96},
-            tight(there_blocks=68),
-        ),
-        (
-            ReliefRefusal.WOULD_OVERLOAD,
-            replace(tight(there_blocks=48), sent=(running("other", 20),)),
-            {},
-            tight(there_blocks=48),
-        ),
-        (
-            ReliefRefusal.WOULD_OVERLOAD,
-            replace(HEADROOM_THERE, levels=TARGET_OF_1200),
-            {"destination_freeness_after_steps": 16 * (75 - 80) / 2},
-            HEADROOM_THERE,  # the target load is all of it: no headroom
-        ),
-        (
-            ReliefRefusal.COSTS_MORE,
-            tight(bytes_per_s=20_000_000 / 2.14),
-            {
-                "expected_copy_time_s": 2.14,
-                "gain_s": RELIEF_S,
-                "relief_s": RELIEF_S,
-                "head_wait_s": 0,
-                "destination_loss_s": 0,
-            },
-            tight(bytes_per_s=20_000_000 / 2.13),
-        ),
-        (ReliefRefusal.COSTS_MORE, tight(full(num_freed_blocks=0)), {"relief_s": 0}, tight()),
-        ("in_prefill", tight(full(refusal="in_prefill")), {}, tight()),
-    ],
-)
-def test_a_refusal_says_its_figures_and_the_next_in_turn_is_tried(
-    code: str, view: ReliefView, numbers: dict[str, float], goes: ReliefView
-) -> None:
-    """`goes` has just enough of what `view` lacks for `y`."""
+def refuses(code: str, view: ReliefView, goes: ReliefView, **figures: float) -> None:
+    """`view` refuses `y` with these figures; `goes` has just enough of what it lacks."""
     decision = next_move(view)
     assert code in REASONS
     assert codes(decision).get("y") == code
     (said,) = [each.numbers for each in decision.refused if each.request_id == "y"]
-    assert {name: said[name] for name in numbers} == pytest.approx(numbers)
-    assert "y" not in codes(next_move(goes))
+    assert {name: said[name] for name in figures} == pytest.approx(figures)
+    assert "y" not in codes(next_move(goes)), code
+
+
+def test_no_room() -> None:
+    room = tight(there=80, config=UNGUARDED)
+    full_there = tight(there=81, config=UNGUARDED)
+    marked = replace(room, destination=replace(room.destination, watermark_blocks=1))
+    refuses("no_blocks", full_there, room, needed_blocks=20, destination_free_blocks=19)
+    refuses("no_blocks", marked, room, destination_free_blocks=19)
+    refuses("no_slot", packed(1), packed(2), destination_max_num_running=1)
+    refuses("no_slot", packed(2, running("other", 1)), packed(2))
+
+
+def test_moved_lately_or_often() -> None:
+    """Nor by a way round: it was at `c` since."""
+    round_about, fine = full(moves=(("b", 9.5), ("c", 2.0))), full(moves=(("c", 9.5), ("b", 10.0)))
+    refuses("moved_lately", tight(round_about), tight(fine), left_ago_s=9.5, not_back_s=10)
+    six = tuple(("c", ago_s) for ago_s in (1.0, 11.0, 21.0, 31.0, 41.0, 59.9))
+    older = tight(full(moves=(*six[:5], ("c", 60.0))))
+    often = {"num_moves_last_minute": 6, "max_moves_per_minute": 6}
+    refuses("moves_often", tight(full(moves=six)), older, **often)
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_ends_first(draining: bool) -> None:
+    """20 blocks take 20 ms to copy, as long as a step: with 2 tokens left it is over by then."""
+    ends, lasts = (tight(full(num_tokens_left=left), draining=draining) for left in (2, 3))
+    figures = {"left_s": 0.04, "expected_copy_time_s": 0.02, "step_time_s": 0.02}
+    refuses("ends_first", ends, lasts, **figures)
+
+
+def test_would_overload() -> None:
+    """At the destination 20 blocks more leave 10 for two: 80 steps, less than 96. What is on its
+    way counts, and so does the headroom there."""
+    figures = {"destination_freeness_after_steps": 80, "destination_least_steps": 96}
+    refuses("would_overload", tight(there=70), tight(there=68), **figures)
+    view = tight(there=48)
+    refuses("would_overload", replace(view, sent=(running("other", 20),)), view)
+    high = view_of(FULL, [running("high", 60, rank=1)], config=TIGHT)
+    levels = (DEFAULT_LEVELS[0], Level("high", 1, target_load_tokens=1200))
+    after_steps = 16 * (75 - 80) / 2
+    with_headroom = replace(high, levels=levels)
+    refuses("would_overload", with_headroom, high, destination_freeness_after_steps=after_steps)
+
+
+def test_costs_more() -> None:
+    """20 blocks free 320 tokens: a batch of 3 lives on them for 107 steps, 2.1 s."""
+    slow, quick = (tight(bytes_per_s=20_000_000 / seconds) for seconds in (2.14, 2.13))
+    relief = {"gain_s": 320 / 3 * STEP_TIME_S, "relief_s": 320 / 3 * STEP_TIME_S}
+    nothing = {"head_wait_s": 0, "destination_loss_s": 0}
+    refuses("costs_more", slow, quick, expected_copy_time_s=2.14, **relief, **nothing)
+    refuses("costs_more", tight(full(num_freed_blocks=0)), tight(), relief_s=0)  # all is shared
 
 
 def test_a_request_that_cannot_move_lets_the_next_one_go() -> None:
-    assert next_move(tight(full(refusal="in_prefill"))).chosen == FULL[0]
+    view = tight(full(refusal="in_prefill"))
+    refuses("in_prefill", view, tight())
+    assert next_move(view).chosen == FULL[0]
 
 
 @pytest.mark.parametrize(
