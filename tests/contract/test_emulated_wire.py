@@ -16,10 +16,6 @@ from vllm.v1.metrics import stats as vllm_stats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from controller.adapters.emulated import emulated_request as wire
-from controller.adapters.emulated.emulated_engine import EmulatedEngine
-from controller.api import token_sequence
-from controller.model.profile import ModelConfig, load_profile
-from tools.emulated_answers import first_wrong
 
 EOS = 1
 
@@ -181,38 +177,6 @@ def test_outputs_arrive_as_they_were_sent() -> None:
         scheduler_stats=stats,
         timestamp=17.25,
     )
-
-
-def test_the_engine_answers_vllm_s_own_requests() -> None:
-    profile = load_profile("a10-llama-7b")
-    engine = EmulatedEngine(
-        profile, ModelConfig.of(profile), 1.0, lambda detail: None, sleep=lambda duration_s: None
-    )
-    sent = {
-        asked.request_id: asked
-        for asked in [
-            request("until it ends", sampling={"max_tokens": 1000}),
-            request("bounded", sampling={"max_tokens": 7, "ignore_eos": True}),
-            *children(2, max_tokens=3),
-        ]
-    }
-    for asked in sent.values():
-        engine.add(engine.prepare(MsgpackEncoder().encode(asked), 0))
-    decoder = MsgpackDecoder(EngineCoreOutputs)
-    tokens: dict[str, list[int]] = {request_id: [] for request_id in sent}
-    reasons: dict[str, Any] = {}
-    while engine.has_work():
-        for step in engine.step():
-            for output in decoder.decode(engine.encode(step.body)).outputs:
-                tokens[output.request_id] += output.new_token_ids
-                if output.finished:
-                    reasons[output.request_id] = str(output.finish_reason)
-    for request_id, asked in sent.items():
-        prompt = asked.prompt_token_ids
-        assert first_wrong(token_sequence.start(prompt), tokens[request_id]) is None
-        assert reasons[request_id] == ("stop" if request_id == "until it ends" else "length")
-    natural = token_sequence.natural_length(sent["until it ends"].prompt_token_ids)
-    assert [len(found) for found in tokens.values()] == [natural, 7, 3, 3]
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93\x01\x02\x03", msgspec.msgpack.encode("x")])

@@ -495,31 +495,24 @@ async def longest_turn() -> AsyncIterator[list[float]]:
 
 async def a_failure_in_mid_stream(bed: Bed) -> None:
     """Anthropic's clients recognise an error by its event."""
-    for path, what, kind in (
-        (TEXT, {"prompt": "one", "ignore_eos": True}, "ServiceUnavailableError"),
-        ("/v1/messages", {"messages": USER}, "overloaded_error"),
-    ):
-        async with gated(bed) as (_, http):
-            body = {"model": "embedded", "max_tokens": 450, "stream": True} | what
-            asking = asyncio.create_task(http.post(path, json=body))
-            while not bed.router.live:
-                await asyncio.sleep(0.001)
-            (request_id,) = bed.router.live
-            while bed.llm.output_processor.request_states[request_id].is_prefilling:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0)  # what came with the first token is on its way
-            why = "i-0 died; " + "x" * 9000
-            bed.llm.fail(request_id, GracefulHTTPError(why, HTTPStatus.SERVICE_UNAVAILABLE))
-            events = (await asking).text.split("\n\n")[:-1]
-        if path == TEXT:
-            assert events.pop() == "data: [DONE]"
-        *chunks, error = events
-        assert chunks
-        assert len(error) < 8192
-        assert error.startswith("event: error\n") == (path != TEXT)
-        found = json.loads(error.partition("data: ")[2])["error"]
-        assert (found["type"], found["code"]) == (kind, 503)
-        assert found["message"].startswith("i-0 died")
+    body = {"model": "embedded", "max_tokens": 450, "stream": True, "messages": USER}
+    async with gated(bed) as (_, http):
+        asking = asyncio.create_task(http.post("/v1/messages", json=body))
+        while not bed.router.live:
+            await asyncio.sleep(0.001)
+        (request_id,) = bed.router.live
+        while bed.llm.output_processor.request_states[request_id].is_prefilling:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)  # what came with the first token is on its way
+        why = "i-0 died; " + "x" * 9000
+        bed.llm.fail(request_id, GracefulHTTPError(why, HTTPStatus.SERVICE_UNAVAILABLE))
+        *chunks, error = (await asking).text.split("\n\n")[:-1]
+    assert chunks
+    assert len(error) < 8192
+    assert error.startswith("event: error\n")
+    found = json.loads(error.partition("data: ")[2])["error"]
+    assert (found["type"], found["code"]) == ("overloaded_error", 503)
+    assert found["message"].startswith("i-0 died")
 
 
 async def a_refusal_in_a_stream_is_one_line_in_the_log(bed: Bed) -> None:

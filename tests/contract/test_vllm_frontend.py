@@ -326,7 +326,6 @@ async def test_the_app_serves(engine: VllmEngine, engine_args: dict[str, Any]) -
             stop_strings,
             a_stream_that_is_held,
             a_client_that_leaves,
-            a_client_that_leaves_before_all_choices_are_dispatched,
             unserved_paths,
         ):
             await asyncio.wait_for(scenario(bed), 30.0)
@@ -500,27 +499,22 @@ async def read(bed: Bed, **sampling: Any) -> None:
 
 
 async def a_client_that_leaves(bed: Bed) -> None:
-    reading = asyncio.create_task(read(bed))
-    while not bed.router.live:
-        await asyncio.sleep(0.001)
-    request_id = next(iter(bed.router.live))
-    reading.cancel()
-    await asyncio.wait({reading})
-    assert bed.router.aborted[-1] == request_id
-    assert bed.router.outcomes[-1] == (RequestState.ABORTED, "the client left")
-    assert bed.router.arrivals[-1][1:] == ("client-s-id", None)
-
-
-async def a_client_that_leaves_before_all_choices_are_dispatched(bed: Bed) -> None:
-    bed.router.holds_after = 1
-    num_before = len(bed.router.outcomes)
-    reading = asyncio.create_task(read(bed, n=2))
-    while not (bed.router.live and bed.router.arrivals[-1][0].startswith("1_")):
-        await asyncio.sleep(0.001)
-    reading.cancel()
-    await asyncio.wait({reading})
+    """Also before all choices are dispatched."""
+    for what, holds_after in (({}, None), ({"n": 2}, 1)):
+        bed.router.holds_after = holds_after
+        num_before, num_arrived = len(bed.router.outcomes), len(bed.router.arrivals)
+        reading = asyncio.create_task(read(bed, **what))
+        while not bed.router.live or len(bed.router.arrivals) < num_arrived + what.get("n", 1):
+            await asyncio.sleep(0.001)
+        request_id = next(iter(bed.router.live))
+        reading.cancel()
+        await asyncio.wait({reading})
+        assert request_id in bed.router.aborted
+        assert set(bed.router.outcomes[num_before:]) == {(RequestState.ABORTED, "the client left")}
+        assert {client_id for _, client_id, _ in bed.router.arrivals[num_arrived:]} == {
+            "client-s-id"
+        }
     bed.router.holds_after = None
-    assert set(bed.router.outcomes[num_before:]) == {(RequestState.ABORTED, "the client left")}
 
 
 async def unserved_paths(bed: Bed) -> None:

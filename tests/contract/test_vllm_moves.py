@@ -288,8 +288,13 @@ def suspended(readers: Readers) -> SuspendedRequest:
     return found
 
 
-def test_no_commit_waits_for_a_grammar(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiled", ["reserved", "extended", "committed"])
+def test_a_grammar_takes_each_output_once_and_no_commit_waits_for_it(
+    readers: Readers, monkeypatch: pytest.MonkeyPatch, compiled: str
+) -> None:
+    """It is compiled before the request is reserved, extended or committed."""
     here, there = readers.engines
+    alone = unmoved(readers, "r", **KINDS["JSON schema"])
     manager = there._core.structured_output_manager
     create, may_compile = manager._create_grammar, threading.Event()
 
@@ -301,42 +306,32 @@ def test_no_commit_waits_for_a_grammar(readers: Readers, monkeypatch: pytest.Mon
     prepared = prepared_there(readers)
     compiling = there.moves.compiling(prepared)
     assert compiling is not None
-    assert isinstance(there.moves.reserve(prepared, here.moves.outputs("r"), 2), ReservedBlocks)
-    cut = suspended(readers)
-    with pytest.raises(ValueError, match="not compiled here yet"):
-        there.moves.commit("r", cut.state)
-    may_compile.set()
-    compiling.result(60)
-    there.moves.commit("r", cut.state)
-    here.moves.release("r")
-    readers.at["r"] = there
-    readers.finish()
-    assert readers.told["r"].finish_reason is not None
 
+    def before(step: str) -> None:
+        if step == compiled:
+            may_compile.set()
+            compiling.result(60)
 
-@pytest.mark.parametrize("compiled", ["when reserved", "when extended"])
-def test_a_grammar_takes_each_output_once(readers: Readers, compiled: str) -> None:
-    here, there = readers.engines
-    alone = unmoved(readers, "r", **KINDS["JSON schema"])
-    prepared = prepared_there(readers)
-    grammar = prepared.structured_output_request._grammar
-    if compiled == "when reserved":
-        grammar.exception()
-    outputs = here.moves.outputs("r")
-    first = there.moves.reserve(prepared, outputs[:3], 1)
+    before("reserved")
+    first = there.moves.reserve(prepared, here.moves.outputs("r")[:3], 1)
     assert isinstance(first, ReservedBlocks)
-    if compiled == "when extended":
-        grammar.exception()
+    before("extended")
     reserved = there.moves.extend("r", 2)
     assert reserved is not None
-    assert prepared.structured_output_request.grammar.num_processed_tokens == 3
     cut = suspended(readers)
+    if compiled == "committed":
+        with pytest.raises(ValueError, match="not compiled here yet"):
+            there.moves.commit("r", cut.state)
+        before("committed")
+    else:
+        assert prepared.structured_output_request.grammar.num_processed_tokens == 3
     frm, to = here.moves.blocks, there.moves.blocks
     buffer = to.buffer(2)
     to.writable(buffer, 2)[:] = frm.gather(cut.block_ids, frm.buffer(2))
     to.scatter(reserved.block_ids, buffer)
     there.moves.commit("r", cut.state)
     here.moves.release("r")
+    readers.at["r"] = there
     assert readers.finish()["r"] == alone.tokens
 
 

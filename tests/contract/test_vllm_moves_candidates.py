@@ -37,16 +37,9 @@ def test_running_ones(engine: VllmEngine, readers: Readers) -> None:
     assert candidates(engine)["r"].num_freed_blocks == 3, "what is pinned is its own"
     engine.moves.unpin("r")
     found = candidates(engine)
-    assert found["r"] == Candidate(
-        "r",
-        rank=1,
-        num_tokens=72,
-        num_blocks=3,
-        num_freed_blocks=3,
-        queued=False,
-        arrival_time_s=5.0,
-        num_tokens_left=98,
-    )
+    blocks = {"num_blocks": 3, "num_freed_blocks": 3}
+    expected = Candidate("r", 1, 72, **blocks, queued=False, arrival_time_s=5.0, num_tokens_left=98)
+    assert found["r"] == expected
     assert found["long"].facts.in_prefill
     assert found["long"].num_tokens_left == 512 - 400, "the model's limit comes first"
     readers.finish()
@@ -58,17 +51,9 @@ def test_queued_and_evicted_ones(engine: VllmEngine, readers: Readers) -> None:
     evict(engine, "r")
     readers.add("new", num_prompt_tokens=40, max_tokens=60, rank=1, arrival_s=2.0)
     found = candidates(engine)
-    assert found["r"] == Candidate(
-        "r",
-        rank=0,
-        num_tokens=45,
-        num_blocks=0,
-        num_freed_blocks=0,
-        queued=True,
-        evicted=True,
-        arrival_time_s=1.0,
-        num_tokens_left=55,
-    )
+    waits = {"queued": True, "evicted": True}
+    expected = Candidate("r", 0, 45, 0, 0, **waits, arrival_time_s=1.0, num_tokens_left=55)
+    assert found["r"] == expected
     assert (found["new"].queued, found["new"].evicted, found["new"].rank) == (True, False, 1)
     assert engine.moves.suspend("new") is not None
     assert candidates(engine)["new"].facts.leaving, "and it still is one"
@@ -94,13 +79,7 @@ def test_what_goes_is_free_but_for_what_is_shared(engine: VllmEngine, readers: R
         engine.moves.release(leaving)
         assert num_free(engine) == before + expected
     assert num_free(engine) == NUM_BLOCKS
-
-
-def test_one_that_arrives_is_none_yet(engine: VllmEngine, readers: Readers) -> None:
-    readers.add("r", num_prompt_tokens=40, max_tokens=20)
-    readers.run("r", 2)
-    assert engine.moves.suspend("r") is not None
-    engine.moves.release("r")
-    engine.moves.reserve(engine.prepare(readers.messages["r"], 0), readers.told["r"].tokens, 2)
-    assert engine.moves.candidates() == []
-    engine.moves.cancel("r")
+    again = engine.prepare(readers.messages["a"], 0)
+    engine.moves.reserve(again, readers.told["a"].tokens, 4)
+    assert engine.moves.candidates() == [], "one that arrives is none yet"
+    engine.moves.cancel("a")

@@ -185,31 +185,23 @@ def test_what_is_not_taken(engine: VllmEngine, model_path: Path, readers: Reader
     assert engine.moves.reserve(prepared, [], 1) == MoveRefusal.STREAMED_PROMPT
 
 
-def test_reserved_blocks_are_not_wiped_and_those_not_copied_are(
+def test_reserved_blocks_are_neither_wiped_nor_offered_to_the_prefix_cache(
     engine: VllmEngine, readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For caches that vLLM wipes before use (mixed precision)."""
+    """At the commit the full ones are offered, and those that were not copied are wiped (in caches
+    of mixed precision)."""
     manager = engine._kv.coordinator.single_type_managers[0]
     monkeypatch.setattr(manager, "_record_new_block_ids", True)
-    cut = suspended(readers, 24)  # 63 tokens computed; the 64th comes next
-    expect(engine, readers, outputs=readers.told["r"].tokens)
+    cut = suspended(readers, 30)  # 69 tokens computed
+    expect(engine, readers, 3, readers.told["r"].tokens)
     found = engine.moves.extend("r", 4)
     assert isinstance(found, ReservedBlocks)
-    assert manager.new_block_ids == []
-    engine.moves.commit("r", cut.state)
-    assert manager.new_block_ids == list(found.block_ids[2:])
-    readers.finish()
-
-
-def test_blocks_are_offered_to_the_prefix_cache_at_the_commit_only(
-    engine: VllmEngine, readers: Readers
-) -> None:
-    cut = suspended(readers, 30)
-    found = expect(engine, readers, 3, readers.told["r"].tokens)
     held = [engine._pool.blocks[block_id] for block_id in found.block_ids]
-    assert [block.block_hash for block in held] == [None] * 3
+    assert manager.new_block_ids == []
+    assert [block.block_hash for block in held] == [None] * 4
     engine.moves.commit("r", cut.state)
-    assert [block.block_hash is not None for block in held] == [True, True, False]
+    assert manager.new_block_ids == list(found.block_ids[3:])
+    assert [block.block_hash is not None for block in held] == [True, True, False, False]
     readers.finish()
 
 

@@ -38,20 +38,15 @@ def test_sizes(engine: VllmEngine, model_path: Path) -> None:
 
 
 def test_a_trial_request_runs_to_its_length(engine: VllmEngine) -> None:
-    make = TrialRequests(engine.vocab_size)
-    engine.add(engine.prepare(make("r-1", 40, 30), 0))
+    engine.add(engine.prepare(TrialRequests(engine.vocab_size)("r-1", 40, 30), 0))
     (request,) = engine._scheduler.requests.values()
     assert request.num_prompt_tokens == 40
     assert all(0 < token < MAX_TRIAL_TOKEN_ID for token in request.prompt_token_ids)
-    reasons: list[Any] = []
-    num_tokens = 0
+    emitted: list[Any] = []
     while engine.has_work():
-        for output in engine.step():
-            for emitted in output.emitted:
-                num_tokens += emitted.num_tokens
-                reasons.append(emitted.finish_reason)
-    assert num_tokens == 30
-    assert reasons == [None] * 29 + ["length"]
+        emitted += [each for output in engine.step() for each in output.emitted]
+    assert sum(each.num_tokens for each in emitted) == 30
+    assert [each.finish_reason for each in emitted] == [None] * 29 + ["length"]
 
 
 def test_a_lone_prompt_is_cut_as_the_points_say(uncached_engine: VllmEngine) -> None:

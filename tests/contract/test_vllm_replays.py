@@ -41,32 +41,21 @@ def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["greedy", "seeded", "penalties"])
 def test_a_prefill_that_takes_several_steps(readers: Readers, kind: str) -> None:
-    """vLLM draws in each of the steps, and takes the draw back."""
+    """vLLM draws in each of the steps, and takes the draw back. A request that was replayed moves,
+    while it waits and then, and is replayed as any other."""
     here, there = readers.engines
     options = {"max_tokens": 30, "num_prompt_tokens": 2 * STEP_TOKENS + 5} | KINDS[kind]
     alone = unmoved(readers, "r", **options)
     readers.add("r", **options)
     readers.run("r", 11)
-    readers.replay("r", there)
+    readers.replay("r", here)
+    readers.move("r", there)
     readers.run("r", 20)
     evict(there, "r")
     readers.run("r", 24)
-    readers.replay("r", here)
-    assert readers.finish()["r"] == alone.tokens
-
-
-def test_one_replayed_moves_and_is_replayed_as_any_other(readers: Readers) -> None:
-    here, there = readers.engines
-    options = {"max_tokens": 60} | KINDS["penalties"]
-    alone = unmoved(readers, "r", **options)
-    readers.add("r", **options)
-    readers.run("r", 10)
+    readers.move("r", here, num_stages=1)
+    readers.run("r", 27)
     readers.replay("r", there)
-    readers.move("r", here)  # it waits yet
-    readers.run("r", 20)
-    readers.move("r", there, num_stages=1)
-    readers.run("r", 40)
-    readers.replay("r", here)
     assert readers.finish()["r"] == alone.tokens
 
 

@@ -26,10 +26,6 @@ def interleaved() -> list[Any]:
     return [cache.transpose(0, 1) for cache in caches]
 
 
-def half() -> list[Any]:
-    return [cache.to(torch.bfloat16) for cache in compact()]
-
-
 def eight_bits() -> list[Any]:
     """No whole words in a row."""
     caches = [torch.randn(NUM_BLOCKS, TOKENS, 5, device=DEVICE) for _ in range(2)]
@@ -47,7 +43,7 @@ def cuda_blocks(caches: list[Any]) -> CudaBlocks:
     return blocks
 
 
-@pytest.mark.parametrize("layout", [compact, interleaved, half, eight_bits])
+@pytest.mark.parametrize("layout", [compact, interleaved, eight_bits])
 def test_blocks_of_a_gpu_are_those_of_main_memory(layout: Callable[[], list[Any]]) -> None:
     """A source on a GPU and a destination in main memory, and the reverse, agree on every byte."""
     caches = layout()

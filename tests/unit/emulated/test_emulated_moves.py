@@ -124,7 +124,7 @@ class Bed:
             if isinstance(self.reserve(request_id, 0), MoveRefusal):
                 return False
             suspended = self.suspend(request_id)
-            assert suspended.block_ids == ()
+            assert suspended.block_ids == (), "it moves without a copy"
             self.hand_over(request_id, suspended)
             return True
         arrived = False
@@ -163,23 +163,6 @@ class Bed:
         self.moves(1 - at).commit(request_id, suspended.state)
         self.moves(at).release(request_id)
         self.owner[request_id] = 1 - at
-
-
-def test_a_waiting_request_moves_without_a_copy() -> None:
-    bed = Bed(max_num_running=1)
-    for at in (0, 1):
-        bed.add(f"first-{at}", prompt(at, 30), at, max_tokens=10)
-        bed.step(at)
-    bed.add("last", prompt(5, 30), 1, max_tokens=5, arrival_s=9.0)
-    bed.add("r", prompt(6, 30), 0, max_tokens=5, arrival_s=5.0)
-    assert bed.move("r")
-    assert bed.num_copied == 0
-    head = bed.engines[1].snapshot("", 0).queue_head
-    assert head.request_id == "r", "it arrived before the one that waits there"
-    bed.finish()
-    first = bed.outputs["r"][0]
-    assert [event.type for event in first.events or ()] == [wire.QUEUED, wire.SCHEDULED]
-    assert first.prefill_stats is not None
 
 
 def test_an_evicted_request_moves_with_its_outputs() -> None:
@@ -274,21 +257,6 @@ def test_an_aborted_request_leaves_nothing_but_its_pins() -> None:
     for operation in (bed.moves(0).release, bed.moves(0).resume, bed.moves(0).unpin):
         operation("suspended")
     bed.assert_nothing_left()
-
-
-def test_only_suspended_requests_are_no_work_and_no_emulated_time() -> None:
-    bed = Bed()
-    bed.add("r", prompt(0, 50), max_tokens=40)
-    bed.step(0)
-    engine = bed.engines[0]
-    engine.moves.suspend("r")
-    assert not engine.has_work()
-    before = engine.emulation
-    bed.clock.sleep(100.0)
-    engine.moves.resume("r")
-    bed.step(0)
-    waited_s = engine.emulation.wall_time_s - before.wall_time_s
-    assert waited_s == pytest.approx(engine.emulation.profile_time_s - before.profile_time_s)
 
 
 def test_a_state_that_is_none_or_outgrew_its_blocks_leaves_the_reservation() -> None:

@@ -9,7 +9,6 @@ import pytest
 from controller.adapters.emulated import emulated_request as wire
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api.token_sequence import start
-from controller.model.profile import ModelConfig
 from tests.unit.emulated.emulated_builders import (
     PROFILE,
     Clock,
@@ -77,20 +76,6 @@ def test_a_step_takes_the_time_of_the_profile(speed: float) -> None:
         engine.step()
         assert clock.now_s - began_s == pytest.approx(expected_s / speed)
     assert not engine.has_work()
-
-
-def test_real_steps_take_real_time() -> None:
-    """`llumctl bench` measures how well; this test only checks that the engine waits at all."""
-    told: list[str] = []
-    engine = EmulatedEngine(PROFILE, ModelConfig.of(PROFILE), 1.0, told.append)
-    assert told == ["emulating a10-llama-7b"]
-    add(engine, prompt=prompt(0, 50), max_tokens=1)
-    began_s = time.perf_counter()
-    finish(engine)
-    step_s = PROFILE.step_time_s([(50, 0)], 0, 0)
-    assert time.perf_counter() - began_s >= step_s
-    assert engine.emulation.profile_time_s == pytest.approx(step_s)
-    assert engine.emulation.wall_time_s >= step_s * (1 - 1e-9)
 
 
 def test_outputs_are_grouped_by_frontend() -> None:

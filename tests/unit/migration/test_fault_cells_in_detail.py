@@ -82,18 +82,6 @@ def test_the_late_words_of_a_dead_source_give_the_request_to_nobody() -> None:
     ownership.check()
 
 
-def test_the_late_words_of_a_dead_destination_give_it_nothing() -> None:
-    """What it sent comes when the frontend knows of its death: the source gets its fence."""
-    ownership: Ownership[str] = Ownership(SOURCE)
-    ownership.announce(DESTINATION, Epoch(0, 1))
-    assert ownership.lost(*DESTINATION.key) is Loss.NONE
-    assert not ownership.moved(DESTINATION, Epoch(0, 1), 0)
-    assert ownership.offer(DESTINATION, Epoch(0, 1), 0, 1, "0") is None
-    assert ownership.owner == SOURCE
-    assert ownership.fence(SOURCE, Epoch(0, 2)) is True
-    ownership.check()
-
-
 @pytest.mark.parametrize("position", POSITIONS["commit_unheard"])
 def test_the_destination_dies_in_doubt_and_the_frontend_decides(position: str) -> None:
     pair = at("commit_unheard", position)
@@ -143,9 +131,8 @@ def test_a_refusal_while_the_request_is_stopped_resumes_it() -> None:
     assert pair.outcome == RESUMED
 
 
-@pytest.mark.parametrize("position", ["sent", "lost_once"])
-def test_a_commit_asks_for_no_block(position: str) -> None:
-    pair = at("commit_unheard", position)
+def test_a_commit_asks_for_no_block() -> None:
+    pair = at("commit_unheard", "lost_once")
     pair.no_blocks_from_stage = 0
     before = len(pair.destination_did)
     pair.settle()

@@ -24,17 +24,12 @@ def test_a_move_announced_before_the_first_token_of_its_hop_is_not_forgotten() -
     ownership.check()
 
 
-def test_an_announcement_of_a_hop_that_is_over_says_nothing() -> None:
-    ownership = _ownership()
-    assert ownership.fence(A, Epoch(0, 2))
-    ownership.announce(B, Epoch(0, 1))
-    assert ownership.holders == [A]
-
-
 def test_a_fence_is_granted_once_and_again_and_not_to_one_whose_destination_was_heard() -> None:
     ownership = _ownership()
     assert ownership.fence(A, Epoch(0, 2))
     assert ownership.fence(A, Epoch(0, 2))
+    ownership.announce(B, Epoch(0, 1))
+    assert ownership.holders == [A], "that hop is over"
     assert not ownership.moved(B, Epoch(0, 1), 0)
     assert ownership.moved(B, Epoch(0, 3), 0)
     assert not ownership.fence(A, Epoch(0, 4))
@@ -126,18 +121,4 @@ def test_what_is_said_of_an_earlier_attempt_counts_for_nothing() -> None:
     assert ownership.owner == C
     assert ownership.lost(*B.key) is Loss.NONE
     assert ownership.lost(*C.key) is Loss.REQUEST
-    ownership.check()
-
-
-def test_a_replayed_request_moves_and_is_lost_as_any_other() -> None:
-    ownership = _ownership()
-    ownership.lost(*A.key)
-    ownership.replayed(B)
-    ownership.announce(C, Epoch(1, 1))
-    assert ownership.lost(*B.key) is Loss.ASK
-    assert ownership.to_ask == (C, Epoch(1, 1))
-    assert ownership.moved(C, Epoch(1, 1), 0)
-    assert ownership.lost(*C.key) is Loss.REQUEST
-    assert ownership.replayed(C) == Epoch(2, 0), "its connection broke, and it is chosen again"
-    assert ownership.fence(C, Epoch(2, 2))
     ownership.check()

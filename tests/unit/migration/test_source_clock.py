@@ -1,7 +1,6 @@
 """What the source waits for, for how long, and which side is at fault when it waited in vain."""
 
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 
@@ -9,7 +8,6 @@ from controller.core.migration.protocol import DEFAULT_TIMING
 from controller.core.migration.refusals import reason_of, why
 from controller.core.migration.source import (
     LIMIT_SLACK,
-    MoveCancelled,
     SourceClock,
     SourceState,
     TimedOut,
@@ -80,17 +78,6 @@ def test_a_last_copy_for_which_there_is_no_time_does_not_stop_the_request(
     assert pair.outcome == outcome
     if outcome == KEPT:
         assert (pair.source.code, pair.source.hop) == ("too_slow", 0)
-
-
-def test_once_nothing_is_to_be_said_of_a_move_that_is_over_nothing_happens_to_it() -> None:
-    """It is remembered for a minute, and looked at twenty times a second."""
-    pair = at("copying", "copying")
-    pair.tell_source(MoveCancelled("drain_cancelled"))
-    pair.run()
-    assert pair.source.state is SourceState.STAYED
-    with mock.patch.object(pair.source, "handle", wraps=pair.source.handle) as handled:
-        pair.pass_time(TIMING.lease_s + 1)
-    assert not handled.mock_calls
 
 
 def test_each_time_limit_of_a_move_ends_what_no_other_one_is_to_end_before() -> None:

@@ -87,14 +87,6 @@ def test_an_overloaded_instance_is_relieved_before_it_evicts() -> None:
     assert 0 < len(moved) <= 4, "no more than it takes"
 
 
-def test_a_long_prompt_that_fits_nowhere_gets_in_because_others_move() -> None:
-    """Each of four instances has 3,600 tokens free; a prompt of 6,000 comes."""
-    fragmented = [*placed(*[[(2000, 2000)] * 5] * 4), TraceRequest(10.0, 6000, 50)]
-    waited_s = [play(fragmented, 4, config).runs["r-20"].first_token_s for config in (STAY, MOVE)]
-    assert waited_s[0] > 20.0
-    assert waited_s[1] < 14.0
-
-
 # -- pairs between which nothing moves --------------------------------------------------------
 
 

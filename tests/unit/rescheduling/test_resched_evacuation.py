@@ -44,12 +44,6 @@ def test_of_a_rank_as_many_as_fit_leave_and_the_others_stay() -> None:
     assert (ids(found.in_turn), found.too_late) == (["a", "d"], {"b", "c"})
 
 
-def test_moves_under_way_take_their_share_of_the_link() -> None:
-    leaving = running("a", 6, outgoing=True)
-    found = evacuation([leaving, running("b", 4), running("c", 5)], LINK, 1.0 + MARGIN_S)
-    assert (ids(found.in_turn), found.too_late) == (["b"], {"c"})
-
-
 def test_one_that_ends_by_itself_goes_last() -> None:
     """With steps of 0.1 s, 20 tokens take 2 s."""
     ends = running("ends", 9, rank=5, num_tokens_left=20)

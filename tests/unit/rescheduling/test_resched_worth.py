@@ -109,14 +109,8 @@ def test_the_next_in_the_queue_takes_the_place_of_a_head_that_leaves() -> None:
     assert behind.num_queued_by_rank == {0: 2}
 
 
-def test_nobody_leaves_and_nobody_comes() -> None:
-    snapshot = instance(*BATCH)
-    assert without(snapshot, BATCH, {"somebody else"}) is snapshot
-    assert with_arrivals(snapshot, []) is snapshot
-    assert with_queued(snapshot, []) is snapshot
-
-
 def test_who_comes_runs_also_out_of_a_queue() -> None:
+    assert with_arrivals(instance(*BATCH), []) == instance(*BATCH)
     after = with_arrivals(instance(*BATCH), [running("h", 3, rank=1), queued("q", 7)])
     assert (after.num_free_blocks, after.num_running, after.num_queued) == (10, 4, 0)
     assert dict(after.num_running_by_rank) == {0: 3, 1: 1}
