@@ -135,7 +135,7 @@ def test_the_prefix_cache_spares_the_copy(readers: Readers) -> None:
     here._scheduler.reset_prefix_cache()
     unmoved(readers, "twin", prompt=prompt, max_tokens=2)
     free = here.snapshot("i-0", 1).num_free_blocks
-    salted = there.prepare(message("s", readers.model_path, prompt=prompt, cache_salt="mine"), 0)
+    salted = here.prepare(message("s", readers.model_path, prompt=prompt, cache_salt="mine"), 0)
     apart = here.moves.reserve(salted, [], 3)
     assert isinstance(apart, ReservedBlocks)
     assert apart.num_cached == 0

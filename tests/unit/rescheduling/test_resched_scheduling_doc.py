@@ -2,7 +2,7 @@
 and its defaults."""
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,14 +14,7 @@ from controller.core.load.freeness import batch_size, freeness, instance_virtual
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.refusals import ReliefRefusal
 from controller.core.settings import MigrationSettings
-from tests.unit.rescheduling.relief_builders import (
-    BLOCK_SIZE,
-    EASY,
-    instance,
-    queued,
-    running,
-    view_of,
-)
+from tests.unit.rescheduling.relief_builders import BLOCK_SIZE, EASY, queued, running, view_of
 
 TEXT = (Path(__file__).parents[3] / "docs" / "scheduling.md").read_text(encoding="utf-8")
 LEVELS = (Level("normal", 0), Level("high", 1, target_load_tokens=8 * BLOCK_SIZE))
@@ -50,16 +43,14 @@ def test_the_document_s_cases_of_figure_nine(case: str) -> None:
     assert len(rows) > 1
     for row, following in pairwise([*rows, ["nothing"]]):
         left, right = _requests(row[1]), _requests(row[5])
-        view = replace(
-            view_of(list(left.values()), list(right.values()), total_blocks=20, levels=LEVELS),
-            source=instance(*left.values(), total_blocks=20, draining=case == "drain"),
-        )
+        sides = {"total_blocks": 20, "draining": case == "drain", "levels": LEVELS}
+        view = view_of(list(left.values()), list(right.values()), **sides)
         assert [*_figures(view.source), *_figures(view.destination)] == row[2:5] + row[6:9], row
         name, _, what = following[0].partition(" ")
         decision = next_move(view)
         if name == "nothing":
-            sides = (view.source, view.destination)
-            loads = [InstanceLoad.of(s, LEVELS, may_send=True, may_receive=True) for s in sides]
+            both = (view.source, view.destination)
+            loads = [InstanceLoad.of(s, LEVELS, may_send=True, may_receive=True) for s in both]
             assert decision.chosen is None or not pair(loads, EASY)
             continue
         here, there = set(_requests(following[1])), set(_requests(following[5]))
