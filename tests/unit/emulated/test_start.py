@@ -33,29 +33,19 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    def set_available(gib: float) -> None:
-        monkeypatch.setattr(emulation, "available_bytes", lambda: int(gib * capacity.GIB))
-
-    return set_available
-
-
-@pytest.fixture
 def plan_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ClusterPlan]:
-    """The plan with this many visible GPUs. The model need not be built."""
-    folder = tmp_path / "model"
-    monkeypatch.setattr(
-        preflight, "resolve_model", lambda *_: (str(folder), folder / "config.json")
-    )
+    """The plan with 8 visible GPUs and much memory. The model need not be built."""
+    found = str(tmp_path / "model"), tmp_path / "model" / "config.json"
+    monkeypatch.setattr(preflight, "resolve_model", lambda *_: found)
     monkeypatch.setattr(preflight, "num_gpus", lambda: 8)
+    monkeypatch.setattr(emulation, "available_bytes", lambda: 64 * capacity.GIB)
 
-    def plan_of(**tables: Any) -> ClusterPlan:
-        ports = {"endpoint": {"port": free()}, "control": {"port": free()}}
-        cluster = {"engine": "emulated"} | tables.pop("cluster", {})
-        return up.make_plan(Settings.model_validate({"cluster": cluster, **ports, **tables}))
-
-    def free() -> int:
-        return preflight.free_port("127.0.0.1")
+    def plan_of(**emulated: Any) -> ClusterPlan:
+        ports = {
+            name: {"port": preflight.free_port("127.0.0.1")} for name in ("endpoint", "control")
+        }
+        tables = {"cluster": {"engine": "emulated"}, "emulated": emulated, **ports}
+        return up.make_plan(Settings.model_validate(tables))
 
     return plan_of
 
@@ -129,10 +119,10 @@ def test_a_profile_that_is_none_is_refused_before_the_start(tmp_path: Path) -> N
             emulation.profile_of(table)
 
 
-def test_memory_is_that_of_processes(memory: Callable[[float], None]) -> None:
-    memory(4.0)
+def test_memory_is_that_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulation, "available_bytes", lambda: 4 * capacity.GIB)
     emulation.check_memory(16, 1)
-    memory(2.5)
+    monkeypatch.setattr(emulation, "available_bytes", lambda: 2.5 * capacity.GIB)
     with pytest.raises(LlumctlError, match="16 emulated instances and 1 frontends") as caught:
         emulation.check_memory(16, 1)
     fits = int(caught.value.hint.rpartition(" ")[2])
@@ -141,10 +131,7 @@ def test_memory_is_that_of_processes(memory: Callable[[float], None]) -> None:
         emulation.check_memory(fits + 1, 1)
 
 
-def test_the_plan_asks_for_no_gpu(
-    plan_of: Callable[..., ClusterPlan], memory: Callable[[float], None]
-) -> None:
-    memory(64)
+def test_the_plan_asks_for_no_gpu(plan_of: Callable[..., ClusterPlan]) -> None:
     plan = plan_of()
     assert (plan.num_instances, plan.num_gpus_per_instance) == (4, 0)
     assert plan.profile == load_profile("a10-llama-7b")
@@ -156,12 +143,9 @@ def test_the_plan_asks_for_no_gpu(
     assert ClusterPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
-def test_the_plan_s_engine_is_as_the_settings_say(
-    plan_of: Callable[..., ClusterPlan], memory: Callable[[float], None]
-) -> None:
-    memory(64)
+def test_the_plan_s_engine_is_as_the_settings_say(plan_of: Callable[..., ClusterPlan]) -> None:
     table = {"num_blocks": 90, "mode": "prefill-first", "prefix_caching": False, "speed": 4.0}
-    plan = plan_of(emulated=table)
+    plan = plan_of(**table)
     assert plan.engine_args["enable_prefix_caching"] is False
     engine = roles._engine_factory(plan, AS_STARTED)(lambda detail: None)
     assert (engine.num_gpu_blocks, engine.max_model_len) == (91, 1440)

@@ -84,19 +84,6 @@ def test_what_a_move_was_chosen_by_and_what_became_of_it_have_names_of_their_own
     assert (numbers["request_tokens"], numbers["num_tokens"]) == (320, 330)
 
 
-def test_what_is_on_its_way_counts_once() -> None:
-    """Under way it is in both snapshots' future; at the destination's next status, in `sent` no
-    more; when the source has let it go, among the candidates no more."""
-    view = begun(view_of(FULL, config=TIGHT), FULL[1])
-    assert next_move(view) == Decision()
-    reported = replace(view, sent=(), destination=instance(FULL[1], instance_id="b"))
-    assert next_move(reported) == Decision()
-    gone = view_of([FULL[0], FULL[2]], [FULL[1]], config=TIGHT)
-    assert next_move(gone) == Decision()
-    failed = view_of(FULL, config=TIGHT)
-    assert next_move(failed).chosen == FULL[1], "it stayed: tried again"
-
-
 def test_the_lowest_rank_leaves_first() -> None:
     levels = (Level("low", -1), Level("normal", 0))
     source = [running("x", 5), running("y", 40, rank=-1), running("z", 50)]
