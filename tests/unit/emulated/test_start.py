@@ -122,7 +122,7 @@ def test_a_profile_that_is_none_is_refused_before_the_start(tmp_path: Path) -> N
 def test_memory_is_that_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulation, "available_bytes", lambda: 4 * capacity.GIB)
     emulation.check_memory(16, 1)
-    monkeypatch.setattr(emulation, "available_bytes", lambda: 2.5 * capacity.GIB)
+    monkeypatch.setattr(emulation, "available_bytes", lambda: 5 * capacity.GIB // 2)
     with pytest.raises(LlumctlError, match="16 emulated instances and 1 frontends") as caught:
         emulation.check_memory(16, 1)
     fits = int(caught.value.hint.rpartition(" ")[2])
