@@ -110,7 +110,7 @@ def _cells() -> Iterator[tuple[str, str, str, str]]:
                     yield fault, column, position, outcome
 
 
-@pytest.mark.parametrize(("fault", "column", "position", "outcome"), _cells())
+@pytest.mark.parametrize(("fault", "column", "position", "outcome"), list(_cells()))
 def test_what_comes_of_it(fault: str, column: str, position: str, outcome: str) -> None:
     pair = at(column, position)
     FAULTS[fault](pair)
