@@ -16,6 +16,8 @@ STEPS = [
     *["no blocks", "evicted", "rank", "cancelled", "client leaves"],
     *DEATHS,
 ]
+STAYS = (SourceState.STAYED, SourceState.RESUMED, SourceState.ENDED)
+"""The move is over and has no part in a change of the request's rank."""
 
 
 @given(st.data())
@@ -47,7 +49,7 @@ def test_whatever_happens_one_side_has_the_request_and_nothing_is_left(data: st.
                 pair.no_blocks_from_stage = 1
             case "evicted" if pair.at_source == "batch" and pair.source_alive:
                 pair.evict()
-            case "rank" if pair.source_alive:
+            case "rank" if pair.source_alive and pair.source.state not in STAYS:
                 rank += 1
                 pair.tell_source(src.PriorityChanged(rank))
             case "cancelled":
