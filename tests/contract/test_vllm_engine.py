@@ -3,6 +3,7 @@
 import inspect
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def test_the_latest_arrival_of_the_lowest_rank_is_evicted_first(
     engine: VllmEngine, add: Add
 ) -> None:
     """Admissions and evictions are told in the order in which they happen."""
-    before = look(engine).num_evictions
+    num_before = look(engine).num_evictions
     arrivals = [("late", 0, 3.0), ("high", 1, 4.0), ("early", 0, 1.0), ("middle", 0, 2.0)]
     for request_id, rank, arrival_s in arrivals:
         add(request_id, 4 * BLOCK_SIZE, max_tokens=120, rank=rank, arrival_s=arrival_s)
@@ -187,17 +188,17 @@ def test_the_latest_arrival_of_the_lowest_rank_is_evicted_first(
     while engine.has_work():
         engine.step()
         now = look(engine)
-        assert now.num_evictions - before == sum(r.num_preemptions for r in requests.values())
+        assert now.num_evictions - num_before == sum(r.num_preemptions for r in requests.values())
         if now.num_evicted_queued:
             assert now.queue_head is not None
             assert now.queue_head.evicted
             assert now.queue_head.demand_blocks > 4, "with the tokens made before"
     events = engine.take_events()
     assert engine.take_events() == []
-    times_s = [event.time_s for event in events]
-    assert [began_s, *times_s, time.time()] == sorted([began_s, *times_s, time.time()])
+    times_s = [began_s, *(event.time_s for event in events), time.time()]
+    assert all(later > before - 1e-3 for before, later in pairwise(times_s))
     evicted = [event.request_id for event in events if event.kind == "evicted"]
-    assert len(evicted) == look(engine).num_evictions - before > 0
+    assert len(evicted) == look(engine).num_evictions - num_before > 0
     assert list(dict.fromkeys(evicted)) == ["late", "middle"][: len(set(evicted))]
     for request_id in requests:
         kinds = [event.kind for event in events if event.request_id == request_id]

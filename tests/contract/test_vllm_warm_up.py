@@ -17,6 +17,7 @@ KINDS: dict[str, dict[str, Any]] = MOVED_KINDS | {
     "sampled": {"temperature": 0.8},
     "min-p": {"temperature": 0.8, "min_p": 0.1},
     "grammar": {"guided": {"grammar": 'root ::= "a" | "b"'}},
+    "minimum of tokens": {"min_tokens": 3, "stop_token_ids": [9]},
     "a long prompt": {"num_prompt_tokens": 400},
 }
 # A step of the second request takes some 10 ms; the compiler took 2.4 s and more. In CPU time of
