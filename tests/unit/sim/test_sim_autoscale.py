@@ -5,15 +5,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig
-from controller.sim.cluster import SimCluster
+from controller.core.settings import AutoscaleConfig, ReschedulingConfig
 from controller.sim.outcome import Outcome
 from controller.sim.setup import ClusterSetup, Fault, SimPolicy
-from tests.unit.sim.runs import A10, MOVE, SMALL, STAY, column, policy, requests, run
-from tests.unit.sim.test_sim_cluster import ROWS, check
+from tests.unit.sim.runs import A10, MOVE, STAY, column, policy, requests, run
 
 AT_ONCE = AutoscaleConfig(
     max_instances=4,
@@ -63,26 +59,20 @@ def test_one_more_costs_from_its_launch_and_serves_after_its_start() -> None:
     assert column(outcome, "ttft_s")[late] == pytest.approx(alone_s)
 
 
-def leaving(rescheduling: ReschedulingConfig) -> tuple[SimCluster, Outcome]:
+@pytest.mark.parametrize("moves", [True, False])
+def test_scale_in_moves_requests_away_or_waits_for_their_ends(moves: bool) -> None:
     """Two instances with one request each: one could go at once, the other keeps both."""
     rows = [(0.5, 100, 300), (0.6, 100, 300), (60.0, 10, 2)]
-    return run(ClusterSetup(A10, scaling(rescheduling=rescheduling), 2), requests(rows))
-
-
-def test_scale_in_moves_the_requests_away() -> None:
-    _, outcome = leaving(MOVE)
-    assert outcome.num_moved == 1
-    (gone_s,) = (time_s for time_s, num in instances_over_time(outcome) if num == 1)
-    assert gone_s <= 2.0
-    assert sum(column(outcome, "num_evictions")) == 0
-
-
-def test_scale_in_without_moves_waits_for_the_requests_to_end() -> None:
-    _, outcome = leaving(STAY)
-    assert outcome.num_moved == 0
+    scaled = scaling(rescheduling=MOVE if moves else STAY)
+    _, outcome = run(ClusterSetup(A10, scaled, 2), requests(rows))
     (gone_s,) = (time_s for time_s, num in instances_over_time(outcome) if num == 1)
     ended_s = [0.5 + column(outcome, "e2e_latency_s")[n] for n in range(2)]
-    assert min(ended_s) <= gone_s <= max(ended_s) + 1.0
+    assert outcome.num_moved == moves
+    assert sum(column(outcome, "num_evictions")) == 0
+    if moves:
+        assert gone_s <= 2.0
+    else:
+        assert min(ended_s) <= gone_s <= max(ended_s) + 1.0
 
 
 def test_one_that_drains_is_kept_when_the_load_comes_back() -> None:
@@ -107,71 +97,9 @@ def test_a_killed_one_is_replaced_below_the_minimum() -> None:
     assert [each.instance_id for each in cluster.instances.values() if each.alive] == ["i-1", "i-2"]
 
 
-def test_a_killed_one_that_was_leaving_goes_no_second_time() -> None:
-    setup = ClusterSetup(A10, scaling(rescheduling=STAY), 2, faults=(Fault(1.5, "kill", "i-0"),))
-    _, outcome = run(setup, requests([(0.5, 50, 200), (0.5, 50, 200), (9.0, 50, 10)]))
-    assert (outcome.num_failed, outcome.num_removed) == (1, 0)
-
-
 def test_requests_that_come_while_none_serves_wait_for_the_next_one() -> None:
     setup = ClusterSetup(A10, scaling(), 1, faults=(Fault(0.5, "kill", "i-0"),))
     _, outcome = run(setup, requests([(0.7, 50, 10)]))
     served_s = 1.0 + 2.5
     alone_s = A10.step_time_s([(50, 0)], 0, 0)
     assert column(outcome, "ttft_s") == [pytest.approx(served_s - 0.7 + alone_s)]
-
-
-CONFIGS = st.builds(
-    AutoscaleConfig,
-    up_below_steps=st.sampled_from([20.0, 60.0, 200.0]),
-    down_above_steps=st.sampled_from([200.0, 300.0, 500.0]),
-    min_instances=st.integers(1, 2),
-    max_instances=st.integers(3, 5),
-    max_added=st.integers(1, 4),
-    check_interval_s=st.sampled_from([0.2, 0.5]),
-    first_check_after_s=st.just(0.2),
-    up_persistence_s=st.sampled_from([0.0, 0.5]),
-    down_persistence_s=st.sampled_from([0.0, 0.5]),
-    cold_start_s=st.sampled_from([0.0, 0.3, 1.0]),
-)
-
-
-def run_and_check(setup: ClusterSetup, trace: object) -> Outcome:
-    """The cluster is looked at all the time."""
-    cluster = SimCluster(setup)
-    config = setup.policy.autoscale
-    assert config is not None
-
-    def look() -> None:
-        for instance in cluster.instances.values():
-            instance.between_steps(instance.engine.check)
-        num_alive = sum(each.alive for each in cluster.instances.values())
-        assert num_alive <= config.max_instances
-        assert setup.faults or num_alive >= config.min_instances
-        cluster.events.after(0.25, look)
-
-    cluster.events.at(0.0, look)
-    outcome = cluster.run(trace)  # type: ignore[arg-type]
-    cluster.events.run(lambda: cluster.events.now_s > outcome.duration_s + 5.0)
-    check(cluster)
-    return outcome
-
-
-@pytest.mark.long
-@settings(max_examples=60, deadline=None)
-@given(
-    trace=ROWS,
-    mode=st.sampled_from(["chunked", "prefill-first"]),
-    rescheduling=st.sampled_from([STAY, MOVE]),
-    holding=st.sampled_from([None, HoldingConfig()]),
-    config=CONFIGS,
-    faults=st.sampled_from([(), (Fault(1.0, "kill", "i-0"), Fault(1.2, "drain", "i-1"))]),
-)
-def test_every_request_ends_once_and_the_bounds_are_kept(
-    trace, mode, rescheduling, holding, config, faults
-) -> None:
-    changed = replace(scaling(config, rescheduling), holding=holding)
-    setup = ClusterSetup(SMALL, changed, 2, mode=mode, faults=faults)
-    outcome = run_and_check(setup, trace)
-    assert len(outcome.rows) + outcome.num_failed == len(trace.requests)
-    assert not outcome.num_failed or faults

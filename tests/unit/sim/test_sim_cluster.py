@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.core.settings import AutoscaleConfig, HoldingConfig
 from controller.sim.cluster import SimCluster
 from controller.sim.request_run import Gaps
 from controller.sim.setup import ClusterSetup, Fault
@@ -29,25 +30,60 @@ def check(cluster: SimCluster) -> None:
             assert status.num_running == status.num_queued == 0
 
 
+CONFIGS = st.builds(
+    AutoscaleConfig,
+    up_below_steps=st.sampled_from([20.0, 60.0, 200.0]),
+    down_above_steps=st.sampled_from([200.0, 300.0, 500.0]),
+    min_instances=st.integers(1, 2),
+    max_instances=st.integers(3, 5),
+    max_added=st.integers(1, 4),
+    check_interval_s=st.sampled_from([0.2, 0.5]),
+    first_check_after_s=st.just(0.2),
+    up_persistence_s=st.sampled_from([0.0, 0.5]),
+    down_persistence_s=st.sampled_from([0.0, 0.5]),
+    cold_start_s=st.sampled_from([0.0, 0.3, 1.0]),
+)
+LATE = st.builds(
+    HoldingConfig,
+    room_to_grow_tokens=st.sampled_from([32, 320]),
+    overtaking=st.booleans(),
+    making_room=st.booleans(),
+)
+
+
 @pytest.mark.long
-@settings(max_examples=60)
-@given(trace=ROWS, mode=st.sampled_from(["chunked", "prefill-first"]), moves=st.booleans())
-def test_every_request_ends_once_and_every_block_is_given_back(trace, mode, moves) -> None:
-    setup = ClusterSetup(SMALL, policy(MOVE if moves else STAY), 3, mode=mode)
-    cluster = SimCluster(setup)
+@settings(max_examples=150, deadline=None)
+@given(
+    trace=ROWS,
+    mode=st.sampled_from(["chunked", "prefill-first"]),
+    rescheduling=st.sampled_from([STAY, MOVE]),
+    holding=st.none() | LATE,
+    config=st.none() | CONFIGS,
+    faults=st.sampled_from([(), (Fault(1.0, "kill", "i-0"), Fault(1.2, "drain", "i-1"))]),
+)
+def test_every_request_ends_once_and_every_block_is_given_back(
+    trace, mode, rescheduling, holding, config, faults
+) -> None:
+    """The cluster is looked at all the time."""
+    changed = replace(policy(rescheduling), autoscale=config, holding=holding)
+    cluster = SimCluster(ClusterSetup(SMALL, changed, 3, mode=mode, faults=faults))
 
     def look() -> None:
         for instance in cluster.instances.values():
             instance.between_steps(instance.engine.check)
+        num_alive = sum(each.alive for each in cluster.instances.values())
+        if config is not None:
+            assert num_alive <= config.max_instances
+            assert faults or num_alive >= config.min_instances
         cluster.events.after(0.05, look)
 
     cluster.events.at(0.0, look)
     outcome = cluster.run(trace)
-    assert len(outcome.rows) == len(trace.requests)
-    assert outcome.num_failed == 0
+    assert len(outcome.rows) + outcome.num_failed == len(trace.requests)
+    assert faults or outcome.num_failed == 0
     cluster.events.run(lambda: cluster.events.now_s > outcome.duration_s + 5.0)
     check(cluster)
-    assert sum(column(outcome, "num_moves")) == outcome.num_moved
+    assert faults or sum(column(outcome, "num_moves")) == outcome.num_moved
     names = ("arrival_s", "ttft_s", "e2e_latency_s", "longest_pause_s")
     rows = zip(*(column(outcome, name) for name in names), strict=True)
     for arrival_s, ttft_s, e2e_s, pause_s in rows:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.sim.setup import ClusterSetup, SimPolicy
 from tests.unit.sim.runs import MOVE, SMALL, STAY, column, requests, run
-from tests.unit.sim.test_sim_cluster import ROWS
 
 
 def held_back(**parts: object) -> SimPolicy:
@@ -55,17 +54,6 @@ def test_no_stream_of_small_requests_starves_a_large_one(
     setup = ClusterSetup(FEW_BLOCKS, DEFAULTS, num_instances)
     _, outcome = run(setup, requests(sorted(rows)))
     assert column(outcome, "ttft_s")[column(outcome, "arrival_s").index(3.0)] < 12.0
-
-
-@pytest.mark.long
-@settings(max_examples=40)
-@given(trace=ROWS, overtaking=st.booleans(), making_room=st.booleans())
-def test_every_request_ends_once(trace, overtaking, making_room) -> None:
-    policy = held_back(overtaking=overtaking, making_room=making_room)
-    cluster, outcome = run(ClusterSetup(SMALL, policy, 3), trace)
-    assert len(outcome.rows) == len(trace.requests)
-    for instance in cluster.instances.values():
-        instance.engine.check()
 
 
 def test_what_fits_nowhere_goes_where_room_comes_up_first() -> None:

@@ -14,6 +14,7 @@ from controller.sim.outcome import Outcome
 from controller.sim.setup import ClusterSetup, Fault
 from controller.sim.sim_moves import SimMove
 from tests.unit.sim.runs import MOVE, SMALL, policy, requests
+from tests.unit.sim.test_sim_cluster import check
 
 
 def watched(cluster: SimCluster, rows, look: Callable[[], None]) -> Outcome:
@@ -49,12 +50,9 @@ def watched(cluster: SimCluster, rows, look: Callable[[], None]) -> Outcome:
 def check_end(cluster: SimCluster, outcome: Outcome, num_requests: int) -> None:
     assert len(outcome.rows) + outcome.num_failed == num_requests
     assert not cluster.links.under_way
+    check(cluster)
     for instance in cluster.instances.values():
         if instance.alive:
-            instance.engine.check()
-            status = instance.status()
-            assert not instance.runs
-            assert status.num_free_blocks == status.num_total_blocks
             assert not instance.moves.outgoing
             assert not instance.moves.incoming
 
@@ -150,45 +148,39 @@ def is_in(state: SourceState, there: DestinationState | None = None) -> When:
     return when
 
 
-@pytest.mark.parametrize("state", [SourceState.COPYING, SourceState.SUSPENDED])
-@pytest.mark.parametrize("end", ["source", "destination"])
-def test_before_commit_the_request_is_where_it_was(state: SourceState, end: str) -> None:
-    outcome, move = killed_when(is_in(state), end)
-    assert outcome.num_moved == 0
-    assert move.failure == f"{end}_died"
-    if end == "destination":
-        assert move.machine.state in (SourceState.STAYED, SourceState.RESUMED)
-        assert outcome.num_failed == 1
-    else:
-        assert outcome.num_failed == 2
-
-
-@pytest.mark.parametrize(
-    "there", [DestinationState.RECEIVING, DestinationState.HOLDING, DestinationState.APPLYING]
+COPYING, SUSPENDED = is_in(SourceState.COPYING), is_in(SourceState.SUSPENDED)
+RECEIVING, HOLDING, APPLYING, COMMITTED = (
+    is_in(SourceState.COMMITTING, there)
+    for there in (
+        DestinationState.RECEIVING,
+        DestinationState.HOLDING,
+        DestinationState.APPLYING,
+        DestinationState.COMMITTED,
+    )
 )
-def test_a_source_that_dies_after_commit_was_sent_has_given_the_request_away(
-    there: DestinationState,
+DEATHS = {
+    "while it is copied, of the source": (COPYING, "source", 0, 2),
+    "while it is suspended, of the source": (SUSPENDED, "source", 0, 2),
+    "while it is copied, of the destination": (COPYING, "destination", 0, 1),
+    "while it is suspended, of the destination": (SUSPENDED, "destination", 0, 1),
+    "of the source with its commit on the way": (RECEIVING, "source", 0, 2),
+    "of the source with its commit not yet taken": (HOLDING, "source", 0, 2),
+    "of the source with its commit taken": (APPLYING, "source", 1, 1),
+    "of the destination before its word is heard": (COMMITTED, "destination", 0, 1),
+    "of the destination afterwards": (is_in(SourceState.MIGRATED), "destination", 1, 2),
+}
+
+
+@pytest.mark.parametrize(("when", "end", "num_moved", "num_failed"), DEATHS.values(), ids=DEATHS)
+def test_after_a_death_the_request_is_at_one_end_or_lost_with_it(
+    when: When, end: str, num_moved: int, num_failed: int
 ) -> None:
-    outcome, move = killed_when(is_in(SourceState.COMMITTING, there), "source")
-    lives = there is DestinationState.APPLYING
-    assert bool(move.run.finished_s) is lives
-    assert outcome.num_moved == lives
-    assert outcome.num_failed == 2 - lives
-
-
-def test_a_destination_that_dies_before_its_word_is_heard_loses_nothing() -> None:
-    """It has the request, and the frontend has not heard of it: the source gets it back."""
-    when = is_in(SourceState.COMMITTING, DestinationState.COMMITTED)
-    outcome, move = killed_when(when, "destination")
-    assert move.machine.state is SourceState.RESUMED
-    assert move.run.finished_s
-    assert not move.run.moves
-    assert outcome.num_moved == 0
-    assert outcome.num_failed == 1
-
-
-def test_a_destination_that_dies_afterwards_takes_the_request_with_it() -> None:
-    outcome, move = killed_when(is_in(SourceState.MIGRATED), "destination")
-    assert outcome.num_moved == 1
-    assert outcome.num_failed == 2
-    assert not move.run.finished_s
+    """Until the frontend has heard of the destination, the source gets the request back."""
+    outcome, move = killed_when(when, end)
+    assert (outcome.num_moved, outcome.num_failed) == (num_moved, num_failed)
+    assert bool(move.run.finished_s) is (num_failed == 1)
+    if when in (COPYING, SUSPENDED):
+        assert move.failure == f"{end}_died"
+    if end == "destination" and not num_moved:
+        assert move.machine.state in (SourceState.STAYED, SourceState.RESUMED)
+        assert not move.run.moves

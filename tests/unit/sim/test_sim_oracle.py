@@ -133,7 +133,7 @@ def test_known_lengths_admit_only_what_fits_to_its_end(num_outputs, starts_at_on
     assert _rows(greedy)[2]["num_evictions"] > 0
 
 
-def test_a_bound_has_no_prefix_cache_no_faults_and_one_size() -> None:
+def test_what_a_bound_cannot_run_is_refused_before_the_run() -> None:
     setup = ClusterSetup(A10, policy(), 2)
     for each in (
         replace(setup, prefix_caching=True),
@@ -142,6 +142,8 @@ def test_a_bound_has_no_prefix_cache_no_faults_and_one_size() -> None:
     ):
         with pytest.raises(ValueError, match="neither a prefix cache, nor faults"):
             ORACLES["O1"](each)
+    with pytest.raises(ValueError, match="request r-1 has 1000 prompt tokens"):
+        _run("O1", [(0.0, 5, 5), (0.0, 1000, 5)], 4)
 
 
 @given(
@@ -169,16 +171,3 @@ def test_a_request_that_fills_an_instance_runs_alone(name: str) -> None:
     _, outcome = _run(name, [(0.0, 8000, 5617), (0.1, 16, 2)], profile=profile)
     large_s, small_s = _ends_s(outcome)
     assert small_s < large_s if name == "O1" else small_s > large_s
-
-
-@BOTH
-def test_the_same_trace_gives_the_same_outcome(name: str) -> None:
-    rows = [(n / 7, 1 + n * 37 % 300, 1 + n * 53 % 200) for n in range(100)]
-    first, second = (_run(name, rows, 3)[1] for _ in range(2))
-    assert first.rows.columns == second.rows.columns
-    assert first.sampled == second.sampled
-
-
-def test_a_request_larger_than_an_instance_is_refused_before_the_run() -> None:
-    with pytest.raises(ValueError, match="request r-1 has 1000 prompt tokens"):
-        _run("O1", [(0.0, 5, 5), (0.0, 1000, 5)], 4)

@@ -40,28 +40,16 @@ def _num_steps(cluster: SimCluster) -> list[int]:
 
 
 @pytest.mark.parametrize("name", list(SIM_POLICIES))
-def test_each_policy_serves_everybody_and_moves_if_it_says_so(name: str) -> None:
+def test_each_policy_serves_everybody_and_moves_and_knows_ranks_if_it_says_so(name: str) -> None:
     cluster, outcome = run(ClusterSetup(SMALL, sim_policy(name), 3), _trace(ranks=True))
     assert len(outcome.rows) == len(ROWS)
     assert (outcome.num_moved > 0) == (name in MOVING)
     assert min(_num_steps(cluster)) > 0
     assert sum(column(outcome, "rank")) == len(ROWS) / 5, "rows have the ranks that were sent"
-
-
-@pytest.mark.parametrize("name", list(SIM_POLICIES))
-def test_only_llumnix_and_what_is_built_on_it_know_ranks(name: str) -> None:
     setup = ClusterSetup(SMALL, sim_policy(name), 2)
     with_ranks, without = (run(setup, _trace(ranks=ranks))[1] for ranks in (True, False))
     same = column(with_ranks, "ttft_s") == column(without, "ttft_s")
     assert same == (name not in BY_RANK)
-
-
-@pytest.mark.parametrize(
-    ("name", "moving"), [("dispatch-only", "llumnix"), ("infaas++", "llumnix-base")]
-)
-def test_some_policies_are_others_without_moves(name: str, moving: str) -> None:
-    switched = with_settings(sim_policy(moving), {"migration.enabled": False})
-    assert replace(switched, name=name) == sim_policy(name)
 
 
 def test_a_session_stays_on_one_instance() -> None:
@@ -71,26 +59,22 @@ def test_a_session_stays_on_one_instance() -> None:
 
 
 @pytest.mark.parametrize("name", ["prefix-aware", "cache-aware", "llumnix+"])
-def test_prompts_go_where_their_beginning_is_cached(name: str) -> None:
+def test_prompts_go_where_their_beginning_is_cached_if_anything_is(name: str) -> None:
     """Of two long prompts, each a second time with 100 new tokens: only those are computed."""
     first = [TraceRequest(float(n), 1024, 1, prefix_hashes=(n, n + 10)) for n in (0, 1)]
     again = [TraceRequest(float(n + 2), 1124, 1, prefix_hashes=(n, n + 10, n + 20)) for n in (0, 1)]
     slack = {"holding.prefill_slack_tokens": 1000} if name == "llumnix+" else {}
-    policy = with_settings(sim_policy(name), slack)
-    setup = ClusterSetup(A10, policy, 2, prefix_caching=True)
+    setup = ClusterSetup(A10, with_settings(sim_policy(name), slack), 2, prefix_caching=True)
     _, outcome = run(setup, Trace("test", [*first, *again], 512))
     expected_s = A10.step_time_s([(100, 1024)], 0, 0)
     assert column(outcome, "ttft_s")[2:] == [pytest.approx(expected_s)] * 2
 
-
-@pytest.mark.parametrize("name", ["prefix-aware", "cache-aware", "llumnix+"])
-def test_prompts_that_begin_alike_share_nothing_where_engines_keep_nothing(name: str) -> None:
-    def ttfts(*hashes: int) -> list[float]:
+    def ttfts_without_a_cache(*hashes: int) -> list[float]:
         rows = [TraceRequest(n / 20, 512, 10, prefix_hashes=hashes) for n in range(20)]
         setup = ClusterSetup(A10, sim_policy(name), 3)
         return column(run(setup, Trace("test", rows, 512))[1], "ttft_s")
 
-    assert ttfts(7) == ttfts()
+    assert ttfts_without_a_cache(7) == ttfts_without_a_cache()
 
 
 def test_vllm_dp_goes_by_what_was_so_100_ms_ago() -> None:
@@ -131,22 +115,13 @@ def test_settings_by_their_live_names() -> None:
     assert policy.levels == (normal, replace(high, target_load_tokens=3200))
 
 
-def test_each_part_of_late_binding_can_be_switched_off() -> None:
+def test_late_binding_has_settings_and_comes_and_goes_with_the_dispatch_policy() -> None:
     plus = sim_policy("llumnix+")
-    parts = {"holding.overtaking": "off", "holding.making_room": False}
-    changed = with_settings(plus, parts | {"holding.evict_margin_steps": "0"})
-    assert changed.holding == HoldingConfig(
-        overtaking=False, making_room=False, evict_margin_steps=0.0
-    )
-    assert changed.rescheduling == plus.rescheduling
-    with pytest.raises(ValueError, match="reserved_share must be from 0 to 1"):
-        with_settings(plus, {"holding.reserved_share": "2"})
-
-
-def test_late_binding_comes_and_goes_with_the_dispatch_policy_as_in_the_live_cluster() -> None:
+    changed = with_settings(plus, {"holding.overtaking": "off", "holding.making_room": False})
+    assert changed.holding == HoldingConfig(overtaking=False, making_room=False)
     on = with_settings(sim_policy("llumnix"), {"scheduler.policy": "llumnix+"})
     assert (on.dispatch, on.holding) == ("llumnix+", HoldingConfig())
-    off = with_settings(sim_policy("llumnix+"), {"scheduler.policy": "llumnix"})
+    off = with_settings(plus, {"scheduler.policy": "llumnix"})
     assert (off.dispatch, off.holding) == ("llumnix", None)
 
 
@@ -164,17 +139,13 @@ def test_every_live_setting_of_moves_is_known_but_for_those_without_a_meaning_he
         ("migration.sourcebelow", 1, "did you mean migration.source_below_steps"),
         ("priority.top.target_load_tokens", 1, "no setting"),
         ("migration.guard", "maybe", "must be true or false"),
-        ("migration.guard", 1, "must be true or false"),
         ("migration.max_moves", "2.5", "must be a whole number"),
-        ("migration.max_moves", "-1", "at least 0"),
-        ("migration.not_back_s", "soon", "must be a number"),
         ("migration.source_below_steps", "nan", "must be a number"),
         ("migration.source_below_steps", 49, "must not exceed"),
         ("migration.victim", "XY", "must be one of llumnix"),
         ("scheduler.policy", "lumnix", "did you mean 'llumnix'"),
         ("holding.overtaking", False, "llumnix has no setting"),
         ("autoscale.up_below_steps", "961", "must not exceed"),
-        ("autoscale.cold_start", "30", "did you mean autoscale.cold_start_s"),
         ("autoscale.max_instances", "3", "no setting"),
     ],
 )

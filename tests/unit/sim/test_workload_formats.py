@@ -4,6 +4,7 @@ bad line named by its number."""
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -45,29 +46,24 @@ def written(tmp_path: Path, text: str | bytes, name: str = "t.csv") -> Path:
     return path
 
 
-def test_azure(tmp_path: Path) -> None:
-    text = "\ufeff" + AZURE.replace("18:16:00,", "20:16:00+02:00,")
-    trace = read_trace(written(tmp_path, text, "azure.csv"))
-    assert (trace.name, trace.prefix_hash_tokens) == ("azure", 0)
-    assert trace.requests == [
-        TraceRequest(0.0, 374, 44),
-        TraceRequest(4.314579, 396, 109),
-        TraceRequest(13.31941, 1, 55),
-    ]
+FORMATS = {
+    "azure, its times in any zone": (
+        "\ufeff" + AZURE.replace("18:16:00,", "20:16:00+02:00,"),
+        0,
+        [(0.0, 374, 44), (4.314579, 396, 109), (13.31941, 1, 55)],
+    ),
+    "burstgpt without what failed": (BURSTGPT, 0, [(0.0, 472, 18), (113.5, 417, 276)]),
+    "mooncake": (MOONCAKE, 512, [(0.0, 30, 7, 0, "", (9,)), (2.0, 600, 5, 0, "", (1, 2))]),
+}
 
 
-def test_burstgpt_leaves_out_what_failed(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, BURSTGPT))
-    assert trace.requests == [TraceRequest(0.0, 472, 18), TraceRequest(113.5, 417, 276)]
-
-
-def test_mooncake(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, MOONCAKE, "m.jsonl"))
-    assert trace.prefix_hash_tokens == 512
-    assert trace.requests == [
-        TraceRequest(0.0, 30, 7, prefix_hashes=(9,)),
-        TraceRequest(2.0, 600, 5, prefix_hashes=(1, 2)),
-    ]
+@pytest.mark.parametrize(("text", "num_hash_tokens", "rows"), FORMATS.values(), ids=FORMATS)
+def test_formats(
+    tmp_path: Path, text: str, num_hash_tokens: int, rows: list[tuple[Any, ...]]
+) -> None:
+    trace = read_trace(written(tmp_path, text))
+    assert (trace.name, trace.prefix_hash_tokens) == ("t", num_hash_tokens)
+    assert trace.requests == [TraceRequest(*row) for row in rows]
 
 
 def test_qwen_counts_seconds_and_blocks_of_16(tmp_path: Path) -> None:
@@ -81,20 +77,16 @@ def test_qwen_counts_seconds_and_blocks_of_16(tmp_path: Path) -> None:
     assert third[1] not in first, "an equal block after another beginning is not shared"
 
 
-def test_seconds_are_known_without_chats(tmp_path: Path) -> None:
+def test_seconds_and_the_size_of_blocks_are_known_by_the_numbers(tmp_path: Path) -> None:
     chats = ("chat_id", "parent_chat_id", "turn", "type")
     for names in (chats, ("hash_ids",), (*chats, "hash_ids")):
         rows = [json.loads(line) for line in QWEN.splitlines()]
         kept = [{name: row[name] for name in row.keys() - set(names)} for row in rows]
         text = "\n".join(json.dumps(row) for row in kept)
-        assert read_trace(written(tmp_path, text, "q.jsonl")).span_s == pytest.approx(2.886), names
-
-
-def test_blocks_of_another_size_are_found_by_their_number(tmp_path: Path) -> None:
+        assert read_trace(written(tmp_path, text)).span_s == pytest.approx(2.886), names
     lengths = ((600, 10), (100, 2), (64, 1))
-    rows = [mooncake(input_length=num, hash_ids=list(range(hashes))) for num, hashes in lengths]
-    trace = read_trace(written(tmp_path, "\n".join(rows), "m.jsonl"))
-    assert trace.prefix_hash_tokens == 64
+    lines = [mooncake(input_length=num, hash_ids=list(range(hashes))) for num, hashes in lengths]
+    assert read_trace(written(tmp_path, "\n".join(lines))).prefix_hash_tokens == 64
 
 
 @given(
@@ -154,7 +146,6 @@ def recorded(**fields: object) -> str:
 AZURE_TIME = "2023-11-16 18:15:46"
 BAD_AZURE = [
     ("yesterday,1,2", "'yesterday' is no time like"),
-    (f"{AZURE_TIME}.5x,1,2", "is no time like"),
     (f"{AZURE_TIME},-1,2", "ContextTokens must be a number of tokens"),
     (f"{AZURE_TIME},1", "2 columns where the header has 3"),
     (f"{AZURE_TIME},1,{10**15}", "GeneratedTokens must be"),
@@ -162,32 +153,25 @@ BAD_AZURE = [
     (f'{AZURE_TIME},1,"2', "not CSV"),
 ]
 BAD_BURSTGPT = [
-    ("x,GPT-4,1,1,2,API log", "Timestamp must be a number of seconds, not 'x'"),
-    ("nan,GPT-4,1,1,2,API log", "Timestamp must be"),
+    ("nan,GPT-4,1,1,2,API log", "Timestamp must be a number of seconds"),
     ("-1,GPT-4,1,1,2,API log", "Timestamp must be"),
-    ("1,GPT-4,1.5,1,2,API log", "Request tokens must be a number of tokens"),
     ("1,GPT-4,1,,2,API log", "Response tokens must be a number of tokens"),
 ]
 BAD_MOONCAKE = [
     ("[" * 100_000, "not JSON"),
     ("[1]", "not a JSON object"),
     ('{"timestamp": "1"}', "timestamp must be a number of milliseconds or"),
-    ('{"timestamp": NaN}', "timestamp must be"),
     ('{"timestamp": true}', "timestamp must be"),
-    (mooncake(input_length=1.5), "input_length must be"),
     (mooncake(output_length=None), "output_length must be"),
     (mooncake(hash_ids=["a"]), "hash_ids must be a list of integers"),
     (mooncake(hash_ids=[1, 2, 3]), "3 hash_ids for a prompt of 600 tokens"),
     (mooncake(chat_id="a"), "chat_id and parent_chat_id must be integers"),
 ]
 BAD_RECORDING = [
-    (recorded(arrival_s=None), "arrival_s must be a number of seconds from 0 on, not None"),
-    (recorded(arrival_s=-1), "arrival_s must be"),
+    (recorded(arrival_s=-1), "arrival_s must be a number of seconds from 0 on"),
     (recorded(num_prompt_tokens=0), "num_prompt_tokens must be at least 1"),
-    (recorded(num_output_tokens=None), "num_output_tokens must be"),
     (recorded(rank=1.5), "rank must be an integer"),
     (recorded(session=7), "session must be a string"),
-    (recorded(prefix_hashes="a"), "prefix_hashes must be a list"),
     (recorded(prefix_hashes=[1, 2]), "2 prefix_hashes of 16 tokens for a"),
 ]
 BAD_LINES = [
@@ -221,10 +205,8 @@ def test_bad_lines(tmp_path: Path, head: str, line: str, why: str) -> None:
     [
         ("", ":1: the file is empty"),
         (AZURE_HEAD, "holds no request"),
-        (RECORDING_HEAD, "holds no request"),
         ("a,b,c\n1,2,3\n", ":1: the first line is the header of no known trace"),
         ("TIMESTAMP,ContextTokens\n", ":1: no column 'GeneratedTokens'"),
-        ("Timestamp,Model,Request tokens\n", ":1: no column 'Response tokens'"),
         ('{"llumctl_recording": 2}\n', ":1: a recording of version 2; this llumctl reads 1"),
         ('{"llumctl_recording": 1, "prefix_hash_tokens": -1}\n', ":1: prefix_hash_tokens must be"),
         (b"\xff\xfe\xfa", ":1: not UTF-8 text (byte 0)"),
@@ -240,7 +222,7 @@ def test_bad_files(tmp_path: Path, text: str | bytes, why: str) -> None:
     assert caught.value.hint
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
     for name, why in (("none.csv", "No such file"), ("", "Is a directory"), ("pipe.csv", "a pipe")):
         with pytest.raises(TraceError, match=why) as caught:
