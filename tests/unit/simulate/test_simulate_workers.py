@@ -82,14 +82,11 @@ def test_one_run_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, told = short(2), list[Progress]()
     with Workers(1) as workers:
         assert [each.run for each in workers.run(runs, told.append)] == runs
+        with pytest.raises(UsageError, match="did you mean M-M"):
+            workers.run([replace(LONG, load=Load("M_M", 1.0))])
     with Workers(4) as workers:
         assert [each.run for each in workers.run(runs[:1])] == runs[:1]
     assert told[-1] == Progress(2, 2, 1.0)
-
-
-def test_what_is_wrong_with_a_run_here_is_a_usage_error() -> None:
-    with Workers(1) as workers, pytest.raises(UsageError, match="did you mean M-M"):
-        workers.run([replace(LONG, load=Load("M_M", 1.0))])
 
 
 def _working(process: "subprocess.Popen[str]") -> Sequence[psutil.Process]:
