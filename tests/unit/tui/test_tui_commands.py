@@ -289,6 +289,8 @@ async def test_a_replay_offers_what_it_can_do(tmp_path: Path) -> None:
         offered = complete("", replay.app.command_line.known()).words
         assert {"seek", "sort", "requests"} <= set(offered)
         assert not {"drain", "set", "tune", "logs", "status --wait", "doctor"} & set(offered)
+        await replay.press("d")
+        assert "no drain now: this is a replay" in await replay.bottom()
         await replay.type("colon", "status --wait idle")
         assert "a replay runs no commands here" in await replay.bottom()
     async with acting(in_browser=True) as bed:

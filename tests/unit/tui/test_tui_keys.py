@@ -19,15 +19,11 @@ from tui.app import Dashboard
 from tui.drawing import ASCII
 from tui.panes.instances import ORDERS
 from tui.screens.dashboard import DashboardScreen, Pane
-from tui.screens.details import HelpScreen, InstanceScreen, RequestScreen
+from tui.screens.details import InstanceScreen, RequestScreen
 
 
 def test_every_key_is_pressed_by_a_test() -> None:
-    others = (
-        test_tui_acting,
-        test_tui_replay_keys,
-        test_tui_tuning,
-    )
+    others = (test_tui_acting, test_tui_replay_keys, test_tui_tuning)
     assert all(others), "importing them notes the keys that they press"
     assert {(entry.action_id, key) for entry in ACTIONS for key in entry.keys} == TESTED
 
@@ -37,7 +33,6 @@ def test_a_key_means_one_thing_in_a_place_and_none_that_tmux_and_accidents_claim
         found = [key for entry in ACTIONS if entry.place in places for key in entry.keys]
         assert len(found) == len(set(found))
         assert not {"ctrl+a", "ctrl+b", "ctrl+d", "ctrl+k"} & set(found)
-    assert len({entry.action_id for entry in ACTIONS}) == len(ACTIONS)
 
 
 MOVES: list[tuple[tuple[str, ...], str, int]] = [
@@ -75,15 +70,12 @@ async def test_open(watched: Bed, key: str) -> None:
     chosen = watched.cursor
     await watched.press("S", "s", "j", "enter")
     assert watched.cursor == chosen
+    watched.source.answer = synthetic.requests(chosen)
     await watched.press(key)
     assert isinstance(watched.app.screen, InstanceScreen)
     assert watched.app.screen.instance_id == chosen
-    watched.source.answer = synthetic.requests(chosen)
-    await watched.wait(1)
+    await watched.sees(f" {chosen}  ", "Requests (4)", "running", "evicted", "waiting")
     assert set(watched.source.asked) == {chosen}
-    text = await watched.shown()
-    for words in (f" {chosen}  ", "Requests (4)", "running", "evicted", "waiting"):
-        assert words in text
 
 
 LEAVING = keys_of("back_main"), keys_of("help_close")
@@ -112,7 +104,6 @@ async def test_filter(key: str) -> None:
         await bed.press("enter")
         await bed.sees("Instances (1/16)", "filter:stall")
         await bed.type(key, "other", "escape")
-        assert bed.ids() == ["i-14"]
         await bed.press("3")
         await bed.type(key, "evicted")
         assert bed.table(Pane.EVENTS).has_focus
@@ -147,10 +138,9 @@ async def test_an_order_is_reversed_or_kept(
     assert "in force; again: largest first" in await watched.shown()
     await watched.press(same)
     assert "sort:freenessv" in await watched.shown()
-    await watched.press("s", "enter")
-    assert "sort:freeness^" in await watched.shown()
-    await watched.press("s", "j", none)
-    assert "sort:freeness^" in await watched.shown()
+    for keys in (("s", "enter"), ("s", "j", none)):
+        await watched.press(*keys)
+        assert "sort:freeness^" in await watched.shown()
     await watched.press("s", "j", "enter", reverse)
     assert watched.ids()[:2] == ["i-15", "i-14"]
     assert "sort:idv" in await watched.shown()
@@ -183,17 +173,11 @@ async def test_keys_of_a_replay_are_nothing_in_a_live_dashboard(watched: Bed) ->
 async def test_copy_id(key: str) -> None:
     """The id of the row under the cursor is copied in full, even if the row cuts it, and shown."""
     async with watching(10, NARROW) as bed:
-        await bed.press("j", key)
-        assert bed.app.clipboard == bed.ids()[1]
-        assert f"copied {bed.ids()[1]}" in await bed.bottom()
-        moves = tuple(
-            move.model_copy(update={"request_id": f"cmpl-{place}d36e06fa6a667f4-0-7c3a17"})
-            for place, move in enumerate(bed.status.moves)
-        )
+        whole = "cmpl-1d36e06fa6a667f4-0-7c3a17"
+        moves = (bed.status.moves[0].model_copy(update={"request_id": whole}),)
         found = bed.status.model_copy(update={"moves": moves})
         await bed.feed([StatusFrame(time_s=bed.source.clock_s + 1, status=found)])
-        await bed.press("1", "j", key)
-        whole = "cmpl-1d36e06fa6a667f4-0-7c3a17"
+        await bed.press("1", key)
         assert bed.app.clipboard == whole
         assert f"copied {whole}" in await bed.bottom()
         assert "1d36…3a17" in await bed.shown()
@@ -224,10 +208,9 @@ async def test_expand(watched: Bed, key: str) -> None:
     brief = ("dispatched/s", "Queue heads (")
     for there, gone in ((expanded, brief), (brief, expanded)):
         await watched.press(key)
+        await watched.sees(*there)
         text = await watched.shown()
-        assert all(words in text for words in there)
         assert not any(words in text for words in gone)
-        assert watched.table(Pane.EVENTS).has_focus
 
 
 @presses("pane_zoom")
@@ -236,7 +219,6 @@ async def test_zoom(watched: Bed, key: str) -> None:
     text = await watched.shown()
     assert "Queue heads" in text
     assert "Instances (" not in text
-    assert "Events (" not in text
     await watched.press(key)
     assert "Instances (" in await watched.shown()
 
@@ -253,9 +235,8 @@ PANES = [
 ]
 
 
-@pytest.mark.parametrize("size", [NARROW, (120, 36)])
-async def test_keys_lead_to_the_panes(size: tuple[int, int]) -> None:
-    async with watching(10, size) as bed:
+async def test_keys_lead_to_the_panes() -> None:
+    async with watching(10, NARROW) as bed:
         for (key,), pane in PANES:
             await bed.press(key)
             assert bed.table(pane).has_focus, (key, pane)
@@ -263,9 +244,7 @@ async def test_keys_lead_to_the_panes(size: tuple[int, int]) -> None:
 
 async def test_enter_opens_what_the_row_of_each_pane_is_about() -> None:
     async with watching(10, NARROW) as bed:
-        assert "[2 Queue heads]" in await bed.shown()
         await bed.press("1")
-        assert "[1 Migrations]" in await bed.shown()
         assert bed.table(Pane.MIGRATIONS).cursor_id == "m-a1-9"
         await bed.press("enter")
         assert isinstance(bed.app.screen, RequestScreen)
@@ -289,13 +268,12 @@ async def test_command(key: str) -> None:
         assert bed.table().has_focus
         await bed.type(key, "theme monochrome")
         assert bed.app.theme == "monochrome"
-        await bed.type(key, "filter i-1")
-        assert set(bed.ids()) == {"i-1", *(f"i-{place}" for place in range(10, 16))}
+        await bed.type(key, "filter i-15")
+        assert bed.ids() == ["i-15"]
         await bed.type(key, "quit", "escape")
         await bed.press(key, *"q?12 z")
         assert bed.main.query_one(Input).value == "q?12 z", "typing presses no keys"
         await bed.wait(1)
-        assert bed.main.query_one(Input).has_focus
         await bed.type("", "instance i-15")
         assert isinstance(bed.app.screen, InstanceScreen)
         await bed.press("escape", key)
@@ -355,8 +333,6 @@ async def test_help_lists_what_works_on_the_screen(key: str) -> None:
         await bed.press(key)
         await bed.sees(*(each.text for each in wanted))
         assert "half the speed" not in await bed.shown(), "this is no replay"
-        await bed.press(key)
-        assert isinstance(bed.app.screen, HelpScreen)
         await bed.press("escape", "enter", key)
         assert "back to the screen before" in await bed.shown()
         assert "to the migrations" not in await bed.shown()

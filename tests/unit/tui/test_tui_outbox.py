@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from controller.api.errors import (
     AnswerLostError,
     ConflictError,
-    LlumctlError,
     NotRunningError,
     RefusedError,
     TimedOutError,
@@ -93,22 +92,15 @@ def test_what_waits_too_long_or_for_a_stale_screen_is_never_sent(
     assert bool(outbox.due(5.9, "")) is not bool(text)
 
 
-def test_lanes_do_not_wait_for_each_other() -> None:
-    outbox = sent()
-    outbox.put(Nudge(lane="r1", revision=None), "l", 0.0)
-    outbox.put(Nudge(), "m", 0.0)
-    assert [call.key for call in outbox.due(0.0, "")] == ["l"]
-    outbox.hear_report(1, Report(8))
-    assert [call.key for call in outbox.due(0.1, "")] == ["m"]
-
-
-@pytest.mark.parametrize(("led_to", "carried"), [(8, 8), (9, 7), (7, 7)])
-def test_an_own_change_is_no_conflict_and_that_of_another_is(led_to: int, carried: int) -> None:
-    outbox = sent()
-    outbox.put(Nudge(), "l", 0.0)
-    outbox.hear_report(1, Report(led_to))
-    (call,) = outbox.due(0.1, "")
-    assert call.order.revision == carried
+def test_lanes_do_not_wait_for_each_other_and_an_own_change_is_no_conflict() -> None:
+    for led_to, carried in ((8, 8), (9, 7), (7, 7)):
+        outbox = sent()
+        outbox.put(Nudge(lane="r1", revision=None), "l", 0.0)
+        outbox.put(Nudge(), "m", 0.0)
+        assert [call.key for call in outbox.due(0.0, "")] == ["l"]
+        outbox.hear_report(1, Report(led_to))
+        (call,) = outbox.due(0.1, "")
+        assert (call.key, call.order.revision) == ("m", carried)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +119,20 @@ def test_what_an_error_means(error: Exception, phase: Phase, text: str) -> None:
     assert (outbox[1].phase, outbox[1].text) == (phase, text)
 
 
+def test_what_the_controller_says_when_asked() -> None:
+    for error, phase, asks_again in (
+        (UnreachableError("refused"), Phase.UNKNOWN, True),
+        (UnderWayError("under way"), Phase.UNKNOWN, True),
+        (NotRunningError("stopped"), Phase.UNKNOWN, False),
+        (TimedOutError("it goes on"), Phase.UNKNOWN, False),
+        (ConflictError("changed meanwhile"), Phase.FAILED, False),
+    ):
+        outbox = unknown()
+        outbox.hear_error(1, error, 7.0, asked=True)
+        assert outbox[1].phase is phase
+        assert bool(outbox.to_ask(8.0)) == asks_again
+
+
 def test_a_thread_that_never_comes_back_is_asked_about_and_may_still_tell() -> None:
     outbox = sent(Nudge(takes_s=60.0))
     outbox.to_ask(74.9)
@@ -137,49 +143,23 @@ def test_a_thread_that_never_comes_back_is_asked_about_and_may_still_tell() -> N
     assert outbox[1].phase is Phase.DONE
 
 
-@pytest.mark.parametrize(
-    ("error", "phase", "asks_again"),
-    [
-        (UnreachableError("refused"), Phase.UNKNOWN, True),
-        (UnderWayError("under way"), Phase.UNKNOWN, True),
-        (NotRunningError("stopped"), Phase.UNKNOWN, False),
-        (TimedOutError("it goes on"), Phase.UNKNOWN, False),
-        (ConflictError("changed meanwhile"), Phase.FAILED, False),
-    ],
-)
-def test_what_the_controller_says_when_asked(
-    error: LlumctlError, phase: Phase, asks_again: bool
-) -> None:
-    outbox = unknown()
-    outbox.hear_error(1, error, 7.0, asked=True)
-    assert outbox[1].phase is phase
-    assert bool(outbox.to_ask(8.0)) == asks_again
-
-
 def test_a_call_that_never_arrived_is_believed_when_told_twice() -> None:
+    """A controller that started again knows by the revision only."""
     outbox = unknown()
     outbox.hear_missing(1, Missing(100.0, 7), 6.0)
     assert outbox[1].phase is Phase.UNKNOWN
     assert outbox.to_ask(7.0)
     outbox.hear_missing(1, Missing(101.0, 7), 7.0)
     assert outbox[1].text == "it never reached the controller: nothing was done"
-
-
-@pytest.mark.parametrize(
-    ("order", "revision", "phase"),
-    [
+    for order, revision, phase in (
         (Nudge(), 7, Phase.FAILED),
         (Nudge(), 8, Phase.UNKNOWN),
         (Nudge(revision=None), 7, Phase.UNKNOWN),
-    ],
-)
-def test_a_controller_that_started_again_knows_by_the_revision_only(
-    order: Nudge, revision: int, phase: Phase
-) -> None:
-    outbox = unknown(order)
-    outbox.hear_missing(1, Missing(2.0, revision), 6.0)
-    assert outbox[1].phase is phase
-    assert outbox.to_ask(99.0) == [], "it would say the same again"
+    ):
+        outbox = unknown(order)
+        outbox.hear_missing(1, Missing(2.0, revision), 6.0)
+        assert outbox[1].phase is phase
+        assert outbox.to_ask(99.0) == [], "it would say the same again"
 
 
 ANSWERS = ("answer", "lose_answer", "lose_call", "refuse_connection")

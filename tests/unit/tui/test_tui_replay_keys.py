@@ -66,9 +66,8 @@ async def test_keys_pause_and_change_the_speed(tmp_path: Path) -> None:
             (["space"], 5, "5.0s of 29s  paused"),
             (["space"], 2, "7.0s of 29s  x1"),
             ([FASTER, FASTER], 2, "15s of 29s  x4"),
-            ([SLOWER] * 3, 2, "16s of 29s  x0.5"),
-            ([SLOWER] * 9, 8, "17s of 29s  x0.125"),
-            ([FASTER] * 12, 0, "17s of 29s  x64"),
+            ([SLOWER] * 9, 8, "16s of 29s  x0.125"),
+            ([FASTER] * 12, 0, "16s of 29s  x64"),
         ):
             assert bar in await pressed(replay, *keys, wait_s=wait_s), keys
 
@@ -111,16 +110,8 @@ async def test_keys_go_to_trouble_and_notable_events(tmp_path: Path) -> None:
 
 
 @presses("seek")
-async def test_to_a_moment(tmp_path: Path, key: str) -> None:
-    async with replaying(tmp_path, 60) as replay:
-        for text, bar in (("45s", "45s of"), ("12:00:07", "7.0s of"), ("+5s", "12s of")):
-            assert bar in await pressed(replay, key, *text, "enter")
-        assert "12s of" in await pressed(replay, key, *"later", "enter")
-        assert "'later' is no moment" in await replay.bottom()
-
-
 @pytest.mark.parametrize("opened", ["instance i-3", "requests {request}"])
-async def test_they_work_on_the_screens_behind_too(tmp_path: Path, opened: str) -> None:
+async def test_they_work_on_the_screens_behind_too(tmp_path: Path, opened: str, key: str) -> None:
     async with replaying(tmp_path, eventful()) as replay:
         heads = [each.queue_head for each in replay.status.instances if each.queue_head]
         replay.app.run_command(opened.format(request=heads[0].request_id))
@@ -134,7 +125,10 @@ async def test_they_work_on_the_screens_behind_too(tmp_path: Path, opened: str) 
             ([START], "0.0s of 59s"),
             (["full_stop"], "1.0s of 59s  paused"),
             ([FASTER, "space"], "x2"),
-            (["at", *"40s", "enter"], "40s of 59s"),
+            ([key, *"12:00:40", "enter"], "40s of 59s"),
+            ([key, *"+5s", "enter"], "45s of 59s"),
+            ([key, *"later", "enter"], "45s of 59s"),
         ):
             assert bar in await pressed(replay, *keys), keys
+        assert "'later' is no moment" in await replay.bottom()
         assert replay.app.screen is behind
