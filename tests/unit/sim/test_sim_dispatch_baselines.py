@@ -8,11 +8,9 @@ from controller.core.scheduler_events import DispatchRequested
 from controller.sim.baselines import (
     DISPATCH,
     kv_ratio,
-    num_requests,
     pick_by_session,
     pick_longest_match,
     pick_lower_of_two,
-    queue_length,
 )
 from tests.unit.core.core_builders import RequestSnapshot, queued, running, snapshot_of
 from tests.unit.core.dispatch_oracle import Candidate, choose
@@ -38,14 +36,11 @@ def _seen(**prompts: tuple[int, ...]) -> History:
 # -- measures of load ------------------------------------------------------------------------
 
 
-def test_loads_count_what_was_sent_and_is_not_reported() -> None:
+def test_the_share_counts_what_was_sent_and_what_a_prefill_still_takes() -> None:
     requests = [running("x", 30), running("y", 20), queued("p", 10), queued("q", 5)]
-    snapshot, unreported = snapshot_of(requests), Unreported(2, 5)
-    assert kv_ratio(snapshot, unreported) == (30 + 20 + 15 + 5) / 100
-    assert queue_length(snapshot, unreported) == 2 + 2
-    assert num_requests(snapshot, unreported) == 2 + 2 + 2
+    assert kv_ratio(snapshot_of(requests), Unreported(2, 5)) == (30 + 20 + 15 + 5) / 100
     prefilling = RequestSnapshot("r", 0, 160, 4, running=True, in_prefill=True)
-    assert kv_ratio(snapshot_of([prefilling]), Unreported()) == 10 / 100, "what it still takes"
+    assert kv_ratio(snapshot_of([prefilling]), Unreported()) == 10 / 100
 
 
 @pytest.mark.parametrize(
@@ -107,6 +102,8 @@ def _pair(request_id: str, ids: list[str]) -> set[int]:
 
 
 def test_the_lower_of_two_drawn_is_taken_and_of_equal_ones_the_first() -> None:
+    """The draws are written down, because Python's own hash of a text is salted."""
+    picks = []
     for number in range(50):
         pair = _pair(f"r-{number}", IDS)
         assert len(pair) == 2
@@ -114,16 +111,9 @@ def test_the_lower_of_two_drawn_is_taken_and_of_equal_ones_the_first() -> None:
         rising = [float(place) for place in range(len(IDS))]
         assert pick_lower_of_two(IDS, rising, newcomer, NOTHING) == min(pair)
         assert pick_lower_of_two(IDS, rising[::-1], newcomer, NOTHING) == max(pair)
-        assert pick_lower_of_two(IDS, EQUAL, newcomer, NOTHING) == min(pair)
-
-
-def test_the_draw_is_the_same_in_every_process() -> None:
-    """Written down: Python's own hash of a text is salted."""
-    picks = [
-        pick_lower_of_two(IDS, EQUAL, DispatchRequested(f"r-{n}", "f-0", 1, 0, 0.0), NOTHING)
-        for n in range(6)
-    ]
-    assert picks == [1, 3, 1, 2, 2, 4]
+        picks.append(pick_lower_of_two(IDS, EQUAL, newcomer, NOTHING))
+        assert picks[-1] == min(pair)
+    assert picks[:6] == [1, 3, 1, 2, 2, 4]
     assert pick_lower_of_two(["i-0"], [5.0], _newcomer(), NOTHING) == 0
 
 

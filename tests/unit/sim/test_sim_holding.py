@@ -68,16 +68,6 @@ def test_what_fits_nowhere_goes_where_room_comes_up_first() -> None:
     assert late < 2.0 < at_once
 
 
-def test_room_is_made_for_what_is_held() -> None:
-    """Each instance has room, neither has enough; one small request has to leave."""
-    rows = [(0.0, 400, 250), (0.0, 400, 250), (0.1, 100, 250), (0.1, 100, 250), (1.0, 430, 5)]
-    found = {}
-    for making_room in (False, True):
-        _, outcome = run(ClusterSetup(SMALL, held_back(making_room=making_room), 2), requests(rows))
-        found[making_room] = column(outcome, "ttft_s")[column(outcome, "arrival_s").index(1.0)]
-    assert found[True] < found[False] / 2
-
-
 def test_how_long_and_by_how_many_a_held_request_was_overtaken() -> None:
     """An instance is kept for the large one until those that fill it have gone; the other has
     room for the small ones."""

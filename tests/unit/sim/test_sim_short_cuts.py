@@ -57,25 +57,23 @@ def drawn(seed: int) -> Trace:
     return requests((at, dice.randint(1, 500), dice.randint(1, 300)) for at in times)
 
 
+def same_the_long_way(setup: ClusterSetup, trace: Trace) -> None:
+    assert everything(SimCluster(setup).run(trace)) == everything(the_long_way(setup, trace))
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("faults", [(), FAULTS])
 def test_moves_and_late_binding_are_the_same_as_when_all_is_looked_at(late, faults) -> None:
     holding = HoldingConfig(room_to_grow_tokens=32) if late else None
     policy = SimPolicy("test", "llumnix", MOVES, holding=holding)
-    setup = ClusterSetup(SMALL, policy, 4, faults=faults)
     for seed in SEEDS:
-        trace = drawn(seed)
-        short = SimCluster(setup).run(trace)
-        assert everything(short) == everything(the_long_way(setup, trace)), f"seed {seed}"
+        same_the_long_way(ClusterSetup(SMALL, policy, 4, faults=faults), drawn(seed))
 
 
 @pytest.mark.parametrize("name", sorted(SIM_POLICIES))
 def test_every_policy_dispatches_as_if_all_had_reported(name) -> None:
-    setup = ClusterSetup(SMALL, SIM_POLICIES[name], 4)
     for seed in SEEDS[:3]:
-        trace = drawn(seed)
-        short = SimCluster(setup).run(trace)
-        assert everything(short) == everything(the_long_way(setup, trace)), f"seed {seed}"
+        same_the_long_way(ClusterSetup(SMALL, SIM_POLICIES[name], 4), drawn(seed))
 
 
 @pytest.mark.parametrize("seed", [73, 97, 221])
@@ -88,5 +86,4 @@ def test_memory_that_becomes_short_by_decoding_alone_counts_for_all_instances(se
         at = dice.uniform(1, 14)
         burst = range(dice.randint(8, 30))
         rows += [(at + n / 10_000, dice.randint(1, 16), dice.randint(1, 4)) for n in burst]
-    setup, trace = ClusterSetup(SMALL, SIM_POLICIES["llumnix+"], 2), requests(sorted(rows))
-    assert everything(SimCluster(setup).run(trace)) == everything(the_long_way(setup, trace))
+    same_the_long_way(ClusterSetup(SMALL, SIM_POLICIES["llumnix+"], 2), requests(sorted(rows)))

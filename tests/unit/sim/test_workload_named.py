@@ -1,6 +1,7 @@
 """A workload by its name: it is reproducible; each option by itself; files scaled in every way; and
 requests that no instance could run."""
 
+import contextlib
 import hashlib
 from pathlib import Path
 
@@ -73,14 +74,15 @@ def test_the_same_seed_draws_the_same_bytes() -> None:
 
 
 def test_another_rate_variation_or_number_keeps_the_requests() -> None:
-    slow = workload("L-S", rate=1.0, num_requests=50, high_fraction=0.3, num_clients=4)
-    fast = workload("L-S", rate=4.0, num_requests=50, high_fraction=0.3, num_clients=4)
-    uneven = workload("L-S", rate=4.0, num_requests=50, cv=4, high_fraction=0.3, num_clients=4)
-    more = workload("L-S", rate=4.0, num_requests=200, high_fraction=0.3, num_clients=4)
+    def drawn(rate: float, num_requests: int = 50, cv: float = 1.0) -> Trace:
+        options = {"high_fraction": 0.3, "num_clients": 4}
+        return workload("L-S", rate=rate, num_requests=num_requests, cv=cv, **options)
+
+    slow, fast, uneven = drawn(1.0), drawn(4.0), drawn(4.0, cv=4)
     assert arrivals(slow) == pytest.approx([4 * at_s for at_s in arrivals(fast)])
     assert timeless(slow) == timeless(fast) == timeless(uneven)
     assert arrivals(uneven) != arrivals(fast)
-    assert more.requests[:50] == fast.requests
+    assert drawn(4.0, 200).requests[:50] == fast.requests
 
 
 @pytest.mark.parametrize(
@@ -131,21 +133,18 @@ def test_clients_of_a_file_are_its_own_unless_others_are_asked_for(tmp_path: Pat
     assert workload(str(path), num_clients=1).requests == [TraceRequest(0.0, 1, 1, 5, "client-0")]
 
 
-def test_requests_that_all_arrive_at_once_have_no_rate_to_scale() -> None:
-    trace = Trace("t", [TraceRequest(0.0, 1, 1)] * 3)
-    assert trace.rate == 0.0
-    with pytest.raises(ValueError, match="all requests of t arrive at once"):
-        at_rate(trace, 2.0)
-    assert arrivals(with_requests(trace, 5)) == [0.0] * 5
-
-
 def test_a_repetition_shares_no_prefix_with_the_one_before() -> None:
-    """The mean gap is 2 s, so the second round begins at 6 s; hashes go on behind 3."""
+    """The mean gap is 2 s, so the second round begins at 6 s; hashes go on behind 3. Requests that
+    all arrive at once have no rate to scale."""
     assert with_requests(TRACE, 5).requests == [
         *TRACE.requests,
         TraceRequest(6.0, 10, 1, 0, "a", (5, 6)),
         TraceRequest(7.0, 20, 2, 1, "b", (5, 7)),
     ]
+    trace = Trace("t", [TraceRequest(0.0, 1, 1)] * 3)
+    with pytest.raises(ValueError, match="all requests of t arrive at once"):
+        at_rate(trace, 2.0)
+    assert arrivals(with_requests(trace, 5)) == [0.0] * 5
 
 
 # -- too long ---------------------------------------------------------------------------------
@@ -174,14 +173,11 @@ def test_what_is_not_too_long_runs_to_its_end(
     num_prompt: int, num_output: int, num_blocks: int, max_model_len: int
 ) -> None:
     size = config(num_blocks, max_model_len)
-    trace = Trace("t", [TraceRequest(0.0, num_prompt, num_output)])
+    late = too_long(Trace("t", [TraceRequest(0.0, num_prompt, num_output)]), size)
     engine = EngineModel(size, load_profile("a10-llama-7b"))
     num_emitted = 0
-    try:
+    with contextlib.suppress(ValueError):
         engine.add(ModelRequest("r", num_prompt, num_output))
-    except ValueError:
-        assert too_long(trace, size)
-        return
     while engine.has_work():
         num_emitted += len(engine.step().emitted)
-    assert (num_emitted < num_output) == bool(too_long(trace, size))
+    assert (num_emitted < num_output) == bool(late)

@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import psutil
@@ -15,6 +14,7 @@ from controller.api.errors import LlumctlError, UsageError
 from controller.sim.run import Load, Run, carry_out
 from controller.sim.setup import ClusterSetup, sim_policy
 from llumctl.lab.simulation_workers import Progress, Workers
+from tests.unit.fake_controller import until
 from tests.unit.sim.runs import SMALL
 from tools.cluster import hear_interrupts
 
@@ -23,10 +23,9 @@ LONG = Run(Load("40,20", 4.0, 200_000), ClusterSetup(SMALL, sim_policy("llumnix"
 
 def short(num: int) -> list[Run]:
     """Of different lengths, so that a later one ends first."""
-    setup = ClusterSetup(SMALL, sim_policy("llumnix"), 2)
-    return [
-        Run(Load("40,20", 4.0, 20 + 400 * (seed % 2)), setup, seed) for seed in range(1, num + 1)
-    ]
+    setup = replace(LONG.setup, num_instances=2)
+    loads = [Load("40,20", 4.0, 420), Load("40,20", 4.0, 20)]
+    return [Run(loads[seed % 2], setup, seed) for seed in range(1, num + 1)]
 
 
 def children() -> list[psutil.Process]:
@@ -35,13 +34,6 @@ def children() -> list[psutil.Process]:
         for child in psutil.Process().children(recursive=True)
         if "multiprocessing.spawn" in " ".join(child.cmdline())
     ]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < limit_s
-        time.sleep(0.01)
 
 
 @pytest.mark.process

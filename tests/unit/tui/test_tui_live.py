@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,7 +15,7 @@ from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, NotRunningError, UnreachableError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
 from controller.api.wire.status import ClusterStatus
-from controller.api.wire.stream import EventFrame, Frame, StatusFrame
+from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.cli_support import TOKEN
 from tests.unit.fake_controller import FakeController, event, until
 from tui import live as live_module
@@ -29,11 +30,11 @@ class Listener:
         self.source = source
         self.heard: list[Heard] = []
 
-    def of(self, kind: type) -> list[Heard]:
+    def of(self, kind: type) -> list[Any]:
         self.heard += self.source.take()
         return [item for item in self.heard if isinstance(item, kind)]
 
-    def frames(self, kind: type = object) -> list[Frame]:
+    def frames(self, kind: type = object) -> list[Any]:
         return [item.frame for item in self.of(Arrived) if isinstance(item.frame, kind)]
 
     def kinds(self) -> list[str]:
@@ -48,19 +49,19 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "RETRY_S", 0.02)
 
 
+class Controller(FakeController):
+    def connect(self) -> ControlClient:
+        return ControlClient(self.url, TOKEN, 2.0)
+
+
 @pytest.fixture
-def controller() -> Iterator[FakeController]:
-    with FakeController(event("admitted")) as fake:
+def controller() -> Iterator[Controller]:
+    with Controller(event("admitted")) as fake:
         yield fake
 
 
 @contextmanager
-def listening(
-    connect: FakeController | Callable[[], ControlClient], **options: object
-) -> Iterator[Listener]:
-    if isinstance(connect, FakeController):
-        url = connect.url
-        connect = lambda: ControlClient(url, TOKEN, 2.0)  # noqa: E731
+def listening(connect: Callable[[], ControlClient], **options: Any) -> Iterator[Listener]:
     source = LiveSource("default", connect, status_every_s=0.05, **options)
     source.start()
     yield Listener(source)
@@ -68,13 +69,13 @@ def listening(
 
 
 def test_statuses_and_events_arrive_and_are_recorded_and_wait_until_they_are_taken(
-    controller: FakeController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_module, "MAX_HEARD", 3)
     kinds = [f"kind_{place}" for place in range(20)]
     controller.events = [event(kind) for kind in kinds]
     writer = RecordingWriter(tmp_path / "r", RecordingHeader(cluster="c", time_s=1.0))
-    with listening(controller, recorder=writer) as listener:
+    with listening(controller.connect, recorder=writer) as listener:
         until(lambda: listener.kinds() == kinds and bool(listener.frames(StatusFrame)))
         assert listener.frames(StatusFrame)[0].status == controller.status
     with RecordingReader(tmp_path / "r") as reader:
@@ -100,8 +101,8 @@ def test_what_is_lost_says_why_and_it_tries_again(error: Exception, reason: str)
         assert (answer.found, answer.reason) == (None, reason)
 
 
-def test_questions_are_answered_beside_each_other(controller: FakeController) -> None:
-    with listening(controller) as listener:
+def test_questions_are_answered_beside_each_other(controller: Controller) -> None:
+    with listening(controller.connect) as listener:
         assert listener.source.ask_requests("i-3")
         assert listener.source.ask_explanation("r/1")
         until(lambda: bool(listener.of(ExplanationArrived) and listener.of(RequestsArrived)))
@@ -115,12 +116,9 @@ def test_questions_are_answered_beside_each_other(controller: FakeController) ->
         assert "there is no request r/1" in answer.reason
 
 
-def test_a_recording_that_fails_does_not_stop_the_show(controller: FakeController) -> None:
-    class Full:
-        def append(self, _: Frame) -> None:
-            raise LlumctlError("no space left")
-
-    with listening(controller, recorder=Full()) as listener:
+def test_a_recording_that_fails_does_not_stop_the_show(controller: Controller) -> None:
+    full = Mock(append=Mock(side_effect=LlumctlError("no space left")))
+    with listening(controller.connect, recorder=full) as listener:
         until(lambda: len(listener.frames()) >= 5)
         assert [item.reason for item in listener.of(RecordingFailed)] == ["no space left"]
 
@@ -135,8 +133,8 @@ def replies(caller: LiveCaller, count: int) -> dict[int, Reply]:
     return {reply.ticket: reply for reply in found}
 
 
-def test_answers_and_errors_come_back_by_their_ticket(controller: FakeController) -> None:
-    caller = LiveCaller(lambda: ControlClient(controller.url, TOKEN, 2.0))
+def test_answers_and_errors_come_back_by_their_ticket(controller: Controller) -> None:
+    caller = LiveCaller(controller.connect)
     woken, release = threading.Event(), threading.Event()
     caller.wake = woken.set
     caller.call(1, lambda client: client.status())

@@ -1,7 +1,6 @@
 """The screens in odd conditions: sizes, things that vanish, slow painting; and which rows a table
 keeps in view while rows move."""
 
-import re
 from collections.abc import Iterable
 
 import pytest
@@ -89,20 +88,6 @@ async def test_a_filter_that_hides_everything_is_what_is_said() -> None:
             await bed.settle()
             assert "nothing matches the filter" not in await bed.shown()
             await bed.open(Target("i-3"))
-
-
-async def test_wide_ids_are_told_apart_in_a_narrow_terminal() -> None:
-    async with watching(3, NARROW) as bed:
-        found = synthetic.requests("i-3", 2)
-        wide = tuple(
-            item.model_copy(update={"id": f"{'会話' * 7}{number}"})
-            for number, item in enumerate(found.requests, start=7)
-        )
-        bed.source.answer = found.model_copy(update={"requests": wide})
-        await bed.open(Target("i-3"))
-        for number in (7, 8):
-            row = rf"会\S*…\S*{number}\s"
-            assert any(re.search(row, line) for line in await bed.lines())
 
 
 async def test_the_log_of_an_instance_stands_on_its_screen() -> None:
@@ -212,21 +197,6 @@ async def test_an_untouched_table_shows_the_worst_and_a_touched_one_its_row() ->
             await bed.press(*touch)
             assert len(await places_of(bed, bed.cursor, frames[15:35])) > 3
             await bed.press("g")
-
-
-async def test_moves_that_begin_are_seen_above_those_that_ended() -> None:
-    (frame,) = statuses(1)
-    old = frame.status.ended_moves[0]
-    many = tuple(old.model_copy(update={"migration_id": f"m-old-{n}"}) for n in range(16))
-    quiet = frame.status.model_copy(update={"moves": (), "ended_moves": many})
-    busy = frame.status.model_copy(update={"ended_moves": many})
-    async with watching([frame.model_copy(update={"status": quiet})], NARROW) as bed:
-        await bed.press("1")
-        assert "of 16" in bed.table(Pane.MIGRATIONS).position
-        await bed.feed([StatusFrame(time_s=frame.time_s + 1, status=busy)])
-        text = await bed.shown()
-        assert all(f"{each.from_instance_id}>{each.to_instance_id}" in text for each in busy.moves)
-        assert bed.table(Pane.MIGRATIONS).cursor_id == busy.moves[0].migration_id
 
 
 async def test_the_cursor_passes_the_lines_of_nodes() -> None:

@@ -1,8 +1,7 @@
-"""Themes are readable, also for people who cannot tell red from green; and the dashboard works on
+"""Themes are readable, and the dashboard works on
 terminals without colours or without our glyphs."""
 
 import io
-from itertools import combinations
 
 import pytest
 from rich.color import ColorTriplet
@@ -11,11 +10,9 @@ from llumctl import output
 from llumctl.app import run
 from tests.unit.tui.tui_support import FakeSource, dashboard
 from tui.drawing import Tone
-from tui.startup import DEUTERANOPIA, MONOCHROME, first_frame
+from tui.startup import MONOCHROME, first_frame
 from tui.themes import THEMES
 from tui.widgets import Lines
-
-Rgb = tuple[float, float, float]
 
 
 def colours(lines: Lines) -> tuple[dict[Tone, ColorTriplet], ColorTriplet]:
@@ -30,32 +27,18 @@ def colours(lines: Lines) -> tuple[dict[Tone, ColorTriplet], ColorTriplet]:
     return found, under.get_truecolor()
 
 
-def linear(colour: ColorTriplet) -> Rgb:
+def luminance(colour: ColorTriplet) -> float:
     red, green, blue = (
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
         for part in (value / 255 for value in colour)
     )
-    return red, green, blue
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def contrast(one: ColorTriplet, other: ColorTriplet) -> float:
     """The ratio of luminances, as the accessibility guidelines of the web define it."""
-    weights = (0.2126, 0.7152, 0.0722)
-    dark, bright = sorted(
-        sum(weight * part for weight, part in zip(weights, linear(colour), strict=True))
-        for colour in (one, other)
-    )
+    dark, bright = sorted(map(luminance, (one, other)))
     return (bright + 0.05) / (dark + 0.05)
-
-
-def without_green(colour: ColorTriplet) -> Rgb:
-    """Linear light as an eye without green cones sees it (Machado, Oliveira and Fernandes 2009)."""
-    red, green, blue = linear(colour)
-    return (
-        0.367322 * red + 0.860646 * green - 0.227968 * blue,
-        0.280085 * red + 0.672501 * green + 0.047413 * blue,
-        -0.011820 * red + 0.042940 * green + 0.968881 * blue,
-    )
 
 
 async def test_every_tone_of_every_theme_can_be_read() -> None:
@@ -71,10 +54,6 @@ async def test_every_tone_of_every_theme_can_be_read() -> None:
                 assert style.color is not None
                 assert style.bgcolor is not None
                 assert contrast(style.color.get_truecolor(), style.bgcolor.get_truecolor()) >= 4.5
-            if theme == DEUTERANOPIA:
-                seen = [without_green(found[tone]) for tone in (Tone.GOOD, Tone.WARN, Tone.BAD)]
-                for one, other in combinations(seen, 2):
-                    assert sum(abs(a - b) for a, b in zip(one, other, strict=True)) > 0.4
             if theme == MONOCHROME:
                 assert all(len(set(colour)) == 1 for colour in (*found.values(), under))
     assert {theme.dark for theme in THEMES.values()} == {True, False}
@@ -85,7 +64,6 @@ async def test_every_tone_of_every_theme_can_be_read() -> None:
     [
         ({}, True),
         ({"LC_ALL": "C"}, False),
-        ({"LC_ALL": "POSIX"}, False),
         ({"LC_ALL": "C.UTF-8", "LANG": "C"}, True),
         ({"TERM": "linux"}, False),
     ],
@@ -96,8 +74,7 @@ def test_glyphs_beyond_ascii_where_the_terminal_has_them(
     """Python's streams use UTF-8 even with LC_ALL=C, so they do not show the terminal's
     encoding."""
     monkeypatch.delenv("LC_ALL", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for name, value in variables.items():
+    for name, value in ({"TERM": "xterm"} | variables).items():
         monkeypatch.setenv(name, value)
     screen = io.TextIOWrapper(io.BytesIO(), "utf-8")
     monkeypatch.setattr("sys.stderr", screen)
@@ -112,17 +89,12 @@ def test_glyphs_beyond_ascii_where_the_terminal_has_them(
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 
 
-def test_it_names_the_cluster_and_stays_for_the_dashboard() -> None:
+def test_it_names_the_cluster_and_stays_for_the_dashboard_but_not_for_an_error() -> None:
     stream = io.StringIO()
     with first_frame(stream, "prod-a\x1b[2J", rule="-"):
         assert " prod-a[2J" in stream.getvalue()
     assert stream.getvalue().startswith(ENTER)
-    assert "- Instances -" in stream.getvalue()
     assert LEAVE not in stream.getvalue()
-
-
-def test_an_error_is_told_on_the_screen_from_before() -> None:
-    stream = io.StringIO()
     with pytest.raises(KeyboardInterrupt), first_frame(stream, "prod-a", rule="-"):
         raise KeyboardInterrupt
     assert stream.getvalue().endswith(LEAVE)
