@@ -9,18 +9,17 @@ the columns of a terminal differently. Without a browser the PNG is kept, and th
 import argparse
 import asyncio
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from benchmarks import incidents
+from tests.unit.tui import chromium
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 
 DOCS = Path(__file__).parents[3] / "docs"
 README_PICTURE, README_INCIDENT = DOCS / "dashboard.png", "slow-link"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SIZE = (120, 36)
 _SCREEN = re.compile(r"(<!-- screen: ([a-z-]+) -->\n```\n)(.*?)(```\n)", re.DOTALL)
 
@@ -42,9 +41,9 @@ def main() -> int:
 
 def paint(svg: str, path: Path) -> bool:
     """Paints the PNG. Returns False if there is no browser."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    browser = chromium.binary()
     if browser is None:
-        sys.stderr.write(f"no browser, so {path.name} is kept: install one of {BROWSERS}\n")
+        sys.stderr.write(f"no browser, so {path.name} is kept: install one of {chromium.NAMES}\n")
         return False
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert size is not None, "an SVG of Rich says its size"

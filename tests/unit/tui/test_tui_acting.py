@@ -8,18 +8,14 @@ from controller.api.errors import ConflictError, LlumctlError, RefusedError
 from controller.api.operations.on_cluster import (
     RollingRequest,
     RollingStopRequest,
-    ScaleReport,
     ScaleRequest,
-    awaited_of_scale,
 )
 from controller.api.operations.on_instances import (
     CordonRequest,
-    DrainReport,
     DrainRequest,
     RestartRequest,
     UncordonRequest,
     UndrainRequest,
-    awaited,
 )
 from controller.api.operations.on_requests import AbortRequest, PriorityRequest
 from controller.api.operations.order import Awaited, End, progress
@@ -35,7 +31,7 @@ from controller.api.wire.status import (
 )
 from controller.api.wire.stream import EventFrame
 from tests.unit.tui.tui_control import FakeControl
-from tests.unit.tui.tui_support import Bed, acting, field_of, presses
+from tests.unit.tui.tui_support import Bed, acting, field_of, keys_of, presses
 from tools import synthetic_cluster as synthetic
 from tui.actions import ACTIONS
 from tui.asking import TakeBack
@@ -43,28 +39,48 @@ from tui.screens.dashboard import DashboardScreen, Pane
 from tui.screens.details import LogScreen
 from tui.screens.dialogs import ChooseScreen, ConfirmScreen
 
-
-@presses("drain")
-@presses("dialog_yes", "dialog_key")
-async def test_drain(bed: Bed, key: str, dialog_key: str) -> None:
-    """The instance is that under the cursor when the key was pressed, even if rows change places
-    before the dialog is answered."""
-    await bed.press("j", "j")
-    wanted = bed.cursor
-    await bed.press(key)
-    await bed.sees(
-        f"Drain {wanted}?",
-        f"{wanted}: 2 requests would move",
-        "left: 2 of 2 serving instances, 900 of their 2000 blocks free",
+(YES,) = keys_of("dialog_yes")
+ORDERS: dict[str, tuple[Any, str]] = {
+    "drain": (DrainRequest(if_revision=7), ": 2 left, 0 moving, 0 moved  (U takes it back)"),
+    "restart": (RestartRequest(if_revision=7), ": "),
+    "undrain": (UndrainRequest(if_revision=7), ": it gets requests again"),
+    "cordon": (CordonRequest(if_revision=7), ": cordoned, keeps its 2 requests  (U takes it back)"),
+    "uncordon": (UncordonRequest(if_revision=7), ": gets new requests again"),
+    "priority": (PriorityRequest(level="normal"), " normal: it had normal already"),
+    "abort": (AbortRequest(), ": aborted after 40 tokens, and 1 more"),
+}
+ASKED = {
+    "drain": [
+        "ID: 2 requests would move",
+        "left: 2 of 2 serving instances",
         "r1  7 blocks  to i-9",
-    )
-    assert [plan[:2] for plan in bed.control.plans] == [("drain", wanted)]
-    assert bed.control.calls == []
-    await bed.tick(**{field_of(wanted): {"freeness_steps": 9000.0}})
-    await bed.press(dialog_key)
-    assert bed.control.calls == [("drain", wanted, DrainRequest(if_revision=7))]
-    assert f"drain {wanted}: 2 left, 0 moving, 0 moved  (U takes it back)" in await bed.bottom()
-    assert bed.ids().index(wanted) != 2
+    ],
+    "restart": ["ID: 2 requests would move, then its process is replaced"],
+    "cordon": ["ID: would be cordoned, would keep its 2 requests"],
+    "priority": ["Which priority for ID?", "rank 1", "rank 0"],
+    "abort": ["ID: running on i-3, 40 tokens written", "ID-b ends with it", "There is no undo."],
+}
+
+
+@pytest.mark.parametrize(("kind", "key"), [(kind, key) for kind in ORDERS for key in keys_of(kind)])
+async def test_an_order_is_about_the_row_under_the_cursor_when_its_key_was_pressed(
+    bed: Bed, kind: str, key: str
+) -> None:
+    """Even if rows change places or vanish before the question is answered."""
+    is_of_request = kind in ("priority", "abort")
+    await bed.press("2" if is_of_request else "0", "j")
+    wanted = bed.request if is_of_request else bed.cursor
+    await bed.press(key)
+    asked = ASKED.get(kind, [])
+    await bed.sees(*(each.replace("ID", wanted) for each in asked))
+    assert bool(bed.control.calls) is not bool(asked)
+    gone = {f"i_{place}": {"queue_head": None} for place in range(12)}
+    await bed.tick(**gone | {field_of(wanted): {"freeness_steps": 9000.0}})
+    if asked:
+        await bed.press(*(("j", "enter") if kind == "priority" else YES))
+    order, said = ORDERS[kind]
+    assert bed.control.calls == [(kind, wanted, order)]
+    assert f"{kind} {wanted}{said}" in await bed.bottom()
 
 
 @presses("dialog_no", "no")
@@ -94,53 +110,18 @@ async def test_nothing_is_agreed_to_before_the_plan_is_there_or_if_it_is_refused
     assert bed.control.calls == []
 
 
-@presses("restart")
-async def test_restart_and_that_the_last_instance_goes_by_its_name_only(bed: Bed, key: str) -> None:
+async def test_the_last_instance_is_drained_or_restarted_by_its_name_only(bed: Bed) -> None:
     wanted = bed.cursor
-    await bed.press(key)
-    await bed.sees(
-        f"Restart {wanted}?", f"{wanted}: 2 requests would move, then its process is replaced"
-    )
-    await bed.press("y")
-    await bed.press("U", "y")
     bed.control.last = (wanted,)
-    for opening in ("d", key):
-        await bed.press(opening)
+    for key in ("d", "r"):
+        await bed.press(key)
         assert f"Nothing else would serve. Type {wanted}" in await bed.shown()
         await bed.press("y", "enter")
         assert isinstance(bed.app.screen, ConfirmScreen)
         await bed.type("", wanted)
-    assert bed.control.sent == [
-        (kind, wanted) for kind in ("restart", "undrain", "drain", "restart")
-    ]
-    assert bed.control.calls[0][2] == RestartRequest(if_revision=7)
-    assert bed.control.calls[2][2] == DrainRequest(force=True, if_revision=9)
-
-
-@presses("undrain", "undrain")
-@presses("cordon", "cordon")
-@presses("uncordon", "uncordon")
-async def test_undrain_cordon_and_uncordon(
-    bed: Bed, undrain: str, cordon: str, uncordon: str
-) -> None:
-    await bed.press("j")
-    wanted = bed.cursor
-    await bed.press(undrain)
-    assert f"undrain {wanted}: it gets requests again" in await bed.bottom()
-    await bed.press(cordon)
-    await bed.sees(f"Cordon {wanted}?", f"{wanted}: would be cordoned, would keep its 2 requests")
-    assert len(bed.control.calls) == 1
-    await bed.press("y")
-    told = f"cordon {wanted}: cordoned, keeps its 2 requests  (U takes it back)"
-    assert told in await bed.bottom()
-    await bed.tick(**{field_of(wanted): {"closed_by": ("cordoned",)}})
-    assert "cordoned" in await bed.shown()
-    await bed.press(uncordon)
-    assert f"uncordon {wanted}: gets new requests again" in await bed.bottom()
     assert bed.control.calls == [
-        ("undrain", wanted, UndrainRequest(if_revision=7)),
-        ("cordon", wanted, CordonRequest(if_revision=8)),
-        ("uncordon", wanted, UncordonRequest(if_revision=9)),
+        ("drain", wanted, DrainRequest(force=True, if_revision=7)),
+        ("restart", wanted, RestartRequest(force=True, if_revision=8)),
     ]
 
 
@@ -201,22 +182,6 @@ async def test_a_screen_that_goes_stale_under_a_dialog_gives_no_order(bed: Bed) 
         assert "now: what the screen shows is 9.0s old" in await bed.bottom()
         bed.source.clock_s -= 9
     assert bed.control.calls == []
-
-
-@presses("priority")
-async def test_priority(bed: Bed, key: str) -> None:
-    """The order is about the request that was under the cursor when the key was pressed, by its
-    full id; once the level is chosen, it is sent at once."""
-    await bed.press("2", "j")
-    wanted = bed.request
-    await bed.press(key)
-    text = await bed.shown()
-    assert f"Which priority for {wanted}?" in text
-    assert text.index("high") < text.index("rank 1") < text.index("rank 0")
-    await bed.tick(**{f"i_{place}": {"queue_head": None} for place in range(12)})
-    await bed.press("j", "enter")
-    assert bed.control.calls == [("priority", wanted, PriorityRequest(level="normal"))]
-    assert f"priority {wanted} normal: it had normal already" in await bed.bottom()
 
 
 @presses("migrate")
@@ -301,33 +266,6 @@ async def test_the_log_keeps_what_was_done(key: str) -> None:
 # Requests that end, and all marked rows at once
 
 
-@presses("abort")
-async def test_abort(bed: Bed, key: str) -> None:
-    await bed.press("2")
-    bed.control.over = (over := bed.request,)
-    await bed.press(key)
-    assert f"request {over} is over" in await bed.shown()
-    await bed.press("y")
-    assert isinstance(bed.app.screen, ConfirmScreen)
-    await bed.press("escape", "j")
-    wanted = bed.request
-    await bed.press(key)
-    await bed.sees(
-        f"Abort {wanted}?",
-        f"{wanted}: running on i-3, 40 tokens written, priority high",
-        f"{wanted} is the client's mine",
-        f"{wanted}-b ends with it",
-        "There is no undo.",
-    )
-    assert bed.control.calls == []
-    await bed.tick()
-    await bed.press("y")
-    assert bed.control.calls == [("abort", wanted, AbortRequest())]
-    assert f"abort {wanted}: aborted after 40 tokens, and 1 more" in await bed.bottom()
-    await bed.press("U")
-    assert f"(abort {wanted}) cannot be undone" in await bed.shown()
-
-
 # Marked rows
 
 
@@ -400,25 +338,19 @@ async def test_orders_for_all_marked_requests(bed: Bed) -> None:
     await bed.press("a")
     await bed.sees("Abort 2 requests?", f"not abort {first}: request {first} is over")
     await bed.press("y")
-    assert bed.control.sent == [
-        ("priority", first),
-        ("priority", second),
-        ("migrate", second),
-        ("abort", second),
-    ]
+    requests = [("priority", first), ("priority", second), ("migrate", second), ("abort", second)]
+    assert bed.control.sent == requests
     assert bed.control.calls[2][2].to == sources[0]
 
 
 async def test_marked_requests_on_an_instances_screen(bed: Bed) -> None:
     bed.source.answer = synthetic.requests(bed.cursor)
     await bed.press("enter")
-    screen = bed.app.screen
     await bed.tick()
     await bed.press("x", "j", "x", "a")
     assert "Abort 2 requests?" in await bed.shown()
     await bed.press("escape", "escape")
     assert "marked" not in await bed.shown()
-    assert bed.app.screen is screen
 
 
 # What is taken back, by which order, and what cannot be
@@ -480,8 +412,7 @@ async def test_on_an_operators_event_undrain_takes_that_operation_back(bed: Bed)
     assert "Take op-0 back?" in await bed.shown()
     bed.control.failing = {"scale": ConflictError("the cluster was changed meanwhile")}
     await bed.press("y")
-    order = ScaleRequest(target=13, draining=(), **ON)
-    assert bed.control.calls == [("scale", "", order)]
+    assert bed.control.calls == [("scale", "", ScaleRequest(target=13, draining=(), **ON))]
     assert "the cluster was changed meanwhile" in await bed.bottom()
 
 
@@ -534,17 +465,6 @@ def test_how_far_one_is(
     )
     assert several.text == f"i-7: {text}, i-8: removed"
     assert several.is_over is is_over
-
-
-def test_what_remains_of_a_report() -> None:
-    report = DrainReport(instance_id="i-7", state="draining", drain_id="op-1", incarnation=3)
-    assert awaited(report) == (Awaited("i-7", End.DRAINED, "op-1", 3),)
-    assert awaited(report.model_copy(update={"safe_to_delete": True})) == ()
-    restart = report.model_copy(update={"restarts_instance": True, "safe_to_delete": True})
-    assert [each.end for each in awaited(restart)] == [End.RESTARTED]
-    going = report.model_copy(update={"removes_instance": True})
-    scale = ScaleReport(previous=4, target=4, added=("i-9",), draining=(going,))
-    assert [each.end for each in awaited_of_scale(scale)] == [End.STARTED, End.REMOVED]
 
 
 async def test_a_drain_tells_its_progress_and_its_end() -> None:

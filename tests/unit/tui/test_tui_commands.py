@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from textual.command import CommandPalette
 from textual.events import Key
 from textual.widgets import Input
 
@@ -12,7 +11,7 @@ import tui
 from controller.api.errors import LlumctlError, NotFoundError, UsageError
 from controller.api.operations.on_instances import DrainRequest, EvacuateRequest
 from controller.api.operations.on_requests import AbortRequest
-from tests.unit.tui.tui_support import Bed, acting, field_of, replaying, watching
+from tests.unit.tui.tui_support import Bed, acting, replaying, watching
 from tools import synthetic_cluster as synthetic
 from tui import typed_commands
 from tui.own_commands import Program
@@ -20,7 +19,7 @@ from tui.screens.dashboard import Pane
 from tui.screens.details import InstanceScreen, MemberLogScreen, RequestScreen, RequestsScreen
 from tui.screens.dialogs import ChooseScreen
 from tui.screens.tuning import TuningScreen
-from tui.typed_commands import Command, Known, Tabbing, TypedHistory, complete, parse
+from tui.typed_commands import Command, Known, Tabbing, complete, parse
 
 KNOWN = Known(
     columns=("freeness", "wait"),
@@ -106,15 +105,12 @@ def test_tab_after_tab() -> None:
     tabbing = Tabbing()
     text = tabbing.tab("drain ", KNOWN)
     assert text == "drain i-"
-    seen = []
-    for _ in range(4):
+    for place in ("i-1", "i-10", "i-2", "i-1"):
         text = tabbing.tab(text, KNOWN)
-        seen.append(text)
-    assert seen == ["drain i-1", "drain i-10", "drain i-2", "drain i-1"]
+        assert text == f"drain {place}"
     assert tabbing.tab(text, KNOWN, -1) == "drain i-2"
-    assert tabbing.tab("dra", KNOWN) == "drain "
-    assert tabbing.tab("restart i-2", KNOWN) == "restart i-2"
-    assert tabbing.tab("abort 77", KNOWN) == "abort chat-77d4 "
+    for typed, completed in (("dra", "drain "), ("abort 77", "abort chat-77d4 ")):
+        assert tabbing.tab(typed, KNOWN) == completed
     assert tabbing.tab("drain zzz", KNOWN) == "drain zzz"
 
 
@@ -132,16 +128,6 @@ def test_hints(text: str, width: int, shown: str) -> None:
     hint = typed_commands.completion_hint(complete(text, KNOWN), width)
     assert hint.startswith(shown)
     assert len(hint) <= width
-
-
-def test_history() -> None:
-    history = TypedHistory()
-    for text in ("drain i-1", "", "undo", "drain i-1"):
-        history.keep(text)
-    assert history.go(1, "half ty") == "drain i-1"
-    assert history.go(1, "drain i-1") == "undo"
-    assert history.go(1, "undo") == "undo", "there is nothing older"
-    assert [history.go(-1, "undo"), history.go(-1, "drain i-1")] == ["drain i-1", "half ty"]
 
 
 # On the screen
@@ -164,10 +150,12 @@ async def test_tab_hints_and_history_in_the_prompt(bed: Bed) -> None:
     assert "no command 'drian': did you mean drain?" in await bed.bottom()
     await bed.press("j")
     assert "drian" not in await bed.bottom(), "the message goes away with the next key"
-    await bed.press("colon", "up", "up")
-    assert prompt(bed).value == "drain i-1"
-    await bed.press("down", "down")
-    assert prompt(bed).value == ""
+    await bed.press("colon", *"und")
+    ups, downs = ("drian i-2", "drain i-1", "drain i-1"), ("drian i-2", "und")
+    for key, texts in (("up", ups), ("down", downs)):
+        for text in texts:
+            await bed.press(key)
+            assert prompt(bed).value == text
     await bed.press("escape", "slash", "tab", "up")
     assert prompt(bed).value == "", "a filter is no command"
     assert len(bed.control.calls) == 1
@@ -297,15 +285,3 @@ async def test_a_replay_offers_what_it_can_do(tmp_path: Path) -> None:
         assert "seek" not in complete("", bed.app.command_line.known()).words
         await bed.type("colon", "doctor")
         assert "a browser runs no commands here" in await bed.bottom()
-
-
-async def test_the_palette_acts_on_the_row_that_was_under_the_cursor(bed: Bed) -> None:
-    wanted = bed.cursor
-    await bed.press("ctrl+p")
-    assert isinstance(bed.app.screen, CommandPalette)
-    await bed.tick(**{field_of(wanted): {"freeness_steps": 9000.0}})
-    await bed.pilot.press(*f"restart {wanted}")
-    await bed.app.workers.wait_for_complete()
-    await bed.pilot.pause()
-    await bed.press("down", "enter", "y")
-    assert bed.control.sent == [("restart", wanted)]

@@ -12,7 +12,17 @@ from tests.unit.tui import (
     test_tui_replay_keys,
     test_tui_tuning,
 )
-from tests.unit.tui.tui_support import NARROW, TESTED, Bed, FakeSource, keys_of, presses, watching
+from tests.unit.tui.tui_support import (
+    NARROW,
+    TESTED,
+    Bed,
+    FakeSource,
+    acting,
+    field_of,
+    keys_of,
+    presses,
+    watching,
+)
 from tools import synthetic_cluster as synthetic
 from tui.actions import ACTIONS, TOGETHER, Place, Target
 from tui.app import Dashboard
@@ -160,15 +170,6 @@ async def test_freeze(key: str) -> None:
         assert "FROZEN" not in await bed.shown()
 
 
-async def test_keys_of_a_replay_are_nothing_in_a_live_dashboard(watched: Bed) -> None:
-    before = await watched.shown()
-    await watched.press(*(key for each in ACTIONS if each.replay for key in each.keys))
-    assert await watched.shown() == before
-    assert "slower" not in before
-    await watched.type("colon", "seek 5s")
-    assert "only a replay has other moments" in await watched.bottom()
-
-
 @presses("copy_id")
 async def test_copy_id(key: str) -> None:
     """The id of the row under the cursor is copied in full, even if the row cuts it, and shown."""
@@ -311,15 +312,17 @@ async def test_picture(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @presses("palette")
-async def test_palette(key: str) -> None:
-    async with watching() as bed:
+async def test_the_palette_acts_on_the_row_that_was_under_the_cursor(key: str) -> None:
+    async with acting() as bed:
+        wanted = bed.cursor
         await bed.press(key)
         assert isinstance(bed.app.screen, CommandPalette)
-        await bed.pilot.press(*"sort headroom")
+        await bed.tick(**{field_of(wanted): {"freeness_steps": 9000.0}})
+        await bed.pilot.press(*f"restart {wanted}")
         await bed.app.workers.wait_for_complete()
         await bed.pilot.pause()
-        await bed.press("down", "enter")
-        assert bed.main.view.sort == "headroom"
+        await bed.press("down", "enter", "y")
+        assert bed.control.sent == [("restart", wanted)]
     async with watching(glyphs=ASCII) as bed:
         await bed.press(key)
         assert "type : instead" in await bed.bottom()

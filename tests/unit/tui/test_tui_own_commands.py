@@ -75,13 +75,6 @@ def test_what_no_program_is_given(run: tuple[str, ...], id_: str, words: str) ->
     assert words in caught.value.message
 
 
-def test_a_long_id_hides_no_argument_behind_it() -> None:
-    plan = filled(of_request("p", "--", "{id}", "last"), {"id": "x" * 10_000}).plan(None)
-    assert [line[:3] for line in plan.lines] == ["0  ", "1  ", "2  ", "3  "]
-    assert plan.lines[2].endswith("x... (10000 characters)")
-    assert sum(map(len, plan.lines)) < 400
-
-
 def test_the_values_of_rows() -> None:
     status = synthetic.cluster((synthetic.instance("i-1"),))
     elsewhere = "http://127.0.0.1:8700"  # a cluster here may have the same name
@@ -209,17 +202,13 @@ async def test_it_runs_for_the_row_after_its_arguments_were_shown() -> None:
         assert any("says the id" in row.text for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("options", "key", "words"),
-    [
-        ({}, "R", "read-only: R allows"),
-        ({"in_browser": True}, "", "a browser runs no commands"),
-    ],
-)
-async def test_where_it_is_off(options: dict[str, Any], key: str, words: str) -> None:
-    async with acting(own=(MINE,), **options) as bed:
-        await bed.press(*filter(None, (key,)), "f5")
-        assert f"no mine now: {words}" in await bed.bottom()
+async def test_where_it_is_off() -> None:
+    async with acting(own=(MINE,)) as bed:
+        await bed.press("R", "f5")
+        assert "no mine now: read-only: R allows" in await bed.bottom()
+    async with acting(own=(MINE,), in_browser=True) as bed:
+        await bed.press("f5")
+        assert "no mine now: a browser runs no commands" in await bed.bottom()
         assert not isinstance(bed.app.screen, ConfirmScreen)
 
 
@@ -263,18 +252,15 @@ async def test_a_terminal_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("arguments", "failed"),
-    [
+async def test_how_a_program_in_the_terminal_ended() -> None:
+    for arguments, failed in (
         ([SHELL, "-c", "exit $ROW"], "exit status 3"),
         ([SHELL, "-c", "exit 0"], ""),
         (["/no/such/program"], "could not be started: "),
-    ],
-)
-async def test_how_a_program_in_the_terminal_ended(arguments: list[str], failed: str) -> None:
-    told = await own_commands.in_terminal(arguments, {"ROW": "3"})
-    assert told.startswith(failed)
-    assert bool(told) is bool(failed)
+    ):
+        told = await own_commands.in_terminal(arguments, {"ROW": "3"})
+        assert told.startswith(failed)
+        assert bool(told) is bool(failed)
 
 
 @pytest.mark.process
