@@ -1,6 +1,6 @@
 """Which KV blocks of two prompts are the same, by the hashes of their trace."""
 
-from controller.sim.request_run import BlockNames, model_request
+from controller.sim.request_run import BlockNames
 from controller.sim.workload.trace import TraceRequest
 
 
@@ -16,18 +16,13 @@ def _num_shared(one: BlockNames, other: BlockNames) -> int:
 
 
 def test_blocks_are_shared_as_far_as_the_hashes_agree() -> None:
-    assert _num_shared(_names("a", 300, 1, 2, 3), _names("b", 300, 1, 2, 4)) == 8
-    assert _num_shared(_names("a", 300, 1, 2), _names("b", 300, 5, 6)) == 0
-
-
-def test_blocks_beyond_the_hashes_or_the_prompt_are_the_requests_own() -> None:
-    assert _num_shared(_names("a", 300, 1), _names("b", 300, 1)) == 4
-    assert _num_shared(_names("a", 100, 1, 2), _names("b", 100, 1, 2)) == 6
-
-
-def test_without_hashes_no_block_has_a_name() -> None:
-    assert model_request(3, TraceRequest(1.0, 300, 5), 0, 0, 16).block_hash is None
-    request = model_request(3, TraceRequest(1.0, 300, 5, 1, "s", (7,)), 0, 64, 16)
-    assert request.block_hash is not None
-    assert request.block_hash(0) == (7, 0)
-    assert (request.rank, request.request_id) == (0, "r-3")
+    """Blocks beyond the hashes or the prompt are the request's own."""
+    for one, other, num_tokens, num_shared in (
+        ((1, 2, 3), (1, 2, 4), 300, 8),
+        ((1, 2), (5, 6), 300, 0),
+        ((1,), (1,), 300, 4),
+        ((1, 2), (1, 2), 100, 6),
+    ):
+        assert _num_shared(_names("a", num_tokens, *one), _names("b", num_tokens, *other)) == (
+            num_shared
+        )

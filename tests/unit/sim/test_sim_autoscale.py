@@ -95,11 +95,3 @@ def test_a_killed_one_is_replaced_below_the_minimum() -> None:
     assert outcome.num_failed == 1
     assert instances_over_time(outcome) == [(0.0, 2), (1.5, 1), (2.0, 2)]
     assert [each.instance_id for each in cluster.instances.values() if each.alive] == ["i-1", "i-2"]
-
-
-def test_requests_that_come_while_none_serves_wait_for_the_next_one() -> None:
-    setup = ClusterSetup(A10, scaling(), 1, faults=(Fault(0.5, "kill", "i-0"),))
-    _, outcome = run(setup, requests([(0.7, 50, 10)]))
-    served_s = 1.0 + 2.5
-    alone_s = A10.step_time_s([(50, 0)], 0, 0)
-    assert column(outcome, "ttft_s") == [pytest.approx(served_s - 0.7 + alone_s)]

@@ -7,12 +7,11 @@ from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Unreported
 from controller.core.scheduler_events import DispatchRequested
 from controller.sim.baselines import (
     DISPATCH,
-    kv_ratio,
     pick_by_session,
     pick_longest_match,
     pick_lower_of_two,
 )
-from tests.unit.core.core_builders import RequestSnapshot, queued, running, snapshot_of
+from tests.unit.core.core_builders import queued, running, snapshot_of
 from tests.unit.core.dispatch_oracle import Candidate, choose
 
 IDS = [f"i-{number}" for number in range(8)]
@@ -34,13 +33,6 @@ def _seen(**prompts: tuple[int, ...]) -> History:
 
 
 # -- measures of load ------------------------------------------------------------------------
-
-
-def test_the_share_counts_what_was_sent_and_what_a_prefill_still_takes() -> None:
-    requests = [running("x", 30), running("y", 20), queued("p", 10), queued("q", 5)]
-    assert kv_ratio(snapshot_of(requests), Unreported(2, 5)) == (30 + 20 + 15 + 5) / 100
-    prefilling = RequestSnapshot("r", 0, 160, 4, running=True, in_prefill=True)
-    assert kv_ratio(snapshot_of([prefilling]), Unreported()) == 10 / 100
 
 
 @pytest.mark.parametrize(

@@ -94,14 +94,6 @@ def test_memory_that_is_free_in_two_places_is_one_room(name: str) -> None:
     assert max(column(apart, "ttft_s")) > 2 * ttft_s
 
 
-@BOTH
-def test_first_come_is_first_served_even_if_the_second_would_fit(name: str) -> None:
-    rows = [(0.0, 640, 100), (0.1, 640, 2), (0.2, 16, 2)]
-    _, outcome = _run(name, rows)
-    _, second_s, third_s = (row["arrival_s"] + row["ttft_s"] for row in _rows(outcome))
-    assert second_s == third_s > _ends_s(outcome)[0]
-
-
 def test_the_last_gives_way_and_comes_back_before_those_behind_it() -> None:
     """Two requests of 25 blocks grow in 60 until the 61st block is wanted: 80 tokens later."""
     rows = [(0.0, 400, 200), (0.001, 400, 200), (0.5, 400, 5)]

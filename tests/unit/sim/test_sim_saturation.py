@@ -9,7 +9,7 @@ from controller.sim.run import saturation_of
 from controller.sim.setup import ClusterSetup
 from controller.sim.workload.named import workload
 from controller.sim.workload.trace import Trace, TraceRequest
-from tests.unit.sim.runs import A10, STAY, policy, requests, run
+from tests.unit.sim.runs import A10, STAY, policy, run
 
 
 @pytest.mark.parametrize("mode", ["chunked", "prefill-first"])
@@ -20,12 +20,6 @@ def test_it_is_near_what_an_overloaded_cluster_serves(lengths, mode) -> None:
     estimate = saturation_rate(trace, A10, 2, mode)
     served = served_rate(ClusterSetup(A10, policy(STAY), 2, mode=mode), trace)
     assert estimate == pytest.approx(served, rel=0.2)
-
-
-def test_requests_without_a_decode_step_cost_their_prefill() -> None:
-    trace = requests([(0.0, 1000, 1)])
-    prefill_s = A10.step_time_s([(1000, 0)], 0, 0)
-    assert saturation_rate(trace, A10, 1, "prefill-first") == pytest.approx(1 / prefill_s)
 
 
 def assistants(num_requests: int, num_assistants: int) -> Trace:

@@ -123,7 +123,6 @@ def test_a_bar_on_a_terminal_and_none_in_a_pipe(
     assert run(arguments(profile, "--seeds", "1", "-o", "json")) == 0
     captured = capsys.readouterr()
     assert "2/2 runs" in captured.err
-    assert "2 runs in " in captured.err
     assert len(json.loads(captured.out)) == 2
 
 
@@ -154,16 +153,14 @@ def test_the_smallest_cluster_that_meets_a_target(
     found = runs(capsys, *options)
     p99_s = {each["num_instances"]: each["ttft_s"]["p99"] for each in found}
     assert p99_s[1] > p99_s[2] > p99_s[4]
-    target = str((p99_s[1] + p99_s[2]) / 2)
     assert run([*options, "--target-tpot-p99", "0.001"]) == 1
     assert "4 instances do not meet the targets" in capsys.readouterr().out
-    answer = runs(capsys, *options, "--target-ttft-p99", target)
+    target = ["--target-ttft-p99", str((p99_s[1] + p99_s[2]) / 2)]
+    answer = runs(capsys, *options, *target)
     assert answer["answers"][0]["smallest"] == 2
-    assert answer["targets"] == {"ttft_p99_s": float(target), "tpot_p99_s": None}
+    assert answer["targets"] == {"ttft_p99_s": float(target[1]), "tpot_p99_s": None}
     assert answer["runs"] == found
-    (easy,) = runs(capsys, *options, "--target-ttft-p99", "9999")["answers"]
-    assert easy["smallest"] == 1
-    assert run([*options, "--target-ttft-p99", target]) == 0
+    assert run([*options, *target]) == 0
     table, told = capsys.readouterr().out.strip().split("\n\n")
     assert [line.split()[-1] for line in table.splitlines()] == ["MEETS", "no", "yes", "yes", "yes"]
     assert told.endswith("under llumnix: 2 instances are enough")

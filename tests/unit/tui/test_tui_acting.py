@@ -263,9 +263,6 @@ async def test_the_log_keeps_what_was_done(key: str) -> None:
         assert isinstance(bed.app.screen, DashboardScreen)
 
 
-# Requests that end, and all marked rows at once
-
-
 # Marked rows
 
 

@@ -92,22 +92,6 @@ def head(demand_blocks: int) -> QueueHeadStatus:
     )
 
 
-def text(width: int = 114, **fields: object) -> list[str]:
-    found = instances.block_map(synthetic.instance(**fields), width)
-    return ["".join(span.text for span in line)[13:] for line in found]
-
-
-def test_the_map_of_blocks() -> None:
-    bar, legend = text(num_free_blocks=500, headroom_blocks=200, queue_head=head(90))
-    assert bar == "#" * 50 + "=" * 9 + "+" * 20 + "." * 20 + "-"
-    parts = "# 500 held  = 90 wanted by the head  + 200 headroom  . 200 free  - 10 watermark"
-    assert legend.rstrip() == parts
-    bar, legend = text(num_free_blocks=196, headroom_blocks=90, queue_head=head(280))
-    assert not {"+", "."} & set(bar)
-    assert legend.startswith("the head lacks 94  # 804 held")
-    assert text(num_total_blocks=None) == text(num_free_blocks=None) == []
-
-
 @given(
     free=st.integers(0, 1000),
     headroom=st.integers(0, 2000),

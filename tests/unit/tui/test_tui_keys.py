@@ -92,8 +92,12 @@ LEAVING = keys_of("back_main"), keys_of("help_close")
 
 
 @presses("back")
-async def test_keys_lead_back(watched: Bed, key: str) -> None:
-    await watched.press("3", "z", key)
+@presses("pane_zoom", "zoom")
+async def test_keys_lead_back(watched: Bed, key: str, zoom: str) -> None:
+    await watched.press("3", zoom)
+    assert watched.main.view.zoomed is Pane.EVENTS
+    assert "Instances (" not in await watched.shown()
+    await watched.press(key)
     assert watched.main.view.zoomed is None
     assert watched.main.view.focused is Pane.EVENTS
     await watched.press(key)
@@ -214,16 +218,6 @@ async def test_expand(watched: Bed, key: str) -> None:
         assert not any(words in text for words in gone)
 
 
-@presses("pane_zoom")
-async def test_zoom(watched: Bed, key: str) -> None:
-    await watched.press("2", key)
-    text = await watched.shown()
-    assert "Queue heads" in text
-    assert "Instances (" not in text
-    await watched.press(key)
-    assert "Instances (" in await watched.shown()
-
-
 PANES = [
     (keys_of("pane_migrations"), Pane.MIGRATIONS),
     (keys_of("pane_queue"), Pane.QUEUE),
@@ -243,7 +237,7 @@ async def test_keys_lead_to_the_panes() -> None:
             assert bed.table(pane).has_focus, (key, pane)
 
 
-async def test_enter_opens_what_the_row_of_each_pane_is_about() -> None:
+async def test_enter_opens_what_the_row_of_a_move_is_about() -> None:
     async with watching(10, NARROW) as bed:
         await bed.press("1")
         assert bed.table(Pane.MIGRATIONS).cursor_id == "m-a1-9"
@@ -254,11 +248,6 @@ async def test_enter_opens_what_the_row_of_each_pane_is_about() -> None:
         assert bed.main.target() == Target("i-3", "r77c0"), "where the request still is"
         await bed.press("end")
         assert bed.main.target().instance_id == "i-1", "where it went"
-        await bed.press("3")
-        about = bed.table(Pane.EVENTS).items[-1].entry.event.instance_id
-        await bed.press("enter")
-        assert isinstance(bed.app.screen, InstanceScreen)
-        assert bed.app.screen.instance_id == about
 
 
 @presses("command")
@@ -284,11 +273,15 @@ async def test_command(key: str) -> None:
 
 
 @presses("suspend")
-async def test_suspend(watched: Bed, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@presses("quit", "leave")
+async def test_suspend_and_quit(key: str, leave: str, monkeypatch: pytest.MonkeyPatch) -> None:
     suspended: list[Dashboard] = []
     monkeypatch.setattr(Dashboard, "action_suspend_process", lambda app: suspended.append(app))
-    await watched.press(key)
-    assert suspended == [watched.app]
+    async with watching() as bed:
+        await bed.press(key)
+        assert suspended == [bed.app]
+        await bed.pilot.press(leave)
+    assert bed.source.stopped
 
 
 @presses("picture")
@@ -342,13 +335,6 @@ async def test_help_lists_what_works_on_the_screen(key: str) -> None:
     async with watching(size=(100, 90), readonly=True) as bed:
         await bed.press(key)
         assert "empty the instance of this row" not in await bed.shown()
-
-
-@presses("quit")
-async def test_quit(key: str) -> None:
-    async with watching() as bed:
-        await bed.pilot.press(key)
-    assert bed.source.stopped
 
 
 async def test_the_mouse_sorts_chooses_and_opens(watched: Bed) -> None:

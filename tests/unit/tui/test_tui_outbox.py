@@ -73,23 +73,18 @@ def test_an_order_is_sent_once_and_done() -> None:
     assert outbox[1].phase is Phase.DONE
 
 
-@pytest.mark.parametrize(
-    ("now_s", "locked", "text"),
-    [
+def test_what_waits_too_long_or_for_a_stale_screen_is_never_sent() -> None:
+    for now_s, locked, text in (
         (6.0 - 0.1, "", ""),
         (6.0, "", "not sent within 5 s: the call before it was not answered"),
         (1.1, "the screen is stale", "not sent: the screen is stale"),
-    ],
-)
-def test_what_waits_too_long_or_for_a_stale_screen_is_never_sent(
-    now_s: float, locked: str, text: str
-) -> None:
-    outbox = sent()
-    outbox.put(Nudge(), "l", 1.0)
-    assert outbox.due(now_s, locked) == []
-    assert (outbox[2].phase is Phase.CANCELLED, outbox[2].text) == (bool(text), text)
-    outbox.hear_report(1, Report(8))
-    assert bool(outbox.due(5.9, "")) is not bool(text)
+    ):
+        outbox = sent()
+        outbox.put(Nudge(), "l", 1.0)
+        assert outbox.due(now_s, locked) == []
+        assert (outbox[2].phase is Phase.CANCELLED, outbox[2].text) == (bool(text), text)
+        outbox.hear_report(1, Report(8))
+        assert bool(outbox.due(5.9, "")) is not bool(text)
 
 
 def test_lanes_do_not_wait_for_each_other_and_an_own_change_is_no_conflict() -> None:

@@ -14,7 +14,6 @@ from tools.synthetic_cluster import START_S
 from tui.actions import Target
 from tui.drawing import UNICODE, apportion
 from tui.panes import timeline
-from tui.panes.timeline import Phase
 from tui.screens.dashboard import Pane
 from tui.screens.details import InstanceScreen, RequestScreen
 from tui.state import ExplanationArrived
@@ -88,54 +87,36 @@ async def test_filter_sort_and_commands() -> None:
 
 # The life of a request as phases and lines
 
-Begun = tuple[Phase, float, float | None]
-
-
-def phases(found: Explanation) -> list[Begun]:
-    return [
-        (moment.phase, round(moment.at_s, 3), moment.length_s and round(moment.length_s, 3))
-        for moment in timeline.moments(found)
-        if moment.phase is not None
-    ]
-
 
 MOVE = lives.EVENTFUL[-1].model_copy(update={"downtime_s": None})
 LIVES = {
     "an eventful life": (
-        lives.eventful(),
-        [
-            (Phase.HELD, 0.0, 0.002),
-            (Phase.QUEUED, 0.002, 1.198),
-            (Phase.PREFILL, 1.2, 0.3),
-            (Phase.DECODE, 1.5, 2.5),
-            (Phase.EVICTED, 4.0, 2.0),
-            (Phase.DECODE, 6.0, 2.976),
-            (Phase.MOVING, 8.976, 0.024),
-            (Phase.DECODE, 9.0, None),
-        ],
+        lives.ended(),
+        "held 0.0+0.002 queued 0.002+1.198 prefill 1.2+0.3 decode 1.5+2.5 evicted 4.0+2.0"
+        " decode 6.0+2.976 moving 8.976+0.024 decode 9.0+2.0",
     ),
     "evicted before its first token it is prefilled again": (
         Explanation(request=lives.request(ttft_s=7.5), steps=lives.EVENTFUL[:5]),
-        [
-            (Phase.HELD, 0.0, 0.002),
-            (Phase.QUEUED, 0.002, 1.198),
-            (Phase.PREFILL, 1.2, 2.8),
-            (Phase.EVICTED, 4.0, 2.0),
-            (Phase.PREFILL, 6.0, 1.5),
-            (Phase.DECODE, 7.5, None),
-        ],
+        "held 0.0+0.002 queued 0.002+1.198 prefill 1.2+2.8 evicted 4.0+2.0 prefill 6.0+1.5"
+        " decode 7.5+-",
     ),
     "a move without a token changes no phase of what waits": (
         lives.waiting().model_copy(update={"steps": (lives.EVENTFUL[0], MOVE)}),
-        [(Phase.HELD, 0.0, 0.002), (Phase.QUEUED, 0.002, None)],
+        "held 0.0+0.002 queued 0.002+-",
     ),
 }
 
 
 @pytest.mark.parametrize(("life", "expected"), LIVES.values(), ids=LIVES)
-def test_phases(life: Explanation, expected: list[Begun]) -> None:
-    assert phases(life) == expected
-    assert phases(lives.ended())[-1] == (Phase.DECODE, 9.0, 2.0), "the end ends it"
+def test_phases(life: Explanation, expected: str) -> None:
+    """Each with its begin and its length."""
+    found = [each for each in timeline.moments(life) if each.phase is not None]
+    lengths = ["-" if each.length_s is None else round(each.length_s, 3) for each in found]
+    told = [
+        f"{each.phase.name.lower()} {round(each.at_s, 3)}+{length}"
+        for each, length in zip(found, lengths, strict=True)
+    ]
+    assert " ".join(told) == expected
 
 
 def test_clocks_that_differ_turn_nothing_round() -> None:

@@ -2,6 +2,7 @@
 keeps in view while rows move."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -60,17 +61,17 @@ async def test_resizing_keeps_cursor_and_focus(watched: Bed) -> None:
 async def test_an_instance_that_leaves_under_the_cursor() -> None:
     some = [synthetic.instance(f"i-{place}", freeness_steps=place) for place in range(3)]
 
-    def status(second: int, *instances: object) -> StatusFrame:
+    def status(second: int, *instances: object) -> list[StatusFrame]:
         at_s = synthetic.START_S + second
-        return StatusFrame(time_s=at_s, status=synthetic.cluster(instances, at_s))
+        return [StatusFrame(time_s=at_s, status=synthetic.cluster(instances, at_s))]
 
-    async with watching([status(0, *some)]) as bed:
+    async with watching(status(0, *some)) as bed:
         await bed.press("j", "enter")
-        await bed.feed([status(1, some[0], some[2])])
+        await bed.feed(status(1, some[0], some[2]))
         await bed.sees("i-1  is no longer part of the cluster", "gone")
         await bed.press("escape")
         assert bed.cursor == "i-2"
-        await bed.feed([status(2)])
+        await bed.feed(status(2))
         assert "no instances yet" in await bed.shown()
         await bed.press("enter", "j", "G")
         assert isinstance(bed.app.screen, DashboardScreen)
@@ -144,7 +145,7 @@ async def test_nothing_beyond_ascii_on_an_ascii_terminal() -> None:
 
 async def test_only_what_changed_is_painted(watched: Bed) -> None:
     table = watched.table()
-    painted: list[object] = []
+    painted: list[Any] = []
     table.refresh = lambda *regions, **_: painted.extend(regions) or table
     watched.app.pump()
     assert painted == []
@@ -154,8 +155,8 @@ async def test_only_what_changed_is_painted(watched: Bed) -> None:
     watched.source.feed([StatusFrame(time_s=watched.source.clock_s, status=same_time)])
     watched.app.pump()
     (region,) = painted
-    assert (region.y, region.height) == (watched.ids().index(changed.id) + 2, 1)
-    assert region.width == 4 + GAP
+    row = watched.ids().index(changed.id) + 2
+    assert (region.y, region.height, region.width) == (row, 1, 4 + GAP)
 
 
 # More rows than fit: the top of the order stays in view until somebody moves the cursor

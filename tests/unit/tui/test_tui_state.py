@@ -72,34 +72,24 @@ def test_changes_of_state_are_kept_and_details_renewed() -> None:
     assert [text for text in told if "already so" in text] == [told[-1]]
 
 
-def test_an_instance_that_left_long_ago_is_forgotten() -> None:
-    heard = [status(1.0, synthetic.instance("i-0")), status(2.0), status(3600.0), status(3603.0)]
-    assert "i-0" in reduce(DashboardState(), heard[:-1]).histories
-    assert "i-0" not in reduce(DashboardState(), heard).histories
-
-
 def test_heard_at_once_or_one_by_one_is_the_same() -> None:
     heard = [Arrived(frame, frame.time_s) for frame in synthetic.frames(20)]
     state = DashboardState()
     for item in heard:
         state = reduce(state, [item])
     assert state == reduce(DashboardState(), heard)
+    left = [status(1.0, synthetic.instance("i-0")), status(2.0), status(3600.0)]
+    assert "i-0" in reduce(DashboardState(), left).histories
+    assert "i-0" not in reduce(DashboardState(), [*left, status(3603.0)]).histories, "long ago"
 
 
 PING_12, PING_15 = (Arrived(PingFrame(time_s=at_s), at_s) for at_s in (12.0, 15.5))
 GONE = Lost("gone", 10.1)
-
-
 STALE = {
     "an idle stream that pings is not stale": ([status(10.0), PING_12], 14.9, 5.0, False),
     "no ping": ([status(10.0), PING_12], 15.1, 5.0, True),
-    "statuses that do not come are stale though pings do": (
-        [status(10.0), PING_15],
-        15.6,
-        1.0,
-        True,
-    ),
-    "unless they come seldom": ([status(10.0), PING_15], 15.6, 2.0, False),
+    "pings, but statuses that do not come": ([status(10.0), PING_15], 15.6, 1.0, True),
+    "statuses that come seldom": ([status(10.0), PING_15], 15.6, 2.0, False),
     "a lost stream is stale at once": ([status(10.0), GONE], 10.2, 1.0, True),
     "and well with the next frame": ([status(10.0), GONE, PING_12], 12.1, 1.0, False),
     "before the first frame nothing is stale": ([], 99.0, 1.0, False),
