@@ -129,7 +129,8 @@ def played(path: Path, **options: Any) -> Iterator[Played]:
 
 
 def at_times(folder: Path, *times_s: float) -> Path:
-    """A recording of statuses at these times."""
+    """A recording of statuses at these times, in place of the one before."""
+    (folder / "recording.jsonl").unlink(missing_ok=True)
     status = synthetic.cluster(())
     return recorded(folder, [StatusFrame(time_s=time_s, status=status) for time_s in times_s])
 

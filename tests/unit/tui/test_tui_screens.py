@@ -45,6 +45,7 @@ async def test_a_table_of_nothing_takes_keys_and_an_event_about_no_instance_open
         await bed.press("3", "enter")
         assert isinstance(bed.app.screen, DashboardScreen)
         assert "about no instance" in await bed.bottom()
+        bed.app.session.message.clear()
         await bed.hear(RecordingFailed("cannot write the recording: No space left", 1.0))
         await bed.sees("[REC FAILED]", "No space left")
 

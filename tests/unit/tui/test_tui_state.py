@@ -43,7 +43,7 @@ def test_the_kv_use_of_each_minute_of_the_last_hour_is_kept() -> None:
     ]
     heard.append(status(4800.0, synthetic.instance("i-0", kv_cache_usage=None)))
     minutes = reduce(DashboardState(), heard).histories["i-0"].minutes
-    assert [each.minute for each in minutes] == list(range(20, 80))
+    assert [each.minute for each in minutes] == list(range(21, 80))
     assert {each.mean for each in minutes} == {0.5}
 
 

@@ -43,6 +43,7 @@ async def test_a_threshold_is_changed_after_its_preview_was_shown(tune: str, edi
         await bed.press("y")
         order = SettingsPatch(changes={LOW: 40}, if_revision=7)
         assert bed.control.calls == [("set", "", order)]
+        await bed.tick()
         await bed.sees(f"set {LOW}=40: was 48  (U takes it back)", f" {LOW} = 40  (set since;")
         await bed.press("L", "y")
         assert bed.app.clipboard == f"llumctl set {LOW}=40"
