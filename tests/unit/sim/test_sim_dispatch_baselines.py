@@ -2,14 +2,13 @@
 
 import pytest
 
-from controller.core.admission.policies import POLICIES, History
-from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Unreported
+from controller.core.admission.policies import History
+from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL
 from controller.core.scheduler_events import DispatchRequested
 from controller.sim.baselines import (
     DISPATCH,
     pick_by_session,
     pick_longest_match,
-    pick_lower_of_two,
 )
 from tests.unit.core.core_builders import queued, running, snapshot_of
 from tests.unit.core.dispatch_oracle import Candidate, choose
@@ -61,52 +60,6 @@ def test_each_policy_has_its_own_favourite(
     choice = choose(DISPATCH[name], candidates, NORMAL, DEFAULT_LEVELS)
     assert choice is not None
     assert (choice.instance_id, choice.scores) == (expected, scores)
-
-
-@pytest.mark.parametrize("name", sorted(DISPATCH.keys() - POLICIES.keys() - {"power-of-two"}))
-def test_a_burst_between_two_statuses_spreads_evenly_and_ties_go_to_the_smallest_id(
-    name: str,
-) -> None:
-    sent = dict.fromkeys("abc", 0)
-    order = []
-    for _ in range(6):
-        candidates = [
-            Candidate(snapshot_of([], instance_id=each), Unreported(n, 9 * n))
-            for each, n in sorted(sent.items(), reverse=True)
-        ]
-        choice = choose(DISPATCH[name], candidates, NORMAL, DEFAULT_LEVELS)
-        assert choice is not None
-        sent[choice.instance_id] += 1
-        order.append(choice.instance_id)
-    assert order == [*"abcabc"]
-
-
-# -- power of two choices --------------------------------------------------------------------
-
-
-def _pair(request_id: str, ids: list[str]) -> set[int]:
-    """The two places of which the lower score is taken: the winner, and what beats it least."""
-    newcomer = DispatchRequested(request_id, "f-0", 1, 0, 0.0)
-    scores = [0.0] * len(ids)
-    first = pick_lower_of_two(ids, scores, newcomer, NOTHING)
-    scores[first] = 1.0
-    return {first, pick_lower_of_two(ids, scores, newcomer, NOTHING)}
-
-
-def test_the_lower_of_two_drawn_is_taken_and_of_equal_ones_the_first() -> None:
-    """The draws are written down, because Python's own hash of a text is salted."""
-    picks = []
-    for number in range(50):
-        pair = _pair(f"r-{number}", IDS)
-        assert len(pair) == 2
-        newcomer = DispatchRequested(f"r-{number}", "f-0", 1, 0, 0.0)
-        rising = [float(place) for place in range(len(IDS))]
-        assert pick_lower_of_two(IDS, rising, newcomer, NOTHING) == min(pair)
-        assert pick_lower_of_two(IDS, rising[::-1], newcomer, NOTHING) == max(pair)
-        picks.append(pick_lower_of_two(IDS, EQUAL, newcomer, NOTHING))
-        assert picks[-1] == min(pair)
-    assert picks[:6] == [1, 3, 1, 2, 2, 4]
-    assert pick_lower_of_two(["i-0"], [5.0], _newcomer(), NOTHING) == 0
 
 
 # -- sessions --------------------------------------------------------------------------------

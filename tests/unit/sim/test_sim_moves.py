@@ -95,26 +95,11 @@ def history(seed: int) -> Outcome:
 
 @pytest.mark.long
 def test_invariants_hold_after_each_event_whatever_becomes_of_the_moves() -> None:
-    seen: set[str] = set()
-    num_moved = 0
-    for seed in range(12):
-        try:
-            outcome = history(seed)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {error!r}") from error
-        seen |= outcome.num_failed_moves.keys()
-        num_moved += outcome.num_moved
-    assert num_moved > 100
-    assert seen >= {
-        "no_blocks",
-        "finished",
-        "evicted",
-        "admitted",
-        "destination_died",
-        "source_died",
-        "cancelled",
-        "too_slow",
-    }, f"never seen, of {sorted(seen)}"
+    outcomes = [history(seed) for seed in range(12)]
+    assert sum(each.num_moved for each in outcomes) > 100
+    seen = set().union(*(each.num_failed_moves for each in outcomes))
+    wanted = "no_blocks finished evicted admitted destination_died source_died cancelled too_slow"
+    assert seen >= set(wanted.split())
 
 
 When = Callable[[SimMove], bool]

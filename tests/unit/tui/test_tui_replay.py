@@ -13,8 +13,7 @@ from controller.api.errors import UsageError
 from controller.api.recording import RecordingReader, RequestNumbers
 from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, StatusFrame
-from tests.unit.tui import svg_snapshots
-from tests.unit.tui.tui_support import Driven, after, recorded, replaying, text_of, watching
+from tests.unit.tui.tui_support import after, recorded, replaying, text_of
 from tools import synthetic_cluster as synthetic
 from tui import replay as replay_module
 from tui.actions import Target
@@ -23,36 +22,8 @@ from tui.panes import header
 from tui.panes.header import Liveness
 from tui.replay import Progress, ReplaySource, typed_moment_s
 from tui.state import DashboardState, Replayed, reduce
-from tui.widgets import Bottom, Lines
 
-MOMENTS_S = (0.0, 1.0, 7.5, 61.3, 150.0, 299.0)
 NOT_RECORDED = "no requests are recorded up to here"
-
-
-def picture(driven: Driven) -> str:
-    """The screen without the header and the last line, which differ between a replay and a live
-    screen."""
-    driven.main.query_one(Bottom).say(())
-    driven.main.query_one("#header", Lines).show([])
-    return svg_snapshots.svg(driven.app)
-
-
-async def test_five_minutes_replay_to_the_same_screens(tmp_path: Path) -> None:
-    frames = list(synthetic.frames(300))
-    live: list[str] = []
-    before_s = 0.0
-    async with watching(()) as bed:
-        for moment_s in MOMENTS_S:
-            now_s = synthetic.START_S + moment_s
-            bed.source.feed(each for each in frames if before_s < each.time_s <= now_s)
-            before_s = bed.source.clock_s = now_s
-            await bed.settle()
-            live.append(picture(bed))
-    assert len(set(live)) == len(MOMENTS_S)
-    async with replaying(tmp_path, frames) as replay:
-        for moment_s, expected in zip(MOMENTS_S, live, strict=True):
-            await replay.wait(moment_s - replay.now_s)
-            assert picture(replay) == expected
 
 
 async def test_silence_in_a_recording_is_stale_again(tmp_path: Path) -> None:

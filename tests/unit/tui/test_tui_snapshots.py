@@ -52,13 +52,10 @@ async def test_live_then_read_only_then_frozen_then_stale() -> None:
         (synthetic.on_four_nodes, "nodes"),
         (synthetic.late_binding, "held"),
     ],
-    ids=[
-        "a large screen has a column for each level, the last hour, and the matrix of moves",
-        "several nodes of which one is lost, replays and an evacuation",
-        "the queue at the controller, and two instances kept free",
-    ],
 )
 async def test_states_of_the_cluster(frames: Callable[[int], Iterator[Frame]], what: str) -> None:
+    """A large screen has a column for each level, the last hour, and the matrix of moves; of
+    several nodes one is lost; a queue is at the controller, and two instances are kept free."""
     async with watching(frames(70)) as bed:
         await bed.wait(0.4)
         await checked(bed, what)
