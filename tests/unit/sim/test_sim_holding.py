@@ -81,10 +81,3 @@ def test_how_long_and_by_how_many_a_held_request_was_overtaken() -> None:
     gone_s = dict(zip(arrivals, column(outcome, "e2e_latency_s"), strict=True))[0.0]
     assert overtaken_s[0.5] == pytest.approx(gone_s - 0.6, abs=0.2)
     assert overtaken_s[0.75] == 0.0
-
-
-def test_a_higher_rank_that_comes_later_overtakes_nobody() -> None:
-    trace = requests([(0.0, 770, 60), (0.01, 770, 90), (0.5, 700, 5), (0.6, 30, 5)])
-    trace.requests[3] = replace(trace.requests[3], rank=1)
-    _, outcome = run(ClusterSetup(SMALL, held_back(), 2), trace)
-    assert column(outcome, "num_overtaking") == [0.0] * 4

@@ -11,7 +11,6 @@ from controller.sim.workload.lengths import (
     Lengths,
     Tokens,
     UnknownLengthsError,
-    ZipfLengths,
     lengths_named,
 )
 
@@ -51,13 +50,6 @@ def test_zipf_is_near_table_1(name: str) -> None:
     assert (mean, p95) == pytest.approx((paper[0], paper[3]), rel=0.05)
     assert p99 == pytest.approx(paper[4], rel=0.2)
     assert 1 <= tokens.min() <= tokens.max() <= MAX_TABLE_TOKENS
-
-
-def test_zipf_by_hand() -> None:
-    """Mean 2, alpha 1: ranks 1, 2, 3 of weights 6, 3, 2 of 11; their mean 18 / 11 is scaled to 2,
-    so that the lengths are 11 / 9, 22 / 9 and 33 / 9, rounded up."""
-    edges = np.array([0.0, 5.99, 6.01, 8.99, 9.01, 10.99]) / 11
-    assert ZipfLengths(2, 1.0).at(edges).tolist() == [2, 2, 3, 3, 4, 4]
 
 
 @pytest.mark.parametrize(

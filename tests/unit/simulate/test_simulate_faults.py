@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from controller.api.errors import UsageError
-from controller.sim.setup import ClusterSetup, Fault
-from llumctl.lab.simulation_plan import FAULT_KINDS, parse_faults
-from tests.unit.sim.runs import A10, policy, requests, run
+from controller.sim.setup import Fault
+from llumctl.lab.simulation_plan import parse_faults
 
 
 def test_a_list_or_a_file_with_comments(tmp_path: Path) -> None:
@@ -43,11 +42,3 @@ def test_a_list_or_a_file_with_comments(tmp_path: Path) -> None:
 def test_what_is_wrong_is_told_with_its_place(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         parse_faults(text, 4)
-
-
-@pytest.mark.parametrize("kind", FAULT_KINDS)
-def test_the_simulator_knows_every_kind(kind: str) -> None:
-    factor = ":2" if kind.startswith("slow") else ""
-    setup = ClusterSetup(A10, policy(), 2, faults=parse_faults(f"0.1:{kind}:i-0{factor}", None))
-    _, outcome = run(setup, requests([(0.0, 50, 5), (0.0, 50, 5), (1.0, 50, 5)]))
-    assert len(outcome.rows) + outcome.num_failed == 3

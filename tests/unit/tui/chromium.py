@@ -12,8 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,13 @@ def binary() -> str | None:
 
 
 class Page:
-    """A tab of the browser. `events`: all events that it reported, in order."""
+    """A tab of the browser."""
 
     def __init__(self, browser: "Browser", session_id: str) -> None:
         self._browser = browser
         self._session_id = session_id
         for domain in ("Page", "Network", "Log", "Runtime"):
             self.call(f"{domain}.enable")
-
-    @property
-    def events(self) -> list[Message]:
-        return [each for each in self._browser.events if each["sessionId"] == self._session_id]
 
     def call(self, method: str, **params: Any) -> Message:
         return self._browser.call(method, self._session_id, **params)
@@ -75,7 +70,9 @@ class Page:
 
     def told(self, method: str) -> list[Message]:
         """The parameters of all events of a kind."""
-        return [each["params"] for each in self.events if each["method"] == method]
+        kind = (self._session_id, method)
+        events = self._browser.events
+        return [each["params"] for each in events if (each["sessionId"], each["method"]) == kind]
 
     @property
     def drawn(self) -> str:
@@ -166,13 +163,3 @@ class Browser:
             elif "sessionId" in message:
                 self.events.append(message)
             self._heard.notify_all()
-
-
-@contextmanager
-def browser(profile: Path) -> Iterator[Browser]:
-    """A browser that ends with the block."""
-    found = Browser(profile)
-    try:
-        yield found
-    finally:
-        found.close()

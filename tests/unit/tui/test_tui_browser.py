@@ -4,7 +4,7 @@
 import io
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def test_a_browser_watches_and_pages_of_others_do_not(
     with (
         FakeController(status=status) as fake,
         foreign_page() as (port, cookies),
-        chromium.browser(tmp_path / "profile") as browser,
+        closing(chromium.Browser(tmp_path / "profile")) as browser,
     ):
         remember(fake.url, token=TOKEN)
         with served() as server:

@@ -155,16 +155,6 @@ def test_lines_stay_with_what_they_are_about() -> None:
     assert lengths[0] is None, "what goes on comes first"
 
 
-def test_the_bar_is_in_proportion_and_the_sums_are_told() -> None:
-    bar, legend = timeline.life(timeline.moments(lives.eventful()), 12.0, 74)
-    cells = text_of(bar[1:])
-    assert len(cells) == 60
-    assert cells.strip("HQPDEM") == ""
-    assert cells.count("E") == 10
-    assert cells.count("M") == 1, "what is short is seen all the same"
-    assert "D decode 8.5s" in text_of(legend)
-
-
 @given(
     sizes=st.lists(
         st.just(0.0) | st.floats(min_value=1e-3, max_value=1e6), min_size=1, max_size=40

@@ -10,11 +10,11 @@ from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceState
 from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.tui import tui_lives
-from tests.unit.tui.tui_support import NARROW, WALL, WIDE, Bed, FakeSource, watching
+from tests.unit.tui.tui_support import NARROW, WALL, Bed, FakeSource, watching
 from tools import synthetic_cluster as synthetic
 from tui.actions import Target
 from tui.drawing import ASCII, GAP
-from tui.screens.dashboard import DashboardScreen, Pane
+from tui.screens.dashboard import DashboardScreen
 from tui.state import RecordingFailed, RequestsArrived
 from tui.widgets import TableView
 
@@ -48,15 +48,6 @@ async def test_a_table_of_nothing_takes_keys_and_an_event_about_no_instance_open
         bed.app.session.message.clear()
         await bed.hear(RecordingFailed("cannot write the recording: No space left", 1.0))
         await bed.sees("[REC FAILED]", "No space left")
-
-
-async def test_resizing_keeps_cursor_and_focus(watched: Bed) -> None:
-    await watched.press("j", "j", "3", "k")
-    chosen = [watched.table(pane).cursor_id for pane in Pane]
-    for size in ((30, 6), WIDE):
-        await watched.resize(*size)
-        assert watched.table(Pane.EVENTS).has_focus
-        assert [watched.table(pane).cursor_id for pane in Pane] == chosen
 
 
 async def test_an_instance_that_leaves_under_the_cursor() -> None:

@@ -34,6 +34,18 @@ PREVIOUS: dict[str, dict[str, Any]] = {
     "migrate": {"instance": "i-3"},
 }
 """What undo brings back, by the kind of the order."""
+DEPARTURES = tuple(
+    PlannedDeparture(request_id=f"r{place}", num_tokens=100, num_blocks=7, to_instance_id="i-9")
+    for place in range(20)
+)
+MOVE = MovePlanned(num_tokens=640, num_blocks=40, num_bytes=40 << 20, downtime_s=0.024)
+ABORTED = {
+    "client_id": "mine",
+    "level": "high",
+    "state": RequestState.RUNNING,
+    "instance_id": "i-3",
+    "num_output_tokens": 40,
+}
 
 
 @dataclass
@@ -114,99 +126,68 @@ class FakeControl:
         self.done.insert(0, entry)
 
     def _report(self, order: Order[Any, Any]) -> AnswerModel:
-        kind, wanted = order.kind, order.wanted
         fields: dict[str, Any] = {
             "instance_id": order.target,
             "request_id": order.target,
-            "dry_run": wanted.dry_run,
+            "dry_run": order.wanted.dry_run,
             "revision": self.revision,
             "changes": True,
+            "num_requests": self.departures,
         }
-        if kind in ("drain", "restart", "evacuate"):
-            fields |= self._emptying(kind, dry_run=wanted.dry_run)
-        elif kind in ("rolling", "stop_rolling"):
-            fields |= self._rolling(kind, dry_run=wanted.dry_run)
-        elif kind in ("set", "autoscale"):
-            fields |= self._settings(wanted)
-        elif kind == "scale":
-            fields |= self._scale(wanted)
-        elif kind == "abort":
-            fields |= self._abort(order.target)
-        elif kind == "migrate":
-            fields |= self._migrate(wanted)
-        elif kind == "priority":
-            fields |= {"previous": "normal", "level": wanted.level}
-        elif kind == "undrain":
-            fields |= {"state": "active"}
-        else:
-            fields |= {"cordoned": kind == "cordon", "num_requests": self.departures}
-        known = order.report.model_fields
-        report: AnswerModel = order.report(**{k: v for k, v in fields.items() if k in known})
+        report: AnswerModel = order.report(**fields | self._told(order))
         return report
 
-    def _emptying(self, kind: str, *, dry_run: bool) -> dict[str, Any]:
-        plan = tuple(
-            PlannedDeparture(
-                request_id=f"r{place}", num_tokens=100, num_blocks=7, to_instance_id="i-9"
-            )
-            for place in range(self.departures)
-        )
-        return {
-            "drain_id": "" if dry_run else self.drain_id,
-            "state": "active" if dry_run else "draining",
-            "num_requests_left": self.departures,
-            "plan": plan if dry_run else (),
-            "restarts_instance": kind == "restart",
-            "removes_instance": kind == "evacuate",
-            "evacuates_instance": kind == "evacuate",
-        }
-
-    def _rolling(self, kind: str, *, dry_run: bool) -> dict[str, Any]:
-        states = {"rolling": ("going", "none"), "stop_rolling": ("stopped", "going")}
-        ids = ("i-0", "i-1") if kind == "rolling" else ("i-1",)
-        return {
-            "rolling_id": "" if states[kind][dry_run] == "none" else "op-roll",
-            "state": states[kind][dry_run],
-            "left": ids,
-            "plan": [PlannedRestart(instance_id=i, num_requests=2, num_blocks=7) for i in ids],
-        }
-
-    def _scale(self, wanted: Any) -> dict[str, Any]:
-        target = wanted.target if wanted.target is not None else 12 + (wanted.change or 0)
-        drained = [f"i-{place}" for place in range(target, 12)]
-        return {
-            "previous": 12,
-            "target": target,
-            "added": tuple(f"i-{place}" for place in range(12, target)),
-            "draining": tuple(DrainReport(instance_id=each, state="active") for each in drained),
-            "holds_autoscale": self.tuned.autoscale.mode != "off",
-        }
-
-    def _migrate(self, wanted: Any) -> dict[str, Any]:
-        plan = MovePlanned(num_tokens=640, num_blocks=40, num_bytes=40 << 20, downtime_s=0.024)
-        refused = wanted.dry_run and wanted.to in self.full
-        return {
-            "client_id": "c",
-            "from_instance_id": "i-3",
-            "to_instance_id": wanted.to,
-            "outcome": "refused" if refused else "would_move" if wanted.dry_run else "migrated",
-            "why": "it has not enough free blocks" if refused else "",
-            "plan": plan if wanted.dry_run and not refused else None,
-            "num_blocks": 40,
-            "downtime_s": 0.031,
-        }
-
-    def _abort(self, request_id: str) -> dict[str, Any]:
-        if request_id in self.over:
-            raise RefusedError(f"request {request_id} is over")
-        return {
-            "client_id": "mine",
-            "request_ids": (request_id, f"{request_id}-b"),
-            "level": "high",
-            "state": RequestState.RUNNING,
-            "instance_id": "i-3",
-            "num_output_tokens": 40,
-        }
+    def _told(self, order: Order[Any, Any]) -> dict[str, Any]:
+        """What the report says of an order of this kind."""
+        kind, wanted, plans = order.kind, order.wanted, order.wanted.dry_run
+        match kind:
+            case "drain" | "restart" | "evacuate":
+                return {
+                    "drain_id": "" if plans else self.drain_id,
+                    "state": "active" if plans else "draining",
+                    "num_requests_left": self.departures,
+                    "plan": DEPARTURES[: self.departures] if plans else (),
+                    "restarts_instance": kind == "restart",
+                    "removes_instance": kind == "evacuate",
+                    "evacuates_instance": kind == "evacuate",
+                }
+            case "rolling" | "stop_rolling":
+                states = {"rolling": ("going", "none"), "stop_rolling": ("stopped", "going")}
+                ids = ("i-0", "i-1") if kind == "rolling" else ("i-1",)
+                plan = [PlannedRestart(instance_id=i, num_requests=2, num_blocks=7) for i in ids]
+                state = states[kind][plans]
+                id_ = "" if state == "none" else "op-roll"
+                return {"rolling_id": id_, "state": state, "left": ids, "plan": plan}
+            case "set" | "autoscale":
+                return self._settings(wanted)
+            case "scale":
+                target = wanted.target if wanted.target is not None else 12 + wanted.change
+                drained = [f"i-{place}" for place in range(target, 12)]
+                return {
+                    "previous": 12,
+                    "target": target,
+                    "added": tuple(f"i-{place}" for place in range(12, target)),
+                    "draining": [DrainReport(instance_id=i, state="active") for i in drained],
+                    "holds_autoscale": self.tuned.autoscale.mode != "off",
+                }
+            case "abort":
+                if order.target in self.over:
+                    raise RefusedError(f"request {order.target} is over")
+                return {"request_ids": (order.target, f"{order.target}-b"), **ABORTED}
+            case "migrate":
+                moved = {"to_instance_id": wanted.to, "num_blocks": 40, "downtime_s": 0.031}
+                if not plans:
+                    found = {"outcome": "migrated"}
+                elif wanted.to in self.full:
+                    found = {"outcome": "refused", "why": "it has not enough free blocks"}
+                else:
+                    found = {"outcome": "would_move", "plan": MOVE}
+                return {"client_id": "c", "from_instance_id": "i-3", **moved, **found}
+            case "priority":
+                return {"previous": "normal", "level": wanted.level}
+            case "undrain":
+                return {"state": "active"}
+        return {"cordoned": kind == "cordon"}
 
     def _settings(self, wanted: Any) -> dict[str, Any]:
         before = live_settings(self.tuned)
@@ -243,15 +224,11 @@ class FakeControl:
         return self.whole_ids[reference]
 
     def settings(self) -> SettingList:
-        listed = tuple(
-            Setting(
-                key=each.key,
-                value=each.value,
-                default=each.default,
-                meaning=each.meaning,
-                origin="default" if each.value == each.default else "set",
-                allowed=each.allowed,
-            )
-            for each in live_settings(self.tuned).values()
+        known = live_settings(self.tuned).values()
+        listed = [Setting.model_validate(each, from_attributes=True) for each in known]
+        origins = ("default" if each.value == each.default else "set" for each in listed)
+        found = tuple(
+            each.model_copy(update={"origin": origin})
+            for each, origin in zip(listed, origins, strict=True)
         )
-        return SettingList(settings=listed, revision=self.revision)
+        return SettingList(settings=found, revision=self.revision)
