@@ -5,11 +5,7 @@ import pytest
 from controller.core.admission.policies import History
 from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL
 from controller.core.scheduler_events import DispatchRequested
-from controller.sim.baselines import (
-    DISPATCH,
-    pick_by_session,
-    pick_longest_match,
-)
+from controller.sim.baselines import DISPATCH, pick_by_session, pick_longest_match
 from tests.unit.core.core_builders import queued, running, snapshot_of
 from tests.unit.core.dispatch_oracle import Candidate, choose
 

@@ -56,18 +56,6 @@ def test_no_stream_of_small_requests_starves_a_large_one(
     assert column(outcome, "ttft_s")[column(outcome, "arrival_s").index(3.0)] < 12.0
 
 
-def test_what_fits_nowhere_goes_where_room_comes_up_first() -> None:
-    """Both instances are full; the second one is free long before the first."""
-    rows = [(0.0, 800, 90), (0.0, 800, 30), (0.5, 300, 5)]
-    bound = SimPolicy("test", "round-robin", STAY)
-    _, waiting = run(ClusterSetup(SMALL, bound, 2), requests(rows))
-    _, outcome = run(ClusterSetup(SMALL, held_back(making_room=False), 2), requests(rows))
-    arrivals = column(outcome, "arrival_s")
-    late = column(outcome, "ttft_s")[arrivals.index(0.5)]
-    at_once = column(waiting, "ttft_s")[column(waiting, "arrival_s").index(0.5)]
-    assert late < 2.0 < at_once
-
-
 def test_how_long_and_by_how_many_a_held_request_was_overtaken() -> None:
     """An instance is kept for the large one until those that fill it have gone; the other has
     room for the small ones."""

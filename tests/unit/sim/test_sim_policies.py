@@ -14,6 +14,7 @@ from controller.core.settings import (
     with_fixed,
 )
 from controller.sim.cluster import SimCluster
+from controller.sim.request_run import BlockNames
 from controller.sim.setup import (
     SIM_POLICIES,
     ClusterSetup,
@@ -152,7 +153,6 @@ def test_every_live_setting_of_moves_is_known_but_for_those_without_a_meaning_he
     ("key", "value", "message"),
     [
         ("migration.sourcebelow", 1, "did you mean migration.source_below_steps"),
-        ("priority.top.target_load_tokens", 1, "no setting"),
         ("migration.guard", "maybe", "must be true or false"),
         ("migration.max_moves", "2.5", "must be a whole number"),
         ("migration.source_below_steps", "nan", "must be a number"),
@@ -180,3 +180,30 @@ def test_a_range_of_auto_scaling_is_set_as_a_whole() -> None:
         assert (found.up_below_steps, found.down_above_steps) == (low, high)
     with pytest.raises(ValueError, match="no setting"):
         with_settings(sim_policy("llumnix"), {"autoscale.max_added": "2"})
+
+
+# Which KV blocks of two prompts are the same, by the hashes of their trace
+
+
+def _names(request_id: str, num_prompt_tokens: int, *prefix_hashes: int) -> BlockNames:
+    traced = TraceRequest(0.0, num_prompt_tokens, 5, prefix_hashes=prefix_hashes)
+    return BlockNames(request_id, traced, 64, 16)
+
+
+def _num_shared(one: BlockNames, other: BlockNames) -> int:
+    same = [one(index) == other(index) for index in range(20)]
+    assert same == sorted(same, reverse=True), "what is shared is a prefix"
+    return sum(same)
+
+
+def test_blocks_are_shared_as_far_as_the_hashes_agree() -> None:
+    """Blocks beyond the hashes or the prompt are the request's own."""
+    for one, other, num_tokens, num_shared in (
+        ((1, 2, 3), (1, 2, 4), 300, 8),
+        ((1, 2), (5, 6), 300, 0),
+        ((1,), (1,), 300, 4),
+        ((1, 2), (1, 2), 100, 6),
+    ):
+        assert _num_shared(_names("a", num_tokens, *one), _names("b", num_tokens, *other)) == (
+            num_shared
+        )

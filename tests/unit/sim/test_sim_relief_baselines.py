@@ -17,13 +17,7 @@ from controller.sim.baselines import (
 )
 from controller.sim.cluster import SimCluster
 from controller.sim.setup import ClusterSetup, SimPolicy
-from tests.unit.rescheduling.relief_builders import (
-    ARRIVALS,
-    EASY,
-    instance,
-    running,
-    view_of,
-)
+from tests.unit.rescheduling.relief_builders import ARRIVALS, EASY, instance, running, view_of
 from tests.unit.sim.runs import SMALL, requests
 
 TURNS = {

@@ -40,7 +40,6 @@ def test_gaps_have_the_rate_and_the_variation(cv: float) -> None:
         (lambda: burst(10.0, 5.0, 2.0), "leave nothing of 10 s"),
         (lambda: diurnal(low=0.0), "low of a diurnal"),
         (lambda: Shape(()), "of a shape must"),
-        (lambda: Shape(((1.0, 0.5),)), "of a shape must"),
         (lambda: Shape(((0.0, 1.0),)), "of a shape must"),
         (lambda: Shape(((1.0, 0.0), (1.0, 2.0))), "of a shape must"),
         (lambda: drawn_ranks(1, 1.5, rng()), "high_fraction must be a number from 0 to 1"),

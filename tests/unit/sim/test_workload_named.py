@@ -93,7 +93,6 @@ def test_another_rate_variation_or_number_keeps_the_requests() -> None:
         ({"name": "M-M", "rate": 1.0, "seed": -1}, "seed must not be negative"),
         ({"name": "M-M", "rate": 1.0, "start_s": 0.0}, "start_s is for trace files"),
         ({"rate": 1.0, "speed": 2.0}, "give one of them"),
-        ({"speed": 0.0}, "speed must be a positive"),
         ({"num_requests": 0}, "num_requests must be positive"),
         ({"start_s": 3.0, "duration_s": 1.0}, "its last one arrives at 6 s"),
     ],
@@ -110,7 +109,6 @@ def test_bad_options(file: str, options: dict[str, float], why: str) -> None:
     ("options", "times_s"),
     [
         ({}, [0.0, 1.0, 2.0, 6.0]),
-        ({"speed": 2.0}, [0.0, 0.5, 1.0, 3.0]),
         ({"rate": 1.0}, [0.0, 0.5, 1.0, 3.0]),
         ({"start_s": 0.5, "duration_s": 2.0}, [0.5, 1.5]),
         ({"num_requests": 2}, [0.0, 1.0]),

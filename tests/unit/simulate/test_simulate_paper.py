@@ -183,15 +183,6 @@ def test_figure_15_shows_what_a_latency_costs(capsys: Captured) -> None:
     assert thresholds == ["5", "25", "45", "65", "85"]
 
 
-def test_figure_13_shows_each_rank(capsys: Captured) -> None:
-    assert run(["simulate", "paper", "figure13", "--middle", *TINY]) == 0
-    title, name, table = capsys.readouterr().out.rstrip().split("\n\n")
-    assert title.startswith("figure13  2 x a10-llama-7b  prefill-first  40 requests")
-    assert name == "S-S"
-    for rank in ("high ", "normal "):
-        assert sum(line.startswith(rank) for line in table.splitlines()) == 6
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["figure11", "figure13"])
 def test_matched_load_takes_the_knees_that_are_given(

@@ -5,11 +5,7 @@ from typing import Any
 import pytest
 
 from controller.api.errors import ConflictError, LlumctlError, RefusedError
-from controller.api.operations.on_cluster import (
-    RollingRequest,
-    RollingStopRequest,
-    ScaleRequest,
-)
+from controller.api.operations.on_cluster import RollingRequest, RollingStopRequest, ScaleRequest
 from controller.api.operations.on_instances import (
     CordonRequest,
     DrainRequest,
@@ -440,7 +436,6 @@ TAKEN = "taken back, or given up at its deadline"
         (End.DRAINED, None, "it is gone", True, True),
         (End.REMOVED, instance(EMPTY), "0 requests left, 1 migrating", False, False),
         (End.REMOVED, None, "removed", True, False),
-        (End.REMOVED, instance(), TAKEN, True, True),
         (End.RESTARTED, instance(EMPTY, state=STARTING), "starting", False, False),
         (End.RESTARTED, instance(incarnation=4, state=STARTING), "starting", False, False),
         (End.RESTARTED, instance(incarnation=4), "restarted", True, False),

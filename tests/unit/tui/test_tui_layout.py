@@ -113,15 +113,13 @@ def test_panes_fit_any_terminal(
 
 
 def test_empty_panes_leave_their_room_to_the_others() -> None:
-    def boxes(*empty: Pane) -> dict[Pane, tuple[int, int]]:
+    def heights(*empty: Pane) -> dict[Pane, int]:
         found = arrange(120, 36, num_instances=4, tab=Pane.QUEUE, empty=empty)
-        return {pane: (box.width, box.height) for pane, box in found.boxes.items()}
+        return {pane: box.height for pane, box in found.boxes.items()}
 
-    full, idle = boxes(), boxes(Pane.QUEUE)
-    assert idle[Pane.QUEUE][1] == 3
-    assert idle[Pane.MIGRATIONS][1] > full[Pane.MIGRATIONS][1]
-    both = boxes(Pane.QUEUE, Pane.MIGRATIONS)
-    assert both[Pane.EVENTS][0] > full[Pane.EVENTS][0] + 30
+    idle = heights(Pane.QUEUE)
+    assert idle[Pane.QUEUE] == 3
+    assert idle[Pane.MIGRATIONS] > heights()[Pane.MIGRATIONS]
     many = arrange(80, 24, num_instances=64, tab=Pane.QUEUE, empty=(Pane.QUEUE,))
     assert [box.height for box in many.boxes.values()] == [19, 3]
     tiny = arrange(40, 8, num_instances=64, tab=Pane.QUEUE, focused=Pane.QUEUE)

@@ -40,9 +40,6 @@ class Listener:
     def kinds(self) -> list[str]:
         return [frame.event.kind for frame in self.frames(EventFrame)]
 
-    def reasons(self) -> list[str]:
-        return [item.reason for item in self.of(Lost)]
-
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +90,8 @@ def test_statuses_and_events_arrive_and_are_recorded_and_wait_until_they_are_tak
 )
 def test_what_is_lost_says_why_and_it_tries_again(error: Exception, reason: str) -> None:
     with listening(Mock(side_effect=error)) as listener:
-        until(lambda: len(listener.reasons()) >= 3)
-        assert set(listener.reasons()) == {reason}
+        until(lambda: len(listener.of(Lost)) >= 3)
+        assert {item.reason for item in listener.of(Lost)} == {reason}
         assert listener.source.ask_requests("i-0")
         until(lambda: bool(listener.of(RequestsArrived)))
         (answer,) = listener.of(RequestsArrived)

@@ -26,9 +26,8 @@ from tests.unit.fake_controller import until as wait
 from tests.unit.tui.tui_support import acting
 from tools import synthetic_cluster as synthetic
 from tui import own_commands
-from tui.actions import Target
 from tui.app import Dashboard
-from tui.own_commands import FIELDS, OwnCommand, OwnCommandError, Program, filled, values
+from tui.own_commands import OwnCommand, OwnCommandError, Program, filled
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.details import OutputScreen
 from tui.screens.dialogs import ConfirmScreen
@@ -75,23 +74,12 @@ def test_what_no_program_is_given(run: tuple[str, ...], id_: str, words: str) ->
     assert words in caught.value.message
 
 
-def test_the_values_of_rows() -> None:
-    status = synthetic.cluster((synthetic.instance("i-1"),))
-    elsewhere = "http://127.0.0.1:8700"  # a cluster here may have the same name
-    found = values(Kind.INSTANCE, Target("i-1", "r1"), status, elsewhere)
-    assert (found["id"], found["state"], found["cluster"]) == ("i-1", "active", elsewhere)
-    assert set(found) <= set(FIELDS[Kind.INSTANCE])
-    found = values(Kind.REQUEST, Target("i-1", "r1"), status, elsewhere)
-    assert found == {"id": "r1", "instance": "i-1", "cluster": elsewhere}
-
-
 @pytest.mark.parametrize(
     ("name", "run", "field", "words"),
     [
         ("Mine", ["p"], "", "'Mine' is no name"),
         ("drain", ["p"], "", "drain is a command already"),
         ("mine", ["{id}"], "run", "the program must be named"),
-        ("mine", [""], "run", "the program must be named"),
         ("mine", ["sh", "-c", "echo {id}"], "run", "where a shell could read it"),
         ("mine", ["p", "x{id}"], "run", "use the variable ROW_ID"),
         ("mine", ["p", "{pid}"], "run", "no value of a row about a request: {id}, {instance}"),
@@ -108,7 +96,6 @@ def test_bad_commands(name: str, run: list[str], field: str, words: str) -> None
 CONFIG_ERRORS = {
     "run = ['p']\nkey = 'd'": "c.toml:3: d is the key of drain",
     "run = ['sh', '-c', 'x {id}']": "c.toml:2: {id} stands inside an argument",
-    "run = []": "c.toml:2: commands.mine.run",
     "rn = ['p']": "c.toml:2: unknown key commands.mine.rn",
     "key = 'f5'": "commands.mine needs the key run",
     "run = ['p', '{id}']\nkey = 'P'\n[keys]\npicture = 'f9'": "none: there is no such recording",

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.api.wire.requests import DispatchStep, Explanation, OtherStep
+from controller.api.wire.requests import Explanation
 from tests.unit.tui import tui_lives as lives
 from tests.unit.tui.tui_support import WIDE, FakeSource, text_of, watching
 from tools import synthetic_cluster as synthetic
-from tools.synthetic_cluster import START_S
 from tui.actions import Target
 from tui.drawing import UNICODE, apportion
 from tui.panes import timeline
@@ -117,17 +116,6 @@ def test_phases(life: Explanation, expected: str) -> None:
         for each, length in zip(found, lengths, strict=True)
     ]
     assert " ".join(told) == expected
-
-
-def test_clocks_that_differ_turn_nothing_round() -> None:
-    steps = (
-        DispatchStep(time_s=START_S - 0.4, instance_id="i-0", by="controller"),
-        OtherStep(time_s=START_S + 2.0, what="admitted", instance_id="i-0"),
-        OtherStep(time_s=START_S + 1.0, what="evicted", instance_id="i-0"),
-    )
-    told = timeline.moments(Explanation(request=lives.request(ttft_s=None), steps=steps))
-    assert [moment.at_s for moment in told] == [0.0, 0.0, 2.0, 2.0]
-    assert all(moment.length_s is None or moment.length_s >= 0 for moment in told)
 
 
 def test_each_decision_says_among_what_it_chose() -> None:

@@ -248,19 +248,6 @@ def test_routine_events_are_lines_only_where_all_are_wanted_and_many_at_once_are
     assert len(events.rows(state, UTC, NO_NAMES, routine=True)) == 8
 
 
-def test_rates_of_routine_events_fit() -> None:
-    state = heard_of(
-        *(("dispatched", 1 + place / 25, "r") for place in range(115)),
-        *(("not_moved", 5.6, "r") for _ in range(7)),
-        ("evicted", 6.1, "r"),
-    )
-    for width in range(1, 120, 7):
-        found = [text_of(line) for line in events.rates(state, width, 2)]
-        assert len(found) <= 2
-        assert all(len(line) <= width for line in found)
-    assert found == [" +23 dispatched/s  +1.4 not moved/s"]
-
-
 # Moves
 
 
