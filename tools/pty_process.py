@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 LIMIT_S = 30.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?<>=]*[a-zA-Z]")
@@ -81,15 +80,6 @@ class Terminal:
         self.process.wait(LIMIT_S)
         return time.monotonic() - begun_s
 
-    def quit_cpu_s(self, key: str = "q") -> float:
-        """Seconds of CPU that the process takes from the key to its end, independent of other work
-        on the machine."""
-        before = _cpu_s(self.process.pid)
-        self.press(key)
-        _, status, used = os.wait4(self.process.pid, 0)
-        self.process.returncode = os.waitstatus_to_exitcode(status)
-        return used.ru_utime + used.ru_stime - before
-
     def hang_up(self) -> None:
         master, self._master = self._master, -1
         os.close(master)
@@ -125,12 +115,6 @@ def terminal(
         yield found
     finally:
         found.close()
-
-
-def _cpu_s(pid: int) -> float:
-    """The CPU time of all threads of a process, to a hundredth of a second."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_terminal() -> None:

@@ -1,4 +1,5 @@
-"""Policies by name, and the settings of the live cluster applied to them."""
+"""Policies by name, the settings of the live cluster applied to them, and which blocks of prompts
+are the same."""
 
 from dataclasses import replace
 

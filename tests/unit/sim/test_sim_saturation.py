@@ -1,5 +1,5 @@
 """The estimate of the rate at which a cluster saturates, compared with what it serves in
-overload."""
+overload, and the search for the knee."""
 
 import math
 

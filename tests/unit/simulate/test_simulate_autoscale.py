@@ -1,4 +1,5 @@
-"""`llumctl simulate --autoscale`: what it shows, and what it refuses."""
+"""`llumctl simulate --autoscale`: what it shows, and what it refuses; and faults as
+people write them."""
 
 import json
 from pathlib import Path

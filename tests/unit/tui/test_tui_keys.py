@@ -1,4 +1,4 @@
-"""Every key that changes nothing in the cluster: what it does, and to what."""
+"""Every key that changes nothing in the cluster: what it does, to what, and how it is rebound."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""The outbox: an order is sent once, in time or never, and what the outbox says of it is true."""
+"""The outbox: an order is sent once, in time or never, and what the outbox says of it is true.
+The session without a screen decides when orders may be given."""
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC

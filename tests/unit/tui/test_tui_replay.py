@@ -1,4 +1,4 @@
-"""A recording replays to the same screens as when it was made."""
+"""A recording replays to the same states as when it was made, and every key of a replay works."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,5 @@
-"""Themes are readable, and the dashboard works on
-terminals without colours or without our glyphs."""
+"""Themes are readable, and the dashboard works on terminals without colours or without our
+glyphs."""
 
 import io
 
