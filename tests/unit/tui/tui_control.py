@@ -176,11 +176,10 @@ class FakeControl:
                 return {"request_ids": (order.target, f"{order.target}-b"), **ABORTED}
             case "migrate":
                 moved = {"to_instance_id": wanted.to, "num_blocks": 40, "downtime_s": 0.031}
-                if not plans:
-                    found = {"outcome": "migrated"}
-                elif wanted.to in self.full:
+                found: dict[str, Any] = {"outcome": "migrated"}
+                if plans and wanted.to in self.full:
                     found = {"outcome": "refused", "why": "it has not enough free blocks"}
-                else:
+                elif plans:
                     found = {"outcome": "would_move", "plan": MOVE}
                 return {"client_id": "c", "from_instance_id": "i-3", **moved, **found}
             case "priority":
