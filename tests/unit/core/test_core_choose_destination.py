@@ -5,7 +5,7 @@ from dataclasses import replace
 from controller.core.emptying.relief import choose_destination, lacks
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal
-from tests.unit.core.core_builders import queued, running, snapshot_of
+from tests.unit.core.core_builders import running, snapshot_of
 
 
 def named(instance_id: str, held_blocks: int) -> InstanceSnapshot:
@@ -18,20 +18,10 @@ def test_what_it_lacks() -> None:
     assert lacks(some, 55) is MoveRefusal.NO_SLOT
     assert lacks(replace(some, max_num_running=2), 55) is None
     assert lacks(replace(some, max_num_running=0), 55) is None, "nobody said how many fit"
-
-
-def test_what_running_prefills_still_take_is_no_room() -> None:
-    """The other kinds of room that a request could move into are counted in `Room`."""
+    assert lacks(replace(some, num_free_blocks=0), 0) is None, "a queued request needs nothing"
     filling = replace(snapshot_of([running("r", 40)]), fill_blocks=30)
-    assert lacks(filling, 31) is MoveRefusal.NO_BLOCKS
+    assert lacks(filling, 31) is MoveRefusal.NO_BLOCKS, "what running prefills still take"
     assert lacks(filling, 30) is None
-    assert choose_destination([filling, named("i-9", 60)], DEFAULT_LEVELS, 40) == "i-9"
-
-
-def test_a_queued_request_needs_nothing_to_queue_elsewhere() -> None:
-    full = replace(snapshot_of([running("r", 100), queued("s", 9)]), max_num_running=1)
-    assert lacks(full, 0) is None
-    assert choose_destination([full], DEFAULT_LEVELS, 0) == "a"
 
 
 def test_the_freest_with_room_that_does_not_drain() -> None:

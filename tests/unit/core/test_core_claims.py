@@ -94,7 +94,6 @@ def test_what_would_change_a_drain() -> None:
     [
         (None, of(DRAIN), "a fan"),
         (of(DRAIN), of(DRAIN, REMOVE), "to be removed: fewer"),
-        (of(REMOVE), of(REMOVE, DRAIN), "to be removed: a fan"),
         (of(REMOVE, DRAIN), of(DRAIN), "not to be removed any more; it drains on: a fan"),
         (of(DRAIN, RESTART), of(DRAIN), "its restart is over; it drains on: a fan"),
         (of(WEAKEST_FIRST[0], DRAIN), of(WEAKEST_FIRST[0]), "it drains on"),

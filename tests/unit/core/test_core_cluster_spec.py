@@ -4,8 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controller.core.bounds import MAX_INSTANCES
 from controller.core.emptying.claims import (
@@ -31,7 +29,6 @@ from controller.core.fleet.cluster_spec import (
     mark_refusal,
     none_would_serve,
     plan_scale,
-    planned_instances,
     restart_refusal,
     scale_refusal,
     undrain_refusal,
@@ -270,30 +267,6 @@ def test_a_plan_is_over_when_others_come_or_go_by_now() -> None:
     back = planned(by_now, 3, RUNNING)
     assert back.undrained == ("i-1",)
     assert scale_refusal(spec(3), back, serving, force=True) is OrderRefusal.PLAN_CHANGED
-
-
-@given(
-    num=st.integers(1, 8),
-    removing=st.sets(st.integers(0, 7)),
-    target=st.integers(1, 12),
-    loads=st.lists(st.integers(0, 4), min_size=8, max_size=8),
-)
-def test_a_plan_carried_out_leaves_what_was_wanted(num, removing, target, loads) -> None:
-    leaving = [f"i-{n}" for n in sorted(removing) if n < num]
-    now = spec(num, *leaving)
-    plan = planned(now, target, {f"i-{n}": load for n, load in enumerate(loads)})
-    for each in plan.undrained:
-        assert each in now.drains
-        now = now.without_drain(each)
-    for each in plan.drained:
-        assert each not in now.drains
-        now = now.with_claims({each: Remove("e", 0.0)})
-    now = now.with_instances_added(plan.num_added)
-    assert len(planned_instances(now)) == target
-    now.check()
-    again = planned(now, target, {})
-    assert again == ScalePlan(target, target), "asked again, nothing changes"
-    assert not plan.num_added or not any(each.goes for each in now.drains.values())
 
 
 # -- why requests leave an instance, in the words by which metrics count -------------------

@@ -68,29 +68,6 @@ def test_another_bound_keeps_the_newest_and_says_what_was_forgotten() -> None:
             make()
 
 
-@given(st.integers(1, 7), st.lists(st.integers(0, 4), max_size=30), st.integers(1, 5))
-def test_a_reader_gets_everything_once_or_hears_how_much_it_missed(
-    max_events: int, bursts: list[int], limit: int
-) -> None:
-    log, position, seen, missed, total = EventLog("e", max_events), "e-0", [], 0, 0
-    for burst in bursts:
-        for _ in range(burst):
-            total += 1
-            log.append(event(total))
-        page = log.after(position, limit)
-        position = page.next_position
-        assert page.missed is not None
-        missed += page.missed
-        seen += [int(e.time_s) for _, e in page.entries]
-        assert len(page.entries) <= limit
-    while (page := log.after(position, limit)).entries:
-        position = page.next_position
-        missed += page.missed or 0
-        seen += [int(e.time_s) for _, e in page.entries]
-    assert seen == sorted(set(seen))
-    assert len(seen) + missed == total
-
-
 def test_a_successor_goes_on_with_what_was_kept() -> None:
     log = EventLog("b", 10, log_of(5, epoch="a").after(None, 10).entries)
     assert log.last_position == "a-5"

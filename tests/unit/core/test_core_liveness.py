@@ -15,9 +15,13 @@ REPORTED = liveness.Serving("i-0", 1, 0.0, 10, STALL_S)
 
 
 def look(
-    machine: liveness.Liveness, now_s: float, *serving: liveness.Serving, **how: bool
+    machine: liveness.Liveness,
+    now_s: float,
+    *serving: liveness.Serving,
+    after_s: float = NEVER,
+    pulls_all: bool = False,
 ) -> list[liveness.Instruction]:
-    found = machine.handle(liveness.InstancesSeen(serving, NEVER, **how), now_s)
+    found = machine.handle(liveness.InstancesSeen(serving, after_s, pulls_all), now_s)
     machine.check(now_s)
     return found
 
@@ -51,16 +55,16 @@ def test_a_silence_is_put_on_record_once_and_its_end() -> None:
 
 
 def test_beside_one_that_is_away_the_next_is_fenced_once_its_requests_fit() -> None:
-    """Two are silent on two nodes, since 0 s and 5 s. The third has memory for one of them."""
+    """Two are silent on two nodes, since 0 s and 1 s. The third has memory for one of them."""
     machine, fenced = liveness.Liveness(), dict[str, float]()
     for turn in range(round(10 * (FENCE_S + liveness.SETTLED_S + 10))):
         now_s = turn / 10
         serving = [
             liveness.Serving(f"i-{n}", 1, min(now_s, last_s), 60, STALL_S, f"n-{n}", fenced=away)
-            for n, last_s in enumerate((0.0, 5.0, 1e9))
+            for n, last_s in enumerate((0.0, 1.0, 1e9))
             for away in (f"i-{n}" in fenced,)
         ]
-        told = machine.handle(liveness.InstancesSeen(serving, FENCE_S), now_s)
+        told = look(machine, now_s, *serving, after_s=FENCE_S)
         if liveness.LookAtRest() in told:
             told = machine.handle(liveness.Rest(1, 100, num_away=len(fenced)), now_s)
         machine.check(now_s)

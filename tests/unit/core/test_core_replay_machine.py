@@ -141,7 +141,8 @@ def test_a_host_that_dies_takes_no_request_with_it(bed: Bed) -> None:
         record, ask = bed.take(LOSS)
         assert record.loss.num_replays == 1, "the one that had it"
         assert isinstance(ask, replays.Ask)
-        bed.take(DISPATCHED)
+        bed.take(DISPATCHED, replays.Taken("r", 0))  # the first attempt was
+        assert bed.take(refused(attempt=0)) == []
     (fail,) = bed.take(LOSS)
     assert isinstance(fail, replays.Fail), "nobody ever says that it has it"
     assert fail.refusal is ReplayRefusal.TOO_OFTEN

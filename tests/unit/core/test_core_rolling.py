@@ -102,6 +102,7 @@ def test_one_that_fails_ends_it(found: InstanceNow, deadline_s: float | None, wh
     assert (step.begins, step.taken_back, step.order.under_way) == ((), (), ())
     assert step.order.left == ("i-1", "i-2")
     step.order.check()
+    assert rolling_step(step.order, THREE, 107.0) == RollingStep(step.order)
 
 
 def test_restarts_beside_the_failed_one_are_taken_back_unless_their_process_has_ended() -> None:
@@ -132,6 +133,12 @@ def test_one_that_has_not_started_is_passed_over_and_one_that_cannot_goes_first(
     assert in_turn(now) == ("i-1", "i-2", "i-0")
     assert in_turn([serving("i-0"), serving("i-1", removes=True)]) == ("i-0",)
     assert rolling_step(replace(ORDER, left=("i-1", "i-2", "i-0")), now, 1.0).begins == ("i-2",)
+
+
+def test_one_that_is_removed_meanwhile_is_left_out() -> None:
+    for rest in ([], [being_emptied("i-0", removes=True)]):
+        step = rolling_step(with_turn(FIRST), [*rest, *THREE[1:]], 106.0)
+        assert (step.order.done, step.begins) == ({}, ("i-1",))
 
 
 def test_as_many_go_at_once_as_the_others_have_room_for() -> None:

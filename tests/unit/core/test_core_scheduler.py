@@ -159,7 +159,7 @@ def test_held_requests_go_by_rank_then_arrival_then_id_and_spread() -> None:
 
 def test_a_request_is_held_once_per_frontend_until_it_is_cancelled_or_its_frontend_dies() -> None:
     scheduler = GlobalScheduler(CONFIG)
-    _feed(scheduler, 0.0, request("x"), request("x", tokens=9), request("y"))
+    _feed(scheduler, 0.0, request("x"), request("x", tokens=9), request("y"), request("y"))
     _feed(scheduler, 0.0, request("x", frontend_id="g"))
     assert scheduler.reconfigure(replace(CONFIG, max_held_reqs=1), 0.0) == []
     assert scheduler.num_waiting == 3, "those that are held stay"

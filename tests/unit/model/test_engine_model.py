@@ -52,19 +52,16 @@ def prefilled(taken: Sequence[StepResult]) -> list[dict[str, int]]:
 # -- what goes in ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("asked", "complaint"),
-    [
+def test_what_can_never_run_is_refused() -> None:
+    model = engine(PAPER, request("there", 5))
+    for asked, complaint in (
         (request("a", 160), "has 160 prompt tokens, but max_model_len is 160"),
         (request("a", 0), "no prompt"),
         (request("a", 5, 0), "wants no output"),
         (request("there", 5), "already there"),
-    ],
-)
-def test_what_can_never_run_is_refused(asked: ModelRequest, complaint: str) -> None:
-    model = engine(PAPER, request("there", 5))
-    with pytest.raises(ValueError, match=complaint):
-        model.add(asked)
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            model.add(asked)
     assert [step.finished for step in steps(model) if step.finished] == [("there",)]
 
 
@@ -76,23 +73,12 @@ def test_what_outgrows_the_cache_is_refused() -> None:
     assert len(steps(engine(small, request("a", 60, 21)))) == 21
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"block_size": 0},
-        {"num_total_blocks": 0},
-        {"watermark_blocks": -1},
-        {"watermark_blocks": 10},
-        {"max_num_running": 0},
-        {"max_num_running": 101},
-        {"max_model_len": -1},
-        {"mode": "fcfs"},
-        {"long_prefill_token_threshold": -1},
-    ],
-)
-def test_a_config_that_is_wrong(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        replace(PAPER, **wrong)
+def test_a_config_that_is_wrong() -> None:
+    bounds = {"block_size": 0, "watermark_blocks": -1, "max_num_running": 101, "max_model_len": -1}
+    bounds["long_prefill_token_threshold"] = -1
+    for name, wrong in (*bounds.items(), ("watermark_blocks", 10), ("mode", "fcfs")):
+        with pytest.raises(ValueError, match=name):
+            replace(PAPER, **{name: wrong})
 
 
 # -- what a step costs ----------------------------------------------------------------------
@@ -118,18 +104,10 @@ def test_prompts_go_whole_and_first() -> None:
         model.add(request(name, 40))
     taken += [model.step() for _ in range(3)]
     assert prefilled(taken) == [{"a": 20}, {}, {"b": 40, "c": 40}, {"d": 40}, {}]
-    assert [step.emitted for step in taken] == [
-        ("a",),
-        ("a",),
-        ("b", "c"),
-        ("d",),
-        ("a", "b", "c", "d"),
-    ]
-
-
-def test_a_prompt_longer_than_a_step_goes_alone() -> None:
+    emitted = ["".join(step.emitted) for step in taken]
+    assert emitted == ["a", "a", "bc", "d", "abcd"]
     model = engine(PAPER, request("a", 150), request("b", 4))
-    assert prefilled([model.step(), model.step()]) == [{"a": 150}, {}]
+    assert prefilled([model.step(), model.step()]) == [{"a": 150}, {}], "longer than a step: alone"
 
 
 def test_first_come_first_served_whatever_the_arrival_times_say() -> None:
@@ -160,11 +138,8 @@ def test_the_last_admitted_is_evicted_and_goes_to_the_front() -> None:
 
 
 def test_a_lower_rank_is_evicted_first() -> None:
-    model = engine(
-        replace(PAPER, num_total_blocks=7),
-        request("low", 40, 20),
-        request("high", 40, 20, rank=1),
-    )
+    high = request("high", 40, 20, rank=1)
+    model = engine(replace(PAPER, num_total_blocks=7), request("low", 40, 20), high)
     assert [step.evicted for step in steps(model) if step.evicted] == [("low",)]
 
 
@@ -182,21 +157,19 @@ def test_the_watermark_is_kept_from_admissions_unless_nothing_runs(config: Model
     assert engine(careful, request("d", 159)).step().admitted == ("d",)
 
 
-def test_whole_prompts_use_the_cache_too() -> None:
-    model = engine(replace(PAPER, prefix_caching=True), _named("a", 70), _named("b", 70))
-    first = model.step()
-    assert dict(first.num_cached_tokens) == {"a": 0, "b": 64}
-    assert prefilled([first]) == [{"a": 70, "b": 6}]
-
-
 def _named(name: str, num_prompt_tokens: int) -> ModelRequest:
     return request(name, num_prompt_tokens, block_hash=lambda index: ("same", index))
 
 
 @pytest.mark.parametrize("config", [PAPER, CHUNKED])
-def test_nothing_is_cached_without_a_hash_or_without_prefix_caching(config: ModelConfig) -> None:
-    assert engine(config, _named("a", 70), _named("b", 70)).step().num_cached_tokens["a"] == 0
-    model = engine(replace(config, prefix_caching=True), request("a", 70), request("b", 70, 1))
+def test_what_is_cached(config: ModelConfig) -> None:
+    caching = replace(config, prefix_caching=True)
+    both = _named("a", 70), _named("b", 70)
+    assert engine(config, *both).step().num_cached_tokens["a"] == 0
+    model = engine(caching, request("a", 70), request("b", 70, 1))
     steps(model)
     model.add(request("b", 70))
-    assert model.step().num_cached_tokens == {"b": 0}
+    assert model.step().num_cached_tokens == {"b": 0}, "they have no hash"
+    first = engine(replace(PAPER, prefix_caching=True), *both).step()
+    assert dict(first.num_cached_tokens) == {"a": 0, "b": 64}, "whole prompts use it too"
+    assert prefilled([first]) == [{"a": 70, "b": 6}]
