@@ -25,7 +25,6 @@ class Behaviour:
     error_after: int | None = None
     break_after: int | None = None
     wait_before_first: asyncio.Event | None = None
-    step_s: float = 0.0
 
 
 class LocalServer:
@@ -137,8 +136,6 @@ class FakeServer(LocalServer):
                 return True
             if number == behaviour.break_after:
                 return False
-            if behaviour.step_s:
-                await asyncio.sleep(behaviour.step_s)
             finish = "length" if number == len(tokens) - 1 else None
             choice = {"index": 0, "text": " w", "finish_reason": finish, "token_ids": [token]}
             _write_events(writer, json.dumps({"choices": [choice]}))
