@@ -1,6 +1,7 @@
 """Logs stay small, whichever process writes to them, and followers lose nothing by it."""
 
 import contextlib
+import os
 import stat
 import subprocess
 import sys
@@ -81,7 +82,9 @@ def test_a_members_log_stays_small_whoever_writes_to_it(tmp_path: Path) -> None:
         assert sum(line.startswith(writer) for line in seen) >= 200
 
 
-def test_what_is_not_full_stays_and_else_the_oldest_goes(tmp_path: Path) -> None:
+def test_what_is_not_full_stays_and_else_the_oldest_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "i-0.log"
     log.write_bytes(b"x" * 100)
     assert not turn_over(log, 100)
@@ -90,6 +93,12 @@ def test_what_is_not_full_stays_and_else_the_oldest_goes(tmp_path: Path) -> None
         log.write_bytes(b"%d" % number * 101)
         assert turn_over(log, 100)
     assert [path.read_bytes()[:1] for path in files_of(log)] == [b"", b"4", b"3"]
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(os, "fdopen", lambda *_: Path("/dev/full").open("wb"))  # noqa: SIM115
+        log.write_bytes(b"5" * 101)
+        with pytest.raises(OSError, match="No space left"):
+            turn_over(log, 100)
+    assert [path.read_bytes()[:1] for path in sorted(tmp_path.iterdir())] == [b"", b"4", b"3"]
     log.write_bytes(b"x" * 10_000)
     assert turn_over(log, 100)
     kept = old_file(log, 1).read_bytes()
