@@ -437,7 +437,10 @@ async def test_of_too_many_strangers_the_oldest_are_shown_out(
         assert await is_cut(each)
     await still_serves(inbox, friend)  # it came first and has shown the key
     await still_serves(inbox, inboxes())
-    assert not strangers[-1][0].at_eof()
+    stays = asyncio.ensure_future(strangers[-1][0].read())
+    await asyncio.sleep(0)
+    assert not stays.done()
+    stays.cancel()
     for _, stream in strangers[-8:]:
         stream.close()
 

@@ -192,7 +192,7 @@ async def test_a_stage_that_nobody_expects_is_dropped_and_said_to_be_gone(
 
 async def test_more_blocks_than_places(source: Instance, destination: Instance) -> None:
     received = destination.transfer.receive(source.peer, "m/0", range(SLICE + 1))
-    await outcome(source.transfer.send(destination.peer, "m/0", range(3 * SLICE)))
+    await outcome(source.transfer.send(destination.peer, "m/0", range(SLICE + 2)))
     assert "not those after" in await error_of(received)
     assert destination.blocks.touched == [tuple(range(SLICE))]
     await copy(source, destination, "m/1")
