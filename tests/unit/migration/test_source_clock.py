@@ -37,6 +37,14 @@ def test_which_side_is_at_fault(state: SourceState, stalled_s: float, event: typ
     assert type(clock.gives_up(state, 31.0, stalled_s)) is event
 
 
+@pytest.mark.parametrize("state", [SourceState.PRE_ALLOCATING, SourceState.COMMITTING])
+def test_a_destination_in_a_long_step_is_believed_for_a_while(state: SourceState) -> None:
+    clock = SourceClock(0.0, TIMING)
+    clock.working_s = TIMING.stage_timeout_s - 1.0
+    assert clock.gives_up(state, TIMING.stage_timeout_s - 0.5, 0.0) is None
+    assert clock.gives_up(state, TIMING.stage_timeout_s + 0.5, 0.0) == TimedOut()
+
+
 def test_a_stage_has_more_time_where_the_limit_makes_it_take_more() -> None:
     clock = SourceClock(0.0, TIMING)
     clock.copy_time_s = 100.0
