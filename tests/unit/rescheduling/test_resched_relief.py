@@ -110,9 +110,10 @@ def test_others_make_room_for_the_head_of_the_queue() -> None:
 def test_the_head_itself_leaves_where_it_is_the_shortest() -> None:
     source = [running("x", 60), running("y", 39), queued("short", 10)]
     assert moves_of(view_of(source, [running("w", 50)]))[0] == ("short", "queue head")
-    high = queued("high", 10, rank=1)
-    computing = [replace(each, refusal="in_prefill") for each in source[:2]]
-    assert next_move(view_of([*computing, high])).chosen == high, "it has no headroom yet"
+    high, computing = running("high", 700, rank=1), running("n", 5, refusal="in_prefill")
+    waits = queued("waits", 150, rank=1)
+    view = view_of([high, computing, waits], total_blocks=800)
+    assert next_move(view).chosen == waits, "its headroom is not here yet"
 
 
 def test_the_head_does_not_go_where_it_would_wait_again() -> None:
