@@ -161,14 +161,8 @@ def test_an_interrupted_wait_says_that_the_move_is_not_taken_back(
 
 def test_an_abort(fake: FakeController, cli: Cli) -> None:
     """Another choice of the same call ends with the request."""
-    report = AbortReport(
-        request_id="r-1",
-        request_ids=("r-1", "r-2"),
-        client_id="cmpl-1",
-        state=RequestState.RUNNING,
-        instance_id="i-0",
-        num_output_tokens=33,
-    )
+    running = {"state": RequestState.RUNNING, "num_output_tokens": 33}
+    report = AbortReport(request_id="r-1", request_ids=("r-1", "r-2"), **running)
     name = RequestName(request_id="r-1")
     fake.orders = {
         "GET /v1/requests/cmpl-1/id": lambda _: (200, name),

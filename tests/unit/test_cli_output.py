@@ -149,17 +149,6 @@ def test_the_unforeseen_goes_to_a_private_log_that_starts_anew_when_large(
     assert log.stat().st_size < 10_000
 
 
-def test_without_a_place_for_the_log_the_traceback_is_shown(
-    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    assert raising(ZeroDivisionError("odd")) == 1
-    err = capsys.readouterr().err
-    assert "Traceback" in err
-    assert err.endswith("error: unexpected ZeroDivisionError: odd\n")
-
-
 def test_ids_are_shortened_on_a_terminal_that_is_too_narrow_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -62,11 +62,6 @@ async def serves_then_dies(start):
     start.succeeded()
     os._exit(3)
 
-async def says_then_dies(start):
-    told(start)
-    print("Traceback (most recent call last):\\nvllm.errors.OddError: it is odd", flush=True)
-    os._exit(3)
-
 def told(start):
     if start.failure:
         sys.__stdout__.flush()
@@ -112,7 +107,6 @@ def test_a_member_that_dies_at_each_start_is_given_up_with_its_reason(
     ("role", "reason"),
     [
         ("dying_roles:crashes", "Fatal Python error: Segmentation fault"),
-        ("dying_roles:says_then_dies", "vllm.errors.OddError: it is odd"),
         ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
