@@ -44,6 +44,8 @@ def test_columns_line_up_and_are_not_cut() -> None:
         "模型     -  a\\x1b[2Jb c",
     ]
     assert output.table(["ID", "N"], [], colours=False) == "ID  N"
+    coloured = output.table(["ID", "STATE"], [["i-0", "active"]], colours=True)
+    assert coloured.endswith("i-0  \x1b[32mactive\x1b[0m")
 
 
 def test_colours_only_on_a_terminal_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
