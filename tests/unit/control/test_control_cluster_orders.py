@@ -19,6 +19,7 @@ from controller.api.settings.setting_values import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.status import RollingReport
 from controller.core.fleet.cluster_spec import EngineChange
+from controller.runtime.messages.members import StatusPushSet
 from controller.runtime.messages.move_messages import MoveLimitsSet
 from tests.unit.control_bed import Bed, bed_of
 
@@ -211,6 +212,23 @@ async def test_a_change_reaches_every_instance_and_names_the_value_before(bed: B
     entries = bed.audited()
     assert [each["target"] for each in entries[:4]] == [*changes] * 2
     assert len({each["cause_id"] for each in entries[:4]}) == 1
+
+
+async def test_each_setting_reaches_whom_it_concerns(bed: Bed) -> None:
+    changes = {
+        "migration.max_moves": 3,
+        "migration.max_moves_per_minute": 7,
+        "scheduler.status_interval_s": 0.5,
+        "priority.high.target_load_tokens": 320,
+        "control.max_events": 2,
+    }
+    await sets(bed, changes)
+    moves, rescheduler = bed.controller.operator_moves.machine, bed.controller.rescheduler
+    assert (moves.max_moves, rescheduler.config.max_moves_per_minute) == (3, 7)
+    for levels in (moves.levels, rescheduler.levels, (await bed.status()).levels):
+        assert [level.target_load_tokens for level in levels] == [None, 320]
+    assert told(bed, "i-1", StatusPushSet)[-1] == StatusPushSet(0.5)
+    assert len(await bed.events()) == 2
 
 
 async def test_a_dry_run_says_which_instances_would_send_and_take_requests(bed: Bed) -> None:
