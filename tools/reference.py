@@ -89,7 +89,7 @@ def write_endpoint() -> None:
 
 def _page(title: str, parts: Iterable[str]) -> str:
     target = "vllm-arguments" if title == _ENDPOINT_TITLE else "reference"
-    made = f"`make {target}` writes this page from the code: {_SOURCES[title]}."
+    made = f"`make {target}` writes this page. Its text comes from {_SOURCES[title]}."
     return "\n\n".join((f"# {title}", made, *parts)) + "\n"
 
 
@@ -97,12 +97,12 @@ _ENDPOINT_TITLE = "Paths of the endpoint"
 _SOURCES = {
     "Commands": "the help of each command, and the exit codes of `controller/api/errors.py`",
     "Settings": "`controller/api/settings/settings.py` and `controller/core/settings.py`",
-    "Control API": "the calls of `controller/adapters/http/control_server.py` and the orders",
+    "Control API": "the calls of `controller/adapters/http/control_server.py` and all orders",
     "Prometheus metrics": "the metrics that the controller and the frontends serve",
     "Events": "`controller/core/record/event_log.py`",
     "Reason codes": "the lists of codes in `controller/core`",
     "Keys of the console": "`tui/actions.py`",
-    _ENDPOINT_TITLE: "the routes that vLLM's server has with ours",
+    _ENDPOINT_TITLE: "the routes of vLLM's server and those that llumctl adds",
 }
 
 
