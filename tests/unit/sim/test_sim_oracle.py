@@ -125,6 +125,14 @@ def test_known_lengths_admit_only_what_fits_to_its_end(num_outputs, starts_at_on
     assert _rows(greedy)[2]["num_evictions"] > 0
 
 
+@BOTH
+def test_the_same_trace_gives_the_same_outcome(name: str) -> None:
+    rows = [(n / 7, 1 + n * 37 % 300, 1 + n * 53 % 200) for n in range(100)]
+    first, second = (_run(name, rows, 3)[1] for _ in range(2))
+    assert first.rows.columns == second.rows.columns
+    assert first.sampled == second.sampled
+
+
 def test_what_a_bound_cannot_run_is_refused_before_the_run() -> None:
     setup = ClusterSetup(A10, policy(), 2)
     for each in (

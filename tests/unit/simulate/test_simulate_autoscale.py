@@ -31,6 +31,8 @@ def test_each_run_has_its_cost_and_its_instances_over_time(capsys: Captured) -> 
     (fixed,) = as_json(capsys, "simulate", *BURSTS, "-p", "llumnix", "-n", "6")
     assert (fixed["autoscale"], fixed["instances_over_time"]) == (None, None)
     assert (fixed["mean_num_instances"], fixed["num_launched"]) == (6.0, 0)
+    at_first = ["-p", "llumnix", "--autoscale", "1..6", "-n", "5"]
+    assert as_json(capsys, "simulate", *BURSTS, *at_first)[0]["num_instances"] == 5
     for each in as_json(capsys, *SIMULATE, *QUICK, "--set", "autoscale.cold_start_s=7"):
         assert each["saturation_rate"] == fixed["saturation_rate"]
         assert each["num_instances"] == 3, "the middle of the range, at first"

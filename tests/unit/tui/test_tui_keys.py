@@ -121,6 +121,11 @@ async def test_filter(key: str) -> None:
         assert bed.table(Pane.EVENTS).has_focus
         assert {row.entry.event.kind for row in bed.table(Pane.EVENTS).items} == {"evicted"}
         assert bed.ids() == ["i-14"], "each pane has its own filter"
+        for pane_key, pane in (("1", Pane.MIGRATIONS), ("2", Pane.QUEUE)):
+            await bed.press(pane_key)
+            wanted = bed.table(pane).target.request_id
+            await bed.type(key, wanted)
+            assert {item.target.request_id for item in bed.table(pane).items} == {wanted}
         await bed.press("0")
         await bed.type(key, "")
         assert len(bed.ids()) == 16

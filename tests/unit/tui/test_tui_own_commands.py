@@ -74,6 +74,13 @@ def test_what_no_program_is_given(run: tuple[str, ...], id_: str, words: str) ->
     assert words in caught.value.message
 
 
+def test_a_long_id_hides_no_argument_behind_it() -> None:
+    plan = filled(of_request("p", "--", "{id}", "last"), {"id": "x" * 10_000}).plan(None)
+    assert [line[:3] for line in plan.lines] == ["0  ", "1  ", "2  ", "3  "]
+    assert plan.lines[2].endswith("x... (10000 characters)")
+    assert sum(map(len, plan.lines)) < 400
+
+
 @pytest.mark.parametrize(
     ("name", "run", "field", "words"),
     [
@@ -182,7 +189,9 @@ async def test_it_runs_for_the_row_after_its_arguments_were_shown() -> None:
         assert f"2  {wanted}" in await bed.shown()
         await bed.press("escape", "f6")
         assert "this row is about no request" in await bed.bottom()
-        await bed.press("x", "j", "x", "f5")
+        await bed.press("2", "f6")
+        assert "Run other?" in await bed.shown()
+        await bed.press("escape", "0", "x", "j", "x", "f5")
         assert "mine is run for one row at a time" in await bed.bottom()
         await bed.press("question_mark")
         rows = bed.app.screen.query_one(TableView).items

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.api.wire.requests import Explanation
+from controller.api.wire.status import HeldPlaceStatus
 from tests.unit.tui import tui_lives as lives
 from tests.unit.tui.tui_support import WIDE, FakeSource, text_of, watching
 from tools import synthetic_cluster as synthetic
@@ -164,3 +165,7 @@ def test_the_facts_have_the_whole_id_and_why_it_waits() -> None:
     assert lives.REQUEST_ID in text
     assert "memory: its instance lacks blocks; demand 280 blocks" in text
     assert "no: it has no blocks yet" in text
+    update = {"held": HeldPlaceStatus(place=3, why="memory")}
+    held = Explanation(request=lives.waiting().request.model_copy(update=update), steps=())
+    shown = "\n".join(text_of(line) for line in timeline.facts(held, 120, UNICODE))
+    assert "waiting at the controller" in shown

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.requests import Event
-from controller.api.wire.status import InstanceState, InstanceStatus, QueueHeadStatus
+from controller.api.wire.requests import Event, RequestList
+from controller.api.wire.status import (
+    HeldPlaceStatus,
+    InstanceState,
+    InstanceStatus,
+    QueueHeadStatus,
+)
 from controller.api.wire.stream import EventFrame
 from tests.unit.tui.tui_support import after, state_of, text_of
 from tools import synthetic_cluster as synthetic
@@ -203,8 +208,12 @@ def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
 def test_the_queue_at_the_controller_is_a_row_that_opens_its_first_request() -> None:
     """The pictures `held` show what stands in the row, and at the instances kept free."""
     state = after(list(synthetic.late_binding(1))[-1:])
-    row, *others = requests.head_rows(state, names(state, "…"))
-    assert (row.id, row.target, others) == ("held", Target("", "r9001c9"), [])
+    head_row, *others = requests.head_rows(state, names(state, "…"))
+    assert (head_row.id, head_row.target, others) == ("held", Target("", "r9001c9"), [])
+    held = {"held": HeldPlaceStatus(place=3, why="memory")}
+    item = synthetic.requests("", 1).requests[0].model_copy(update=held)
+    (row,) = requests.rows(RequestList(requests=(item,), num_matching=1), NO_NAMES)
+    assert "held 3" in words(requests.COLUMNS, row)
     last = text_of(facts(state, "i-9", 120, ASCII)[-1])
     assert last == " kept for    r9001c9  high  waited 31s  needs 360 blk, 172 lack"
 
@@ -226,6 +235,7 @@ def test_whom_events_are_about() -> None:
         ("frontend_started", "started", "f-0"),
         ("controller_started", "started", "controller"),
         ("something_new", "something new", "i-3"),
+        ("migration_failed", "not moved", "i-3"),
     ):
         found = Event(kind=kind, time_s=1.0, cause_id="c", instance_id="i-3", frontend_id="f-0")
         assert (events.word(found), events.who(found)) == (word, who)
