@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import openai
@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.emulated import CONFIG
 from tests.environment import AT_START
-from tools.cluster import NOTHING_MOVES, Cluster
+from tools.cluster import NOTHING_MOVES, Cluster, running_with
 
 HERE = Path(__file__).parent
 
@@ -69,20 +69,11 @@ def cluster(base_env: dict[str, str]) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def six(base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Emulated, for tests that leave its settings as they were, and a last one that ends it."""
-    config = tmp_path_factory.mktemp("six") / "c.toml"
-    config.write_text(CONFIG)
-    cluster = Cluster(base_env, name="six", up_args=("--config", str(config)))
-    with cluster.running():
+    with running_with(CONFIG, tmp_path_factory.mktemp("six"), base_env, "six") as cluster:
         yield cluster
 
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(**cluster.openai_options) as client:
-        yield client
-
-
-@pytest.fixture
-async def async_client(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(**cluster.openai_options) as client:
         yield client

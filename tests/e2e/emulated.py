@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from controller.api.client import ControlClient
 from controller.api.token_sequence import start
 from tests.e2e.steering import done, ids_of
@@ -33,6 +35,12 @@ rank = 1
 target_load_tokens = 640
 """
 TARGET_BLOCKS = 40
+
+
+@pytest.fixture(scope="module")
+def shared(six: Cluster) -> Cluster:
+    """The fixture `cluster` of a module."""
+    return six
 
 
 class Answer(Stream):
@@ -69,9 +77,10 @@ def check(answers: Iterable[Answer]) -> None:
         each.check()
 
 
-def one_on_each(cluster: Cluster, client: ControlClient) -> list[Answer]:
-    """Running on instances with NUM_BLOCKS: none fits beside another. Each takes 10 s at least."""
-    found = [Answer(cluster, 1000, 900) for _ in ids_of(client)]
+def one_on_each(cluster: Cluster, client: ControlClient, num_output: int = 900) -> list[Answer]:
+    """Running on instances with NUM_BLOCKS: none fits beside another. Each takes 10 s at least,
+    unless `num_output` says less."""
+    found = [Answer(cluster, 1000, num_output) for _ in ids_of(client)]
     wait_for(lambda: all(each.num_tokens for each in found), "one on each")
     return found
 

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import pytest
+
 from controller.api.client import ControlClient
 from controller.api.errors import NotDrainingError, NotFoundError
 from controller.api.operations.on_cluster import SetSettings, SettingsPatch
@@ -16,7 +18,27 @@ from controller.api.operations.on_instances import Drain, DrainRequest, Undrain,
 from controller.api.wire import SettingValue
 from controller.api.wire.requests import Event
 from controller.api.wire.status import InstanceStatus
-from tools.cluster import Cluster, wait_for
+from tools.cluster import Cluster, running_with, wait_for
+
+
+def own_cluster(config: str, name: str) -> Any:
+    """The fixture `cluster` of a module that has a cluster of its own."""
+
+    @pytest.fixture(scope="module")
+    def cluster(
+        base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Cluster]:
+        with running_with(config, tmp_path_factory.mktemp(name), base_env, name) as found:
+            yield found
+
+    return cluster
+
+
+@pytest.fixture
+def controlled(cluster: Cluster) -> Iterator[ControlClient]:
+    """A module's fixture `client`."""
+    with cluster.control() as client:
+        yield client
 
 
 def done(cluster: Cluster, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -64,6 +86,13 @@ def left_as_found(client: ControlClient) -> Iterator[None]:
         if changes := {key: value for key, value in before.items() if now[key] != value}:
             change(client, changes)
         wait_for(lambda: not _num_requests(client), "requests of the test to end")
+
+
+@pytest.fixture
+def steered(cluster: Cluster) -> Iterator[ControlClient]:
+    """A module's fixture `client`, if its tests change settings or drain instances."""
+    with cluster.control() as client, left_as_found(client):
+        yield client
 
 
 def _settings(client: ControlClient) -> dict[str, SettingValue]:

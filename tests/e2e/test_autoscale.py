@@ -3,16 +3,13 @@ its controller in the middle of it, goes to the minimum without one, and gives w
 
 import os
 import signal
-from collections.abc import Iterator
-
-import pytest
 
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.wire.status import AutoscaleStatus
+from tests.e2e import steering
 from tests.e2e.emulated import Answer, check
 from tests.e2e.steering import Story, done, ids_of, json_of
-from tools.cluster import Cluster, running_with, wait_for
+from tools.cluster import Cluster, wait_for
 
 CONFIG = """
 [cluster]
@@ -34,26 +31,8 @@ NUM_REQUESTS = 8
 three instances, and more than two for 100 steps each."""
 
 
-@pytest.fixture(scope="module")
-def cluster(
-    base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    with running_with(
-        CONFIG, tmp_path_factory.mktemp("autoscale"), base_env, "autoscale"
-    ) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def client(cluster: Cluster) -> Iterator[ControlClient]:
-    with cluster.control() as client:
-        yield client
-
-
-def autoscale(client: ControlClient) -> AutoscaleStatus:
-    found = client.status().autoscale
-    assert found is not None
-    return found
+cluster = steering.own_cluster(CONFIG, "autoscale")
+client = steering.controlled
 
 
 def wait_serving(client: ControlClient, least: int, most: int) -> None:
@@ -78,8 +57,8 @@ def test_it_follows_its_load_over_a_death_of_its_controller(
     wait_for(lambda: len(ids_of(client)) > 1, "a new instance")
     os.kill(cluster.controller_pid, signal.SIGKILL)
     wait_serving(client, 3, 4)
-    assert autoscale(client).mode == "on"
-    assert autoscale(client).held is None
+    found = client.status().autoscale
+    assert (found.mode, found.held) == ("on", None)
     check(answers)
     wait_serving(client, 1, 1)
     assert story.events("failed", "autoscale_blocked", "instance_died") == []
@@ -97,7 +76,7 @@ def test_an_operators_scale_wins_until_it_is_released(
     wait_serving(client, 2, 2)
 
     def would_remove() -> bool:
-        last = autoscale(client).last
+        last = client.status().autoscale.last
         return last is not None and (last.outcome, last.reason) == ("would", "no_traffic")
 
     wait_for(would_remove, "a decision that an operator's scale holds")

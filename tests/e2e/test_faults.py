@@ -52,24 +52,15 @@ class Completion(Stream):
         return read.finish_reason
 
 
-def num_running(instances: list[dict[str, Any]]) -> int:
-    return sum(each["num_running_reqs"] for each in instances)
-
-
 def killed_while_all_run(cluster: Cluster, role: str, num_streams: int) -> dict[str, Any] | None:
     """The first instance or frontend, killed at once: until their clients have seen tokens of all,
     the first may be over."""
     status = cluster.status()
-    if num_running(status["instances"]) < num_streams:
+    if sum(each["num_running_reqs"] for each in status["instances"]) < num_streams:
         return None
     victim: dict[str, Any] = status[role][0]
     os.kill(victim["pid"], signal.SIGKILL)
     return victim
-
-
-def num_steps(cluster: Cluster) -> list[int]:
-    """Of each instance."""
-    return [each["num_steps"] for each in cluster.status()["instances"]]
 
 
 def begin(
@@ -94,84 +85,33 @@ def test_killed_instance_s_streams_go_on_elsewhere_and_it_comes_back(cluster: Cl
     assert victim["num_running_reqs"] == NUM_STREAMS // 2, "the burst did not spread"
     wait_for(lambda: cluster.status()["state"] == "degraded", "its death", 5)
     after = cluster.instance(victim["id"])
-    assert after["state"] == "restarting"
-    assert after["freeness_steps"] is None
-    assert after["num_running_reqs"] is None
+    assert (after["state"], after["num_running_reqs"]) == ("restarting", None)
 
     # New requests go where there is an instance.
     assert Completion(cluster, 99, 10).reason() == "length"
     for index, (stream, alone) in enumerate(zip(streams, undisturbed, strict=True)):
         assert stream.result() == alone, KINDS[index % len(KINDS)]
-    events = json.loads(cluster.run("events", "--kind", "replayed", "-o", "json").stdout)
-    replayed = [e for e in events["events"] if e["cause_id"].startswith(f"lost-{victim['id']}-")]
-    assert len(replayed) == victim["num_running_reqs"]
-    pauses = sorted(event["numbers"]["downtime_s"] for event in replayed)
-    assert pauses[-1] < 10.0
+    events = json.loads(cluster.run("events", "--kind", "replayed", "-o", "json").stdout)["events"]
+    assert all(event["cause_id"].startswith(f"lost-{victim['id']}-") for event in events)
+    assert len(events) == victim["num_running_reqs"]
+    assert max(event["numbers"]["downtime_s"] for event in events) < 10.0
 
-    wait_for(lambda: cluster.status()["state"] == "ready", "the restart", 120)
+    cluster.wait_state("ready")
     again = cluster.instance(victim["id"])
     assert again["incarnation"] == victim["incarnation"] + 1
     assert again["num_restarts"] == victim["num_restarts"] + 1
-    assert again["pid"] != victim["pid"]
     cluster.wait_quiet()
-
-
-def test_dead_controller_fails_no_request_and_comes_back(cluster: Cluster) -> None:
-    ours = ("migration.max_moves=3", "scheduler.policy=vllm-dp")
-    revision = json.loads(cluster.run("set", *ours, "-o", "json").stdout)["revision"]
-    pid = cluster.controller_pid
-    streams = begin(cluster, 600)
-    assert all(each.wait_tokens(4) for each in streams)
-    os.kill(pid, signal.SIGKILL)
-
-    # Scheduler-bypass: the frontend dispatches by itself meanwhile.
-    assert Completion(cluster, 99, 10).reason() == "length"
-    assert [each.reason() for each in streams] == ["length"] * NUM_STREAMS
-
-    # The new one learns from its members what runs: same incarnations, nothing restarted.
-    back = wait_for(
-        lambda: (
-            (d := cluster.run("status", "-o", "json")).returncode == 0
-            and '"state": "ready"' in d.stdout
-        ),
-        "the controller",
-    )
-    assert back
-    assert all(i["state"] == "active" for i in cluster.status()["instances"])
-    assert cluster.status()["policy"] == "vllm-dp"
-    theirs = ("migration.max_moves=4", "scheduler.policy=llumnix+")
-    changed = cluster.run("set", *theirs, "--if-revision", str(revision), "-o", "json")
-    assert '"previous": 3' in changed.stdout, changed.stderr
-    cluster.wait_quiet()
-
-
-def test_frozen_instance_is_not_chosen_and_comes_back(cluster: Cluster) -> None:
-    frozen, _ = cluster.status()["instances"]
-    os.kill(frozen["pid"], signal.SIGSTOP)
-    try:
-        wait_for(lambda: cluster.instance(frozen["id"])["state"] == "stalled", "the stall to show")
-        streams = [Completion(cluster, index, 10) for index in range(4)]
-        assert [each.reason() for each in streams] == ["length"] * 4
-    finally:
-        os.kill(frozen["pid"], signal.SIGCONT)
-    back = wait_for(
-        lambda: (i := cluster.instance(frozen["id"]))["state"] == "active" and i, "the thaw"
-    )
-    assert back["incarnation"] == frozen["incarnation"]
 
 
 def test_killed_frontend_frees_its_requests_blocks(cluster: Cluster) -> None:
     cluster.wait_quiet()
-    before = num_steps(cluster)
     streams = begin(cluster, LONG, num_streams=2)
     wait_for(lambda: killed_while_all_run(cluster, "frontends", 2), "both to run")
     wait_for(lambda: all(each.ended for each in streams), "the ends of all streams")
     assert all(isinstance(each.error, OSError | HTTPException) for each in streams)
-    wait_for(lambda: all(map(is_empty, cluster.status()["instances"])), "their blocks to be free")
-    # Each token of a request takes a step of its instance, and here none moves.
-    steps = [after - then for after, then in zip(num_steps(cluster), before, strict=True)]
-    assert max(steps) < LONG, "they have ended by themselves"
-    wait_for(lambda: cluster.status()["state"] == "ready", "the frontend's restart", 120)
+    free = "their blocks to be free, before they end by themselves"
+    wait_for(lambda: all(map(is_empty, cluster.status()["instances"])), free, 15)
+    cluster.wait_state("ready")
     assert Completion(cluster, 1, 10).reason() == "length"
 
 

@@ -12,7 +12,7 @@ import pytest
 from controller.api.client import ControlClient
 from controller.api.operations.on_requests import Abort, AbortRequest
 from tools.client_stream import Read, Stream
-from tools.cluster import NOTHING_MOVES, Cluster, wait_for
+from tools.cluster import Cluster, running_with
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 NUMBERS = {
@@ -33,7 +33,6 @@ TOOL = {
     },
 }
 MESSAGES = [{"role": "user", "content": "tell me of the quiet river and its stones"}]
-WORDS = "the quiet river and its stones "
 SAMPLING: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": (COMPLETIONS, {"prompt": "the time of", "temperature": 0}),
     "seeded": (COMPLETIONS, {"prompt": "one", "temperature": 1.1, "seed": 11, "top_p": 0.9}),
@@ -53,7 +52,7 @@ SAMPLING: dict[str, tuple[str, dict[str, Any]]] = {
 GUIDED = {"response_format", "tools"}
 """They end by themselves."""
 ORDINARY = ("logprobs and stop", "n=2", "tool call")
-"""Of the other kinds, three move where there is no prefix cache, and all in the contract tests."""
+"""The other kinds move in the contract tests, and in `make test-full`."""
 NUM_TOKENS = 300
 NUM_BLOCKS = 280
 NUM_MOVERS = 6
@@ -127,8 +126,8 @@ def test_moved_equals_unmoved(cluster: Cluster, kind: str) -> None:
 
 
 def test_a_moved_request_says_so(cluster: Cluster) -> None:
-    stream = Stream(cluster, COMPLETIONS, {"prompt": "a", "max_tokens": 1200, "temperature": 0,
-                                           "ignore_eos": True}, next(_names))  # fmt: skip
+    body = {"prompt": "a", "max_tokens": 1200, "temperature": 0, "ignore_eos": True}
+    stream = Stream(cluster, COMPLETIONS, body, next(_names))
     stream.wait_tokens(5)
     with cluster.control() as client:
         (before,) = stream.live(client)
@@ -139,81 +138,35 @@ def test_a_moved_request_says_so(cluster: Cluster) -> None:
         (after,) = stream.live(client)
         assert after.instance_id != before.instance_id == report.from_instance_id
         assert after.num_moves == 1
-        detail = client.request(after.id)
-        kinds = [event.kind for event in detail.history]
+        kinds = [event.kind for event in client.request(after.id).history]
         assert kinds.count("migrated") == 1
         client.send(Abort(after.id, AbortRequest()))
     cluster.wait_quiet()
 
 
+TIGHT = f"""
+[cluster]
+instances = 2
+
+[scheduler]
+policy = "llumnix"
+
+[migration]
+enabled = false
+
+[engine]
+kv_cache_memory_bytes = {(NUM_BLOCKS + 1) * 32 * 4096}
+max_num_batched_tokens = 512
+enable_prefix_caching = false
+"""
+
+
 @pytest.fixture(scope="module")
-def tight(base_env: dict[str, str]) -> Iterator[Cluster]:
+def tight(base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Few blocks, small steps, and no prefix cache to find a block in. What does not fit waits at
     the instances, where it is evicted, and not at the controller."""
-    arguments = (
-        f"kv_cache_memory_bytes={(NUM_BLOCKS + 1) * 32 * 4096}",
-        "max_num_batched_tokens=512",
-        "enable_prefix_caching=false",
-    )
-    options = (option for argument in arguments for option in ("--engine-arg", argument))
-    policy = ("--set", "scheduler.policy=llumnix")
-    up_args = ("-n", "2", *policy, *options)
-    cluster = Cluster(base_env | NOTHING_MOVES, name="tight", up_args=up_args)
-    with cluster.running():
+    with running_with(TIGHT, tmp_path_factory.mktemp("tight"), base_env, "tight") as cluster:
         yield cluster
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", ["greedy", "seeded", "json schema"])
-def test_moved_equals_unmoved_without_a_prefix_cache(tight: Cluster, kind: str) -> None:
-    path, body = SAMPLING[kind]
-    unmoved = read(tight, path, body, [])
-    assert read(tight, path, body, AT["every 20 tokens"], num_moves=2) == unmoved
-
-
-@pytest.mark.full
-def test_beside_a_long_prefill_the_next_step_serves_it(tight: Cluster) -> None:
-    """7,500 tokens are computed in pieces on the destination; the arrival waits for one at most.
-
-    On a busy machine a prefill may be over before it is seen, or before the move has begun; then it
-    is tried again."""
-    path, body = SAMPLING["seeded"]
-    body = body | {"max_tokens": 800, "ignore_eos": True}
-    unmoved = Stream(tight, path, body, next(_names)).result()
-    for _ in range(5):
-        stream = Stream(tight, path, body, next(_names))
-        stream.wait_tokens(20)
-        arrived_before = _moves_beside_a_prefill(tight, stream)
-        assert stream.result() == unmoved
-        if arrived_before:
-            break
-    else:
-        raise AssertionError("each prefill was over before the move")
-    tight.wait_quiet()
-
-
-def _moves_beside_a_prefill(cluster: Cluster, stream: Stream) -> bool:
-    """Whether it arrived before the prefill was over, from which it was dispatched away."""
-    body = {"prompt": WORDS * 1100, "max_tokens": 2, "ignore_eos": True}
-    with cluster.control() as client:
-        here = stream.status(client)
-        prefill = Stream(cluster, COMPLETIONS, body, next(_names))
-        there = wait_for(
-            lambda: prefill.ended or _where_it_runs(prefill, client), "the prefill to run"
-        )
-        if there is True:
-            prefill.result()
-            return False
-        assert there != here.instance_id, "dispatched beside the other"
-        reports = stream.move(client)
-    assert all(report.outcome == "migrated" for report in reports), reports
-    was_before = bool(reports) and prefill.num_tokens == 0
-    prefill.result()
-    return was_before
-
-
-def _where_it_runs(stream: Stream, client: ControlClient) -> str | None:
-    return next((r.instance_id for r in stream.live(client) if r.state == "running"), None)
 
 
 @pytest.mark.full
@@ -223,12 +176,7 @@ def test_many_mixed_requests_move_at_random_with_too_few_blocks(tight: Cluster) 
     probabilities. Again until enough have moved, which takes seconds where a request is evicted at
     once, and until chance has brought an eviction and a refusal."""
     kinds = [kind for kind in SAMPLING if kind not in ("n=2", "tool call")]
-    bodies = [
-        (path, _after(WORDS * 130, body))
-        for path, body in (SAMPLING[kinds[index % len(kinds)]] for index in range(16))
-    ]
-    for index, (_path, body) in enumerate(bodies):
-        body["seed"] = index
+    bodies = [_long(kinds[index % len(kinds)], seed=index) for index in range(16)]
     unmoved = [stream.result() for stream in [Stream(tight, *b, next(_names)) for b in bodies]]
     outcomes: list[str] = []
     with tight.control() as client, ThreadPoolExecutor(NUM_MOVERS) as movers:
@@ -249,19 +197,20 @@ def test_many_mixed_requests_move_at_random_with_too_few_blocks(tight: Cluster) 
     assert outcomes.count("migrated") >= 50, outcomes
     assert evicted, "there were blocks enough"
     assert refused, "room was never refused"
-    tight.wait_quiet()
-    assert all(
-        not i["num_moves_in"] and not i["num_moves_out"] for i in tight.status()["instances"]
-    )
+    status = tight.wait_quiet()
+    assert not any(i["num_moves_in"] or i["num_moves_out"] for i in status["instances"])
 
 
-def _after(words: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The same question after so many words, with a long answer."""
+def _long(kind: str, seed: int) -> tuple[str, dict[str, Any]]:
+    """The same question after many words, with a long answer."""
+    path, body = SAMPLING[kind]
+    words = "the quiet river and its stones " * 130
     if "prompt" in body:
         asked: dict[str, Any] = {"prompt": words + body["prompt"]}
     else:
         asked = {"messages": [{"role": "user", "content": words + MESSAGES[0]["content"]}]}
-    return body | asked | {"max_tokens": 480, "ignore_eos": "response_format" not in body}
+    answer = {"max_tokens": 480, "ignore_eos": "response_format" not in body, "seed": seed}
+    return path, body | asked | answer
 
 
 def _move_until_all_ended(client: ControlClient, streams: list[Stream], seed: int) -> list[str]:

@@ -7,6 +7,7 @@ On emulated instances, with late binding.
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import psutil
@@ -14,9 +15,9 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI
 
 from controller.api.client import ControlClient
-from controller.api.settings.key_file import key_id
-from tests.e2e.steering import change
-from tools.cluster import Cluster, wait_for
+from tests.e2e import steering
+from tests.e2e.steering import change, done
+from tools.cluster import Cluster, running_with
 
 CONFIG = """
 [cluster]
@@ -54,7 +55,7 @@ FULL = 1600
 """Such a prompt fills an instance: 100 of its 127 blocks."""
 HELD = 480
 """30 blocks: they fit on neither."""
-NUM_STEPS = 420
+NUM_STEPS = 250
 """The full ones run for 10 s or so, in which all clients of a test come."""
 
 
@@ -63,24 +64,15 @@ def cluster(
     base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("overload")
-    keys, config = folder / "keys", folder / "c.toml"
+    keys = folder / "keys"
     keys.write_text("\n".join(KEYS))
     keys.chmod(0o600)
-    config.write_text(CONFIG.format(keys=keys))
-    cluster = Cluster(
-        base_env, name="overload", up_args=("--config", str(config), "--frontends", "2")
-    )
-    with cluster.running():
+    env = base_env | {"LLUMCTL_CLUSTER_FRONTENDS": "2"}
+    with running_with(CONFIG.format(keys=keys), folder, env, "overload") as cluster:
         yield cluster
 
 
-@pytest.fixture
-def client(cluster: Cluster) -> Iterator[ControlClient]:
-    with cluster.control() as client:
-        yield client
-        wait_for(
-            lambda: all(not each.num_running_reqs for each in client.status().instances), "rest"
-        )
+client = steering.steered
 
 
 class Asked:
@@ -95,22 +87,19 @@ class Asked:
         key: str = KEYS[0],
         level: str = "normal",
     ) -> None:
-        self.name, self.num_chunks = name, 0
-        self.status: int | None = None
-        self.retry_after_s: int | None = None
-        self.message = ""
-        self._api = AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key=key, max_retries=0)
-        self.task = asyncio.create_task(self._ask(num_prompt, num_output, level))
+        self.num_chunks, self.status, self.retry_after_s, self.message = 0, 0, 0, ""
+        api = AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key=key, max_retries=0)
+        asked = {
+            "prompt": [7] * num_prompt,
+            "max_tokens": num_output,
+            "extra_headers": {"X-Llumctl-Priority": level, "X-Request-Id": name},
+        }
+        self.task = asyncio.create_task(self._ask(api, asked))
 
-    async def _ask(self, num_prompt: int, num_output: int, level: str) -> None:
+    async def _ask(self, api: AsyncOpenAI, asked: dict[str, Any]) -> None:
         try:
-            stream = await self._api.completions.create(
-                model="embedded",
-                prompt=[7] * num_prompt,
-                max_tokens=num_output,
-                stream=True,
-                extra_body={"ignore_eos": True},
-                extra_headers={"X-Llumctl-Priority": level, "X-Request-Id": self.name},
+            stream = await api.completions.create(
+                model="embedded", stream=True, extra_body={"ignore_eos": True}, **asked
             )
             async for _ in stream:
                 self.num_chunks += 1
@@ -119,7 +108,7 @@ class Asked:
             self.status, self.message = error.status_code, error.message
             self.retry_after_s = int(error.response.headers["retry-after"])
         finally:
-            await self._api.close()
+            await api.close()
 
 
 async def until_held(client: ControlClient, number: int) -> None:
@@ -155,17 +144,14 @@ async def test_the_newest_of_the_lowest_level_is_refused_first(
             assert (victim.status, victim.num_chunks) == (429, 0), "the newest that is held"
             assert not any(each.task.done() for each in (*normal[: 5 - number], *high))
         for each in (refused, *normal[3:]):
-            assert each.retry_after_s is not None
             assert 1 <= each.retry_after_s <= 60
             assert "too many requests wait" in each.message
-        await asyncio.gather(*(each.task for each in (*running, *normal[:3], *high)))
-        assert {each.status for each in (*running, *normal[:3], *high)} == {200}
-        assert all(each.num_chunks for each in (*normal[:3], *high))
-    status = await asyncio.to_thread(client.status)
-    found = {(each.reason, each.level): each.num_refused for each in status.refused}
+        served = (*running, *normal[:3], *high)
+        await asyncio.gather(*(each.task for each in served))
+        assert all(each.status == 200 and each.num_chunks for each in served)
+    found = {(each.reason, each.level): each.num_refused for each in client.status().refused}
     assert found == {("overloaded", "normal"): 4}
-    events = (await asyncio.to_thread(client.events)).events
-    rejected = [each for each in events if each.kind == "rejected"]
+    rejected = [each for each in client.events().events if each.kind == "rejected"]
     assert 1 <= len(rejected) <= 2, "they are summed up"
 
 
@@ -173,51 +159,21 @@ async def test_a_key_has_its_live_requests_over_all_frontends(
     cluster: Cluster, client: ControlClient
 ) -> None:
     change(client, {"limits.live_requests": 3})
-    try:
-        async with asyncio.timeout(60):
-            crowd = [Asked(cluster, f"crowd-{i}", 32, 60) for i in range(12)]
-            others = [Asked(cluster, f"other-{i}", 32, 60, KEYS[1]) for i in range(2)]
-            await asyncio.gather(*(each.task for each in (*crowd, *others)))
-        served = [each for each in crowd if each.status == 200]
-        refused = [each for each in crowd if each.status == 429]
-        assert len(served) + len(refused) == 12
-        assert 1 <= len(served) <= 3
-        assert {each.retry_after_s for each in refused} == {1}
-        assert all("rate limit" in each.message for each in refused)
-        assert {each.status for each in others} == {200}
-        await asyncio.sleep(0.3)  # the frontends tell of the ends
-        again = [Asked(cluster, f"again-{i}", 32, 5) for i in range(3)]
-        await asyncio.gather(*(each.task for each in again))
-        assert {each.status for each in again} == {200}
-    finally:
-        change(client, {"limits.live_requests": 0})
-
-
-@pytest.mark.full
-async def test_a_key_has_its_tokens_in_a_minute_over_all_frontends(
-    cluster: Cluster, client: ControlClient
-) -> None:
-    """Those of earlier tests count too."""
-    used = {each.key: each for each in client.status().keys}
-    before = used[key_id(KEYS[0])].num_tokens_last_minute
-    change(client, {"limits.tokens_per_minute": before + 1000})
-    try:
-        async with asyncio.timeout(60):
-            for number in range(10):
-                last = Asked(cluster, f"spends-{number}", 300, 4)
-                await last.task
-                if last.status != 200:
-                    break
-                await asyncio.sleep(0.2)
-        assert last.status == 429
-        assert 1 <= number <= 5, "some of the earlier ones may be a minute old by now"
-        assert last.retry_after_s is not None
-        assert 1 <= last.retry_after_s <= 60
-        assert "rate limit" in last.message
-    finally:
-        change(client, {"limits.tokens_per_minute": 0})
-    (refused,) = [each for each in client.status().refused if each.reason == "token_limit"]
-    assert refused.num_refused == 1
+    async with asyncio.timeout(60):
+        crowd = [Asked(cluster, f"crowd-{i}", 32, 60) for i in range(12)]
+        others = [Asked(cluster, f"other-{i}", 32, 60, KEYS[1]) for i in range(2)]
+        await asyncio.gather(*(each.task for each in (*crowd, *others)))
+    served = [each for each in crowd if each.status == 200]
+    refused = [each for each in crowd if each.status == 429]
+    assert len(served) + len(refused) == 12
+    assert 1 <= len(served) <= 3
+    assert {each.retry_after_s for each in refused} == {1}
+    assert all("rate limit" in each.message for each in refused)
+    assert {each.status for each in others} == {200}
+    await asyncio.sleep(0.3)  # the frontends tell of the ends
+    again = [Asked(cluster, f"again-{i}", 32, 5) for i in range(3)]
+    await asyncio.gather(*(each.task for each in again))
+    assert {each.status for each in again} == {200}
 
 
 WARM_UP = 2_000
@@ -230,36 +186,38 @@ MAX_GROWN_BYTES = 4 << 20
 @pytest.mark.full
 async def test_refused_requests_take_no_memory(cluster: Cluster, client: ControlClient) -> None:
     """Of the controller or a frontend."""
+    body = {"model": "embedded", "prompt": [7] * 64, "max_tokens": 4, "stream": True}
+    statuses: Counter[int] = Counter()
+
+    async def crowd(number: int) -> None:
+        async with httpx.AsyncClient(
+            base_url=cluster.url,
+            headers={"Authorization": f"Bearer {KEYS[0]}"},
+            limits=httpx.Limits(max_connections=20),
+            timeout=60,
+        ) as http:
+            for _ in range(number // 100):
+                asked = (http.post("/v1/completions", json=body) for _ in range(100))
+                statuses.update(answer.status_code for answer in await asyncio.gather(*asked))
+
+    pids = [cluster.controller_pid, *(each.pid for each in client.status().frontends)]
+    members = [psutil.Process(pid) for pid in pids]
+    assert len(members) == 3
     change(client, {"limits.live_requests": 1, "limits.tokens_per_minute": 1})
-    try:
-        body = {"model": "embedded", "prompt": [7] * 64, "max_tokens": 4, "stream": True}
-        headers = {"Authorization": f"Bearer {KEYS[0]}"}
-        statuses: Counter[int] = Counter()
-
-        async def crowd(number: int) -> None:
-            limits = httpx.Limits(max_connections=20)
-            async with httpx.AsyncClient(
-                base_url=cluster.url, headers=headers, limits=limits, timeout=60
-            ) as http:
-                for _ in range(number // 100):
-                    asked = (http.post("/v1/completions", json=body) for _ in range(100))
-                    statuses.update(answer.status_code for answer in await asyncio.gather(*asked))
-
-        members = _members(cluster, client)
-        assert set(members) == {"controller", "f-0", "f-1"}
-        await crowd(WARM_UP)
-        before = {name: process.memory_info().rss for name, process in members.items()}
-        await crowd(NUM_REFUSED)
-        grown = {name: p.memory_info().rss - before[name] for name, p in members.items()}
-        assert statuses[429] >= NUM_REFUSED
-        assert max(grown.values()) < MAX_GROWN_BYTES, grown
-    finally:
-        change(client, {"limits.live_requests": 0, "limits.tokens_per_minute": 0})
+    await crowd(WARM_UP)
+    before = [process.memory_info().rss for process in members]
+    await crowd(NUM_REFUSED)
+    grown = [p.memory_info().rss - rss for p, rss in zip(members, before, strict=True)]
+    assert statuses[429] >= NUM_REFUSED
+    assert max(grown) < MAX_GROWN_BYTES, grown
 
 
-def _members(cluster: Cluster, client: ControlClient) -> dict[str, psutil.Process]:
-    found = {"controller": psutil.Process(cluster.controller_pid)}
-    for each in client.status().frontends:
-        assert each.pid is not None
-        found[each.id] = psutil.Process(each.pid)
-    return found
+async def test_down_serves_what_is_held_within_its_grace(cluster: Cluster) -> None:
+    running = await fill(cluster)
+    with cluster.control() as client:
+        held = [Asked(cluster, f"held-{number}", HELD, 5) for number in range(2)]
+        await until_held(client, 2)
+    await asyncio.to_thread(done, cluster, "down", "--timeout", "100")
+    await asyncio.gather(*(each.task for each in (*running, *held)))
+    assert {each.status for each in (*running, *held)} == {200}
+    assert not cluster.leftovers()

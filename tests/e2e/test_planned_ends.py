@@ -1,52 +1,44 @@
 """Ends of instances that were told beforehand, under 16 streams on emulated instances, whose every
-token is checked: all are restarted, one after the other; one is restarted at once; one is evacuated
-in time, one without; one gets a SIGTERM."""
+token is checked: all are restarted with other engine arguments, one after the other; one is
+restarted at once; one is evacuated in time, one without; one gets a SIGTERM. Processes that die
+meanwhile, and later, start with the arguments that the cluster's spec names."""
 
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from controller.api.client import ControlClient
 from controller.api.wire.status import InstanceState
+from tests.e2e import steering
 from tests.e2e.emulated import Answer
 from tests.e2e.steering import Load, Story, change, done, ids_of, instance, left_as_found
-from tools.cluster import Cluster, running_with, wait_for
+from tools.cluster import Cluster, wait_for
 
 CONFIG = """
 [cluster]
 engine = "emulated"
-instances = 4
+instances = 3
 
 [emulated]
 speed = 2.0
+num_blocks = 600
 
 [evacuate]
 notice_s = 10.0
 """
 NUM_STREAMS = 16
 
-
-@pytest.fixture(scope="module")
-def cluster(
-    base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    with running_with(CONFIG, tmp_path_factory.mktemp("planned"), base_env, "planned") as cluster:
-        yield cluster
+cluster = steering.own_cluster(CONFIG, "planned")
+client = steering.controlled
 
 
-@pytest.fixture
-def client(cluster: Cluster) -> Iterator[ControlClient]:
-    with cluster.control() as client:
-        yield client
-
-
-def busy(cluster: Cluster, client: ControlClient) -> Load:
-    """Streams of 6 to 15 s, one after the other, on all instances."""
-    load = Load(NUM_STREAMS, lambda k: Answer(cluster, 64 + k, 300 + 30 * k).check())
+def busy(cluster: Cluster, client: ControlClient, num_more: int = 10) -> Load:
+    """Streams of 3 to 5 s, one after the other, on all instances; by `num_more` tokens, of 18 ms,
+    each is longer than the one before."""
+    load = Load(NUM_STREAMS, lambda k: Answer(cluster, 64 + k, 150 + num_more * k).check())
     wait_for(
         lambda: all(each.num_running_reqs for each in client.status().instances),
         "requests everywhere",
@@ -54,42 +46,93 @@ def busy(cluster: Cluster, client: ControlClient) -> Load:
     return load
 
 
-def pids(client: ControlClient) -> dict[str, int | None]:
-    return {each.id: each.pid for each in client.status().instances}
+def by_id(client: ControlClient, field: str) -> dict[str, int | None]:
+    """Among `num_total_blocks` are vLLM's null block and the watermark."""
+    return {each.id: getattr(each, field) for each in client.status().instances}
 
 
-def test_all_are_restarted_under_load_and_no_token_is_lost(
+def arguments(*given: str) -> list[str]:
+    return [word for each in given for word in ("--engine-arg", each)]
+
+
+def test_all_start_with_new_arguments_and_no_token_is_lost(
     cluster: Cluster, client: ControlClient
 ) -> None:
-    before, story = pids(client), Story(client)
+    revision, before, story = client.status().revision, by_id(client, "pid"), Story(client)
+    for given, words in (("num_block=700", "did you mean num_blocks?"),
+                         ("num_blocks=3", "less than one request")):  # fmt: skip
+        told = done(cluster, "restart", "--rolling", "-y", *arguments(given), code=2)
+        assert words in told.stderr
+    assert client.status().revision == revision
     with busy(cluster, client) as load:
-        told = done(cluster, "restart", "--rolling", "-y", "-m", "a patch")
-        lines = told.stderr.splitlines()
-        assert lines[-1].startswith("rolling restart: 4 of 4 done in "), told.stderr
-        assert client.status().rolling is not None
+        told = done(cluster, "restart", "--rolling", "-y", *arguments("num_blocks=700"))
         assert load.check() > 0
-    after = pids(client)
+    last = told.stderr.splitlines()[-1]
+    assert last.startswith("rolling restart: 3 of 3 done in "), told.stderr
+    assert last.endswith("with num_blocks=700")
+    assert set(by_id(client, "num_total_blocks").values()) == {700}
+    assert set(by_id(client, "generation").values()) == {1}
+    after = by_id(client, "pid")
     assert set(after) == set(before)
     assert not set(after.values()) & set(before.values()), "each has another process"
     assert story.events("failed", "rolling_failed") == []
     assert story.moves("drain"), "they left by moves"
-    (ended,) = story.events("rolling_ended")
-    assert ended.numbers["num_restarted"] == 4
+    steps = story.events("rolling_stepped")
+    assert [each.instance_id for each in steps] == ids_of(client)
+    assert all(each.numbers["took_s"] > each.numbers["emptied_s"] > 0 for each in steps)
+
+
+def test_a_process_that_dies_and_one_that_is_added_have_the_new_arguments(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    pid = instance(client, "i-0").pid
+    os.kill(pid, signal.SIGKILL)
+    done(cluster, "scale", "+1", "--wait")
+    wait_for(lambda: instance(client, "i-0").pid not in (pid, None), "another process")
+    wait_for(
+        lambda: list(by_id(client, "num_total_blocks").values()) == [700] * 4, "the new arguments"
+    )
+    assert "engine arguments: num_blocks=700 (i-0 i-1 i-2 i-3, and new ones)" in (
+        done(cluster, "status").stdout
+    )
+
+
+@pytest.mark.full
+def test_the_controllers_death_in_the_middle_changes_nothing_and_null_takes_back(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    rolling = ("restart", "--rolling", "-y")
+    with busy(cluster, client) as load:
+        done(cluster, *rolling, "--detach", *arguments("num_blocks=800", "prefix_caching=false"))
+        wait_for(lambda: 2 in by_id(client, "generation").values(), "the first with new arguments")
+        os.kill(cluster.controller_pid, signal.SIGKILL)
+        done(cluster, "status", "--wait=ready", "--timeout", "60")
+        wait_for(
+            lambda: (found := client.status().rolling) and found.state == "done",
+            "the end of the rolling restart",
+        )
+        assert load.check() > 0
+    assert set(by_id(client, "num_total_blocks").values()) == {800}
+    assert set(by_id(client, "generation").values()) == {2}
+    back = arguments("num_blocks=null", "prefix_caching=null")
+    done(cluster, *rolling, "--at-once", "max", *back)
+    assert set(by_id(client, "num_total_blocks").values()) == {600}
+    assert client.status().engine_changes == ()
 
 
 @pytest.mark.full
 def test_one_is_restarted_at_once_and_its_requests_go_on_elsewhere(
     cluster: Cluster, client: ControlClient
 ) -> None:
-    before, story = pids(client), Story(client)
+    before, story = by_id(client, "pid"), Story(client)
     hit = ids_of(client)[0]
-    with busy(cluster, client) as load:
+    with busy(cluster, client, num_more=30) as load:
         planned = cluster.run("restart", hit, "--now", "--dry-run")
         assert planned.returncode == 10
         assert "would be replayed elsewhere" in planned.stdout
         done(cluster, "restart", hit, "--now", "-y")
         assert load.check() > 0
-    after = pids(client)
+    after = by_id(client, "pid")
     assert {each for each in after if after[each] != before[each]} == {hit}
     assert {each.labels["from"] for each in story.events("replayed")} == {hit}
     assert story.events("failed") == []
@@ -120,18 +163,18 @@ def test_what_cannot_leave_in_time_goes_on_elsewhere(
     more than one for a request, and the end comes in the middle of some."""
     leaving, *others = ids_of(client)
     story = Story(client)
-    with left_as_found(client), busy(cluster, client) as load:
+    with left_as_found(client), busy(cluster, client, num_more=40) as load:
         change(client, {"migration.max_bytes_per_s": bytes_per_s})
         done(cluster, "drain", "--remove", leaving, "--within", within, "-y")
-        wait_for(lambda: story.events("replayed"), "replays")
+        replayed = wait_for(lambda: story.events("replayed"), "replays")
         assert load.check() > 0
     assert ids_of(client) == others
     ended = story.events("drain_ended")[-1]
     assert ended.reason == "it had to go with what was left"
     assert ended.numbers["num_requests_left"] > 0
-    assert {each.labels["from"] for each in story.events("replayed")} == {leaving}
-    saved = client.status().replays.saved
-    assert any(each.way == "replayed" and each.reason == "evacuation" for each in saved)
+    assert {each.labels["from"] for each in replayed} == {leaving}
+    saved = {(each.way, each.reason) for each in client.status().replays.saved}
+    assert ("replayed", "evacuation") in saved
     assert story.events("failed") == []
     assert bytes_per_s or not story.moves("evacuate")
     done(cluster, "scale", "+1", "--wait")
@@ -140,7 +183,6 @@ def test_what_cannot_leave_in_time_goes_on_elsewhere(
 def test_a_sigterm_to_an_instance_is_an_evacuation(cluster: Cluster, client: ControlClient) -> None:
     leaving, *others = ids_of(client)
     story, pid = Story(client), instance(client, leaving).pid
-    assert pid is not None
     with busy(cluster, client) as load:
         os.kill(pid, signal.SIGTERM)
         wait_for(lambda: leaving not in ids_of(client), "the instance to be gone", 30.0)
@@ -154,13 +196,3 @@ def test_a_sigterm_to_an_instance_is_an_evacuation(cluster: Cluster, client: Con
     assert ended.reason == "evacuated in time"
     done(cluster, "scale", "+1", "--wait")
     assert {each.state for each in client.status().instances} == {InstanceState.ACTIVE}
-
-
-def test_down_waits_for_streams_and_leaves_nothing(cluster: Cluster) -> None:
-    streams = [Answer(cluster, 64, 200) for _ in range(8)]
-    for each in streams:
-        each.wait_tokens(1)
-    done(cluster, "down")
-    for each in streams:
-        each.check()
-    assert not cluster.leftovers()

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from controller.model.profile import ModelConfig, load_profile
+from controller.model.profile import load_profile
 from tools.cluster import LLUMCTL, hear_interrupts, wait_for
 
 ENGINE = "controller.main.profile.engine_process"
@@ -43,13 +43,10 @@ def test_a_profile_is_measured(base_env: dict[str, str], tmp_path: Path) -> None
     profile = load_profile(str(path))
     assert profile.measured
     assert (profile.max_model_len, profile.max_num_running) == (512, 8)
-    assert (profile.block_size, profile.num_total_blocks) == (32, 1023)
-    assert profile.kv_bytes_per_token == 4096
+    assert (profile.num_total_blocks, profile.kv_bytes_per_token) == (1023, 4096)
     assert profile.copy_bytes_per_s > 1e6
     assert profile.step_time_s([(511, 0)], 0, 0) > profile.step_time_s([(64, 0)], 0, 0) > 0
-    assert ModelConfig.of(profile).max_num_batched_tokens == profile.max_num_batched_tokens
     assert "off in the median" in out
-    assert "Prefill: " in profile.source
     assert [each.name for each in tmp_path.iterdir()] == ["embedded.toml"]
 
 

@@ -9,23 +9,20 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
 
 import httpx
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.errors import LlumctlError
 from controller.api.operations.on_requests import PriorityRequest, SetPriority
-from controller.api.wire.requests import Event
-from tests.e2e import emulated
+from tests.e2e import emulated, steering
 from tests.e2e.emulated import (
     CONFIG,
     NUM_INSTANCES,
     TARGET_BLOCKS,
+    Answer,
     check,
     check_cut,
     held,
@@ -40,7 +37,6 @@ from tests.e2e.steering import (
     ids_of,
     instance,
     json_of,
-    left_as_found,
     num_running,
     num_used_blocks,
     undrain,
@@ -49,28 +45,10 @@ from tools.cluster import Cluster, hear_interrupts, wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUM_CLIENTS = NUM_INSTANCES * 3 // 2
-NUM_STEPS = 10
 
 
-@pytest.fixture(scope="module")
-def cluster(six: Cluster) -> Cluster:
-    return six
-
-
-@pytest.fixture
-def client(cluster: Cluster) -> Iterator[ControlClient]:
-    with cluster.control() as client, left_as_found(client):
-        yield client
-    wait_for(lambda: all(stream.ended for stream in Answer.all), "all answers to end")
-    Answer.all.clear()
-
-
-class Answer(emulated.Answer):
-    all: ClassVar[list["Answer"]] = []
-
-    def __init__(self, cluster: Cluster, num_prompt: int, num_output: int, **extra: Any) -> None:
-        super().__init__(cluster, num_prompt, num_output, **extra)
-        Answer.all.append(self)
+cluster = emulated.shared
+client = steering.steered
 
 
 def answers(cluster: Cluster, count: int, num_prompt: int, num_output: int) -> list[Answer]:
@@ -96,16 +74,25 @@ def test_an_overloaded_instance_is_relieved_before_it_evicts(
     moves = story.moves("balance")
     assert moves, "nothing moved"
     assert story.events("evicted", "failed") == []
-    _explains(cluster, moves[0])
+    move = moves[0]
+    where, to = move.labels["from"], move.labels["to"]
+    text = done(cluster, "requests", str(move.request_id)).stdout
+    assert f"migrated from {where} to {to} (balance)\n" in text
+    found = json_of(cluster, "requests", str(move.request_id))["explanation"]
+    steps = {step["kind"]: step for step in found["steps"]}
+    assert steps["dispatched"]["num_considered"] == 1, "all others drained"
+    considered = {item["instance_id"]: item["figure"] for item in steps["migrated"]["candidates"]}
+    assert considered[to] > 48 > steps["migrated"]["freeness_steps"]
 
 
 def test_a_cordoned_instance_keeps_what_it_has_and_gets_nothing(
     cluster: Cluster, client: ControlClient
 ) -> None:
-    """Also from the next controller."""
+    """Also from the next controller, which knows the settings, and after whose death the frontend
+    dispatches by itself meanwhile."""
     first, *others = ids_of(client)
     drain(client, *others)
-    kept = answers(cluster, 1, 128, 600)
+    kept = answers(cluster, 1, 128, 300)
     undrain(client, *others)
     done(cluster, "cordon", first, "-m", "to be looked at")
     story = Story(client)
@@ -113,40 +100,26 @@ def test_a_cordoned_instance_keeps_what_it_has_and_gets_nothing(
     assert any(line.split()[:2] == [first, "cordoned"] for line in table)
     elsewhere = answers(cluster, len(others), 128, 200)
     assert first not in {each.status(client).instance_id for each in elsewhere}
+    ours = ("migration.max_moves=3", "scheduler.policy=vllm-dp")
+    revision = json_of(cluster, "set", *ours)["revision"]
+    before = {each.id: each.incarnation for each in client.status().instances}
     os.kill(cluster.controller_pid, signal.SIGKILL)
-    wait_for(lambda: _is_back(client, len(others) + 1), "the next controller")
+    Answer(cluster, 20, 5).check()
+    done(cluster, "status", "--wait=ready", "--timeout", "60")
+    assert {each.id: each.incarnation for each in client.status().instances} == before
+    assert client.status().policy == "vllm-dp"
+    more = ("migration.max_moves=4", "--if-revision", str(revision))
+    assert '"previous": 3' in done(cluster, "set", *more, "-o", "json").stdout
     assert instance(client, first).closed_by == ("cordoned",)
-    later = answers(cluster, len(others), 128, 200)
+    later = answers(cluster, len(others), 128, 60)
     assert first not in {each.status(client).instance_id for each in later}
     check([*kept, *elsewhere, *later])
     assert [event for event in story.events("migrated") if event.instance_id == first] == []
-    assert done(cluster, "undo", "-y").stdout.count(f"uncordon {first}") == 1
+    done(cluster, "uncordon", first)
     drain(client, *others)
-    back = answers(cluster, 1, 128, 200)
+    back = answers(cluster, 1, 128, 60)
     assert {each.status(client).instance_id for each in back} == {first}
     check(back)
-
-
-def _is_back(client: ControlClient, num_instances: int) -> bool:
-    try:
-        found = client.status().instances
-    except LlumctlError:
-        return False
-    return sum(each.num_running_reqs is not None for each in found) == num_instances
-
-
-def _explains(cluster: Cluster, move: Event) -> None:
-    """Where it was, where it went, among which, and why: by the request's name alone."""
-    where, to = move.labels["from"], move.labels["to"]
-    text = done(cluster, "requests", str(move.request_id)).stdout
-    assert f"migrated from {where} to {to} ({move.labels['reason']})\n" in text
-    found = json_of(cluster, "requests", str(move.request_id))["explanation"]
-    steps = {step["kind"]: step for step in found["steps"]}
-    first = steps["dispatched"]
-    assert (first["instance_id"], first["num_considered"]) == (where, 1), "all others drained"
-    assert steps["migrated"]["freeness_steps"] < 48
-    considered = {item["instance_id"]: item["figure"] for item in steps["migrated"]["candidates"]}
-    assert considered[to] > 48
 
 
 def test_a_long_prompt_that_fits_nowhere_gets_in_because_others_are_moved(
@@ -171,33 +144,23 @@ def test_a_long_prompt_that_fits_nowhere_gets_in_because_others_are_moved(
 def test_a_request_that_becomes_urgent_gets_its_instance_to_itself(
     cluster: Cluster, client: ControlClient
 ) -> None:
-    """The load beside a running request of the level `high` is brought down to 40 blocks, and its
-    steps become shorter, by the clock that the emulated engine goes by. The API's client stands for
-    the commands: the request is over in 11 s, and a busy machine takes seconds for each of them."""
+    """The load beside a running request of the level `high` is brought down to 40 blocks. The API's
+    client stands for the commands, for each of which a busy machine takes seconds."""
     first, *others = ids_of(client)
     story = Story(client)
     drain(client, *others)
-    urgent = Answer(cluster, 32, 600)
+    urgent = Answer(cluster, 32, 450)
     urgent.wait_tokens(1)
     request_id = urgent.status(client).id
     wanted = PriorityRequest(level="high", reason="somebody waits")
-    planned = client.send(SetPriority(request_id, wanted.model_copy(update={"dry_run": True})))
-    assert (planned.previous, planned.level) == ("normal", "high")
-    assert urgent.status(client).level == "normal"
     client.send(SetPriority(request_id, wanted))
-    assert urgent.status(client).level == "high"
-    neighbours = answers(cluster, 4, 192, 500)
+    neighbours = answers(cluster, 4, 192, 350)
     assert num_used_blocks(client, first) > TARGET_BLOCKS
-    crowded_s = _step_s(client, first)
     undrain(client, *others)
     wait_for(lambda: num_used_blocks(client, first) <= TARGET_BLOCKS, "the load beside it to go")
     assert urgent.status(client).instance_id == first, "the neighbours leave, not it"
-    assert _step_s(client, first) < crowded_s
-    moves = story.moves("headroom")
-    assert len(moves) >= 2
-    assert request_id not in {event.request_id for event in moves}
-    (changed,) = story.events("priority_changed")
-    assert (changed.request_id, "somebody waits" in changed.reason) == (request_id, True)
+    assert len(story.moves("headroom")) >= 2
+    assert len(story.events("priority_changed")) == 1
     check([urgent, *neighbours])
     assert story.events("evicted", "failed") == []
 
@@ -205,7 +168,8 @@ def test_a_request_that_becomes_urgent_gets_its_instance_to_itself(
 def test_an_operator_ends_requests(cluster: Cluster, client: ControlClient) -> None:
     """Each client gets one error that says so, streamed or not; the others' answers are whole."""
     story = Story(client)
-    other, streamed = answers(cluster, 2, 64, 900)  # two commands take seconds on a busy machine
+    (other,) = answers(cluster, 1, 64, 300)
+    (streamed,) = answers(cluster, 1, 64, 900)  # two commands take seconds on a busy machine
     request_id = streamed.status(client).id
     assert (
         "running -> would be aborted"
@@ -218,22 +182,18 @@ def test_an_operator_ends_requests(cluster: Cluster, client: ControlClient) -> N
     assert error["message"] == "an operator ended this request"
     assert "it was aborted" in done(cluster, "abort", request_id, code=5).stderr
 
-    body = {"model": "embedded", "prompt": "A door", "max_tokens": 400, "ignore_eos": True, "n": 2}
+    body = {"model": "embedded", "prompt": "A door", "max_tokens": 400, "ignore_eos": True, "n": 2,
+            "temperature": 1.0}  # fmt: skip
+    headers = {"X-Request-Id": "two-choices"}
+
+    def known() -> list[str]:
+        requests = client.requests().requests
+        return [each.client_id for each in requests if "two-choices" in each.client_id]
+
     with ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(
-            httpx.post,
-            f"{cluster.url}/v1/completions",
-            json=body | {"temperature": 1.0},
-            headers={"X-Request-Id": "two-choices"},
-            timeout=60,
-        )
-        client_id = wait_for(
-            lambda: next(
-                (r.client_id for r in client.requests().requests if "two-choices" in r.client_id),
-                None,
-            ),
-            "the request to be known",
-        )
+        url = f"{cluster.url}/v1/completions"
+        whole = pool.submit(httpx.post, url, json=body, headers=headers, timeout=60)
+        client_id = wait_for(known, "the request to be known")[0]
         found = json_of(cluster, "abort", client_id)
     assert len(found["request_ids"]) == 2
     assert whole.result().status_code == 410
@@ -249,47 +209,6 @@ def test_an_operator_ends_requests(cluster: Cluster, client: ControlClient) -> N
     assert story.events("failed") == []
 
 
-def test_an_instance_is_restarted_and_no_request_notices(
-    cluster: Cluster, client: ControlClient
-) -> None:
-    """Its requests move before its process ends; the next one takes requests."""
-    story = Story(client)
-    busy = answers(cluster, 4, 64, 400)
-    wanted = busy[0].status(client).instance_id
-    assert wanted is not None
-    before = instance(client, wanted)
-    planned = json_of(cluster, "restart", wanted, "--dry-run", code=10)["drains"][0]
-    assert planned["plan"], "it has requests"
-    followed = done(cluster, "restart", wanted, "-y", "-m", "a leak")
-    assert "restarted" in followed.stdout
-    after = instance(client, wanted)
-    assert (after.state, after.incarnation) == ("active", before.incarnation + 1)
-    assert after.pid != before.pid
-    check(busy)
-    assert story.events("failed") == []
-    (died,) = story.events("instance_died")
-    assert (died.instance_id, died.reason) == (wanted, "an operator restarts it")
-    drain(client, *(each for each in ids_of(client) if each != wanted))
-    (last,) = answers(cluster, 1, 64, 20)
-    last.check()
-    refused = done(cluster, "restart", wanted, "-y", code=5).stderr
-    assert "no instance would serve" in refused
-
-
-def _step_s(client: ControlClient, instance_id: str) -> float:
-    """The mean of its next steps, in the profile's time: however busy the machine is."""
-
-    def so_far() -> tuple[int, float]:
-        found = instance(client, instance_id)
-        assert found.emulation is not None
-        return found.num_steps or 0, found.emulation.profile_time_s
-
-    began = so_far()
-    wait_for(lambda: so_far()[0] >= began[0] + NUM_STEPS, "some steps")
-    num_steps, profile_s = so_far()
-    return (profile_s - began[1]) / (num_steps - began[0])
-
-
 def test_scaling_and_draining_under_load(cluster: Cluster, client: ControlClient) -> None:
     """A new instance fills by moves, others are emptied by moves, and no request fails or gets
     another token."""
@@ -298,25 +217,15 @@ def test_scaling_and_draining_under_load(cluster: Cluster, client: ControlClient
     # tokens the busiest instance sometimes had nothing left to move.
     with Load(NUM_CLIENTS, lambda _: Answer(cluster, 64, 700).check()) as load:
         # Those that have two are now below the threshold, and one that has one is well above.
-        done(
-            cluster,
-            "set",
-            "migration.source_below_steps=1000",
-            "migration.destination_above_steps=1000",
-            "-m",
-            "even",
-        )
-        before = client.status()
-        assert done(cluster, "scale", "+1", "--if-revision", "0", code=6).stderr
-        scaled = json_of(cluster, "scale", "+1", "--if-revision", str(before.revision), "--wait")
-        (new,) = scaled["added"]
+        even = ("migration.source_below_steps=1000", "migration.destination_above_steps=1000")
+        done(cluster, "set", *even)
+        done(cluster, "scale", "+1", "--if-revision", "0", code=6)
+        (new,) = json_of(cluster, "scale", "+1", "--wait")["added"]
         wait_for(lambda: story.moves("balance", to=new), f"{new} to be filled by moves")
 
         busy = max(client.status().instances, key=lambda item: item.num_running_reqs or 0).id
         planned = json_of(cluster, "drain", busy, "--dry-run", code=10)["drains"][0]
-        assert planned["state"] == "active"
         assert planned["plan"], "it has nothing that would go"
-        assert all(item["to_instance_id"] != busy for item in planned["plan"])
         drained = done(cluster, "drain", busy, "-y", "--deadline", "60", "-m", "maintenance")
         assert f"{busy}: safe to delete" in drained.stderr
         assert story.moves("drain")
@@ -332,8 +241,6 @@ def test_scaling_and_draining_under_load(cluster: Cluster, client: ControlClient
         assert drain["instance_id"] not in ids_of(client)
         assert load.check() >= NUM_CLIENTS
     assert story.events("failed") == []
-    kinds = {event.instance_id: event.kind for event in story.events("drain_started", "drained")}
-    assert kinds[busy] == "drained"
 
 
 def test_what_is_tuned_is_tried_kept_and_taken_back(
@@ -341,23 +248,20 @@ def test_what_is_tuned_is_tried_kept_and_taken_back(
 ) -> None:
     """By the commands, on the file that the cluster was started with: no other line of it changes,
     and what is not kept there is what `get --toml` prints."""
-    key, none = "migration.max_moves_per_minute", client.drains().drains
-    low, high = "migration.source_below_steps=100000", "migration.destination_above_steps=200000"
-    (busy,) = answers(cluster, 1, 64, 600)
+    key = "migration.max_moves_per_minute"
+    (busy,) = answers(cluster, 1, 64, 250)
     where = str(busy.status(client).instance_id)
+    low, high = "migration.source_below_steps=100000", "migration.destination_above_steps=200000"
     tried = json_of(cluster, "set", low, high, "--dry-run", code=10)
-    roles = {role["instance_id"]: role for role in tried["roles"]}
-    assert set(roles) == set(ids_of(client))
-    assert roles[where]["then"] == "source", "it has a request, which must leave"
-    assert {role["now"] for role in roles.values()} == {"destination"}
-    assert {role["then"] for name, role in roles.items() if name != where} == {"neither"}
+    then = {role["instance_id"]: role["then"] for role in tried["roles"]}
+    assert then.pop(where) == "source", "it has a request, which must leave"
+    assert set(then.values()) == {"neither"}
 
     saved = done(cluster, "set", f"{key}=3", "--save")
     path = Path(saved.stderr.partition("saved in ")[2].splitlines()[0].rstrip(":"))
     kept = path.read_text()
     assert kept.startswith(CONFIG.rstrip("\n"))
     assert tomllib.loads(kept)["migration"] == {"max_moves_per_minute": 3}
-    assert done(cluster, "set", "--toml").stdout == ""
     done(cluster, "set", f"{key}=4")
     unsaved = tomllib.loads(done(cluster, "set", "--toml").stdout)
     assert unsaved == {"migration": {"max_moves_per_minute": 4}}
@@ -367,9 +271,8 @@ def test_what_is_tuned_is_tried_kept_and_taken_back(
     assert f"set {key}=4" in done(cluster, "undo").stdout, "the second takes the first one back"
     assert path.read_text() == kept, "an undo is about the running cluster"
     done(cluster, "drain", where, "-y", "--detach")
-    assert f"uncordon {where}" in done(cluster, "undo", "--dry-run", code=10).stdout
-    done(cluster, "undo")
-    assert client.drains().drains == none
+    assert f"uncordon {where}" in done(cluster, "undo").stdout
+    assert client.drains().drains == ()
     check([busy])
     path.write_text(CONFIG)
 
@@ -395,42 +298,28 @@ def example(cluster: Cluster, name: str, *arguments: str) -> subprocess.Complete
 
 
 def test_the_example_of_maintenance(cluster: Cluster, client: ControlClient) -> None:
+    """What it does with refusals and failures: tests/unit/test_examples.py."""
     first = ids_of(client)[0]
-    neighbours = answers(cluster, NUM_INSTANCES, 64, 300)
+    neighbours = answers(cluster, NUM_INSTANCES, 64, 150)
     look = f"llumctl status --wait=drained={first} --timeout 0 && echo worked"
     found = example(cluster, "drain-for-maintenance.sh", first, "sh", "-c", look)
     assert (found.returncode, found.stdout) == (0, "worked\n"), found.stderr
     assert client.drains().drains == ()
-    failed = example(cluster, "drain-for-maintenance.sh", first, "sh", "-c", "exit 3")
-    assert failed.returncode == 3, failed.stderr
-    assert client.drains().drains == (), "it serves again, whatever became of the work"
-    assert example(cluster, "drain-for-maintenance.sh", "i-99", "true").returncode == 4
-    drain(client, first)
-    refused = example(cluster, "drain-for-maintenance.sh", first, "true")
-    assert refused.returncode == 5, refused.stderr
-    assert [each.instance_id for each in client.drains().drains] == [first], "another's stays"
     check(neighbours)
 
 
 @pytest.mark.full
 def test_the_example_of_the_night(cluster: Cluster, client: ControlClient) -> None:
-    ids = ids_of(client)
-    some, count = ids[1], len(ids)
-    before = client.status().revision
-    unchanged = example(cluster, "nightly-scale.sh", str(count))
-    assert (unchanged.returncode, client.status().revision) == (0, before), unchanged.stderr
-    done(cluster, "drain", some, "-y")
+    count = len(ids_of(client))
+    done(cluster, "drain", ids_of(client)[1], "-y")
     left_alone = example(cluster, "nightly-scale.sh", str(count - 2))
     assert left_alone.returncode == 0
-    assert f"an operator has drained {some}" in left_alone.stderr
-    done(cluster, "uncordon", some)
-    fewer = example(cluster, "nightly-scale.sh", str(count - 2))
-    assert fewer.returncode == 0, fewer.stderr
-    assert len(ids_of(client)) == count - 2
-    more = example(cluster, "nightly-scale.sh", str(count - 1))
-    assert more.returncode == 0, more.stderr
-    states = [item.state for item in client.status().instances]
-    assert states == ["active"] * (count - 1)
+    assert f"an operator has drained {ids_of(client)[1]}" in left_alone.stderr
+    done(cluster, "uncordon", ids_of(client)[1])
+    for wanted in (count - 2, count - 1):
+        found = example(cluster, "nightly-scale.sh", str(wanted))
+        assert found.returncode == 0, found.stderr
+        assert [each.state for each in client.status().instances] == ["active"] * wanted
 
 
 def test_the_example_of_priorities(cluster: Cluster, client: ControlClient) -> None:
@@ -438,11 +327,7 @@ def test_the_example_of_priorities(cluster: Cluster, client: ControlClient) -> N
     options = ("--base-url", f"{cluster.url}/v1", "--batch", "4", "--interactive", "2")
     found = example(cluster, "priority_client.py", *options, "--max-tokens", "32")
     assert found.returncode == 0, found.stderr
-    assert [line.split(":")[0] for line in found.stderr.splitlines()] == [
-        "interactive 0",
-        "interactive 1",
-        "batch",
-    ]
+    assert found.stderr.splitlines()[-1].startswith("batch:"), "last"
     levels = [event.level for event in story.events("finished")]
     assert (levels.count("high"), levels.count("normal")) == (2, 4)
 

@@ -4,10 +4,11 @@ is cut for a while, and the loss of one host with all that runs there."""
 import json
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tools.cluster import LLUMCTL, free_ports, wait_for
@@ -41,28 +42,29 @@ class TwoNodes:
         self.hosts = hosts
         self._folder = folder
         ray_port, endpoint, control = free_ports(3)
-        self._ray = RayNodes(hosts, ray_port, base_env)
+        self.ray = RayNodes(hosts, ray_port, base_env)
         config = folder / "c.toml"
         config.write_text(
             CONFIG.format(
                 address=hosts[0].address, port=ray_port, endpoint=endpoint, control=control
             )
         )
-        self.url = f"http://127.0.0.1:{endpoint}"
         self._env = base_env | {"LLUMCTL_CONFIG": str(config)}
 
-    def start(self) -> None:
-        self._ray.start()
-        self.llumctl("up", "--detach", "--wait", timeout_s=180)
+    def up(self) -> None:
+        self.llumctl("up", "--detach", "--wait")
 
-    def start_on_first(self) -> None:
-        self._ray.start_first()
-        self.llumctl("up", "--detach", "--wait", timeout_s=180)
-
-    def llumctl(self, *args: str, timeout_s: float = 60.0) -> str:
-        """What it prints; fails if it does."""
-        done = self._run(self.hosts[0], LLUMCTL, *args, timeout_s=timeout_s)
-        assert done.returncode == 0, done.stderr
+    def llumctl(self, *args: str, on: int = 0, code: int = 0, **env: str) -> str:
+        """What it prints; fails if it ends otherwise."""
+        done = subprocess.run(
+            self.hosts[on].command(LLUMCTL, *args),
+            env=self._env | env,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
     def read(self, *args: str) -> Any:
@@ -103,32 +105,27 @@ class TwoNodes:
         )
 
     def end(self) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self._run(self.hosts[0], LLUMCTL, "down", "--now", timeout_s=60)
-        self._ray.end()
+        with suppress(subprocess.TimeoutExpired, AssertionError):
+            self.llumctl("down", "--now")
+        self.ray.end()
 
-    def _run(
-        self, host: Host, *command: str, timeout_s: float
-    ) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            host.command(*command),
-            env=self._env,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+
+@contextmanager
+def two_nodes(folder: Path, base_env: dict[str, str]) -> Iterator[TwoNodes]:
+    """Of which the first has Ray's head."""
+    with two_hosts() as hosts:
+        made = TwoNodes(hosts, folder, base_env)
+        try:
+            made.ray.start_first()
+            yield made
+        finally:
+            made.end()
 
 
 @pytest.fixture
 def nodes(tmp_path: Path, base_env: dict[str, str]) -> Iterator[TwoNodes]:
-    with two_hosts() as hosts:
-        made = TwoNodes(hosts, tmp_path, base_env)
-        try:
-            made.start()
-            yield made
-        finally:
-            made.end()
+    with two_nodes(tmp_path, base_env) as made:
+        yield made
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -138,6 +135,8 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 @pytest.mark.full
 def test_a_cluster_outlives_its_second_node(nodes: TwoNodes) -> None:
     first, second = nodes.hosts
+    nodes.ray.start_second()
+    nodes.up()
     nodes.spread()
     there = nodes.on(second)
     load = nodes.load(rate=2.0, seconds=75)
@@ -168,3 +167,45 @@ def test_a_cluster_outlives_its_second_node(nodes: TwoNodes) -> None:
 
     out, errors = load.communicate(timeout=120)
     assert load.returncode == 0, f"{out}\n{errors}"
+
+
+def about_nodes(nodes: TwoNodes, code: int, host: str = "auto", on: int = 0) -> dict[str, Any]:
+    """What `doctor` says about them, by the name of the check, where one asks on one of them."""
+    given = ("--ray-address", nodes.ray.address, "-o", "json")
+    said = nodes.llumctl("doctor", *given, on=on, code=code, LLUMCTL_CLUSTER_HOST=host)
+    return {
+        each["name"]: each for each in json.loads(said)["checks"] if each["name"].startswith("node")
+    }
+
+
+def probes(hosts: tuple[Host, Host]) -> list[str]:
+    found = []
+    for pid in (pid for host in hosts for pid in host.pids()):
+        with suppress(psutil.Error):
+            found.append(" ".join(psutil.Process(pid).cmdline()))
+    return [command for command in found if "Probe" in command or "nodes.gather" in command]
+
+
+@pytest.mark.full
+def test_doctor_asks_each_node_for_what_nodes_need(nodes: TwoNodes) -> None:
+    first, second = nodes.hosts
+    outside = about_nodes(nodes, 1, on=1)["nodes"]
+    assert f"ray start --address={nodes.ray.address}" in outside["cure"], outside
+
+    nodes.ray.start_second()
+    well = about_nodes(nodes, 0)
+    assert len(well) == 13, list(well)
+    assert {check["result"] for check in well.values()} <= {"ok", "warn"}
+    assert first.address in well["nodes"]["what"]
+    assert second.address in well["nodes"]["what"]
+    assert well["node network"]["what"] == "all of 2 ways between 2 nodes are open"
+    wait_for(lambda: not probes(nodes.hosts), "the probes to end")
+
+    one_address = about_nodes(nodes, 1, host="127.0.0.1")
+    assert [n for n, c in one_address.items() if c["result"] == "fail"] == ["node addresses"]
+
+    second.cut()
+    silent = about_nodes(nodes, 1)["nodes"]
+    assert silent["result"] == "fail"
+    assert second.address in silent["what"]
+    assert first.address not in silent["what"]

@@ -15,20 +15,26 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist is beside it."""
     out = tmp_path_factory.mktemp("dist")
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), "."],
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), "."],
         cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
     return next(out.glob("*.whl"))
 
 
-def test_wheel_holds_the_three_packages_only(wheel: Path) -> None:
+def test_wheel_and_sdist_hold_the_three_packages_only(wheel: Path) -> None:
+    packages = {"controller", "llumctl", "tui"}
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert {t for t in tops if not t.endswith(".dist-info")} == {"controller", "llumctl", "tui"}
+    assert {t for t in tops if not t.endswith(".dist-info")} == packages
     assert "controller/adapters/embedded_model/words.txt" in names
     assert "llumctl/web/page.html" in names
+    with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as sdist:
+        tops = {name.split("/")[1] for name in sdist.getnames()}
+    project = {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"}
+    assert tops == packages | project | {"PKG-INFO", ".gitignore"}
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +103,3 @@ def test_installed_wheel_serves_from_a_hostile_folder(
         assert cluster.process is not None
         assert cluster.process.wait(timeout=60) == 0, cluster.read_stderr()
         assert not cluster.leftovers()
-
-
-def test_sdist_holds_the_three_packages_only(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path),
-         "."], cwd=ROOT, check=True, capture_output=True,
-    )  # fmt: skip
-    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:
-        tops = {name.split("/")[1] for name in sdist.getnames()}
-    packages = {"controller", "llumctl", "tui"}
-    project = {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"}
-    assert tops == packages | project | {"PKG-INFO", ".gitignore"}
