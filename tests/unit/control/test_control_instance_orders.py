@@ -117,7 +117,11 @@ async def test_the_last_instance_that_serves_needs_force(
         assert refused.json()["hint"].endswith(f"llumctl {despite}")
     if row is Restart:
         assert (await bed.does(row, dry_run=True, now=True)).changes
-    assert (await bed.does(row, force=True)).state == "draining"
+        assert (await bed.does(row, dry_run=True, force=True)).changes
+        bed.cluster.hello("i-0", phase="failed", incarnation=1)
+        assert (await bed.does(row, dry_run=True)).changes, "it takes no serving instance away"
+    else:
+        assert (await bed.does(row, force=True)).state == "draining"
 
 
 async def test_a_second_drain_keeps_the_first_which_is_not_undone(bed: Bed) -> None:
