@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import pytest
+
 from controller.core import scheduler_events as events
 from controller.core.load.closed import OPEN, Closed
 from controller.core.load.snapshot import InstanceSnapshot, Level, QueueHead, blocks_for
@@ -179,6 +181,12 @@ def request(
         prefix_hashes=prefix_hashes,
         prefix_hash_tokens=BLOCK_SIZE,
     )
+
+
+def few_seeds(number: int, in_all: int) -> list[Any]:
+    """The seeds of a test of which so many are enough every day."""
+    seldom = [pytest.param(seed, marks=pytest.mark.long) for seed in range(number, in_all)]
+    return [*range(number), *seldom]
 
 
 def run_seeds(number: int, run: Callable[[int], T]) -> list[T]:

@@ -105,9 +105,6 @@ def test_total_headroom_counts_levels_not_requests_and_stops_at_m(ranks, expecte
     requests = [running(f"r{i}", 1, rank) for i, rank in enumerate(ranks)]
     snapshot = snapshot_of([*requests, queued("q", 5, rank=2)], total_blocks=1000)
     assert total_headroom_blocks(snapshot, THREE_LEVELS) == expected
-    without = replace(snapshot, num_total_blocks=5, watermark_blocks=5)
-    assert total_headroom_blocks(without, THREE_LEVELS) == 0
-    assert dispatch_headroom_blocks(without, URGENT, THREE_LEVELS) == 0
 
 
 def test_the_usage_of_a_batch_and_its_head() -> None:
