@@ -35,14 +35,6 @@ def instances_over_time(outcome: Outcome) -> list[tuple[float, int]]:
     return [seen[0], *(after for before, after in pairwise(seen) if before[1] != after[1])]
 
 
-def test_an_idle_cluster_loses_one_at_each_check_down_to_the_minimum() -> None:
-    config = replace(AT_ONCE, min_instances=2)
-    cluster, outcome = run(ClusterSetup(A10, scaling(config), 4), requests([(9.5, 10, 2)]))
-    assert instances_over_time(outcome) == [(0.0, 4), (1.0, 3), (2.0, 2)]
-    assert sorted(cluster.instances) == ["i-2", "i-3"]
-    assert (outcome.num_launched, outcome.num_removed) == (0, 2)
-
-
 def test_one_more_costs_from_its_launch_and_serves_after_its_start() -> None:
     """20 requests of 500 tokens take 640 of 851 blocks: 16 * 203 / 20 = 162 steps are left once
     they run, and after 2 blocks more each fewer than 160. The 21st goes to the one that starts."""

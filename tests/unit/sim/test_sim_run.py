@@ -26,15 +26,6 @@ def test_the_same_run_gives_the_same_figures_also_after_a_pickle_and_tells_its_p
     assert 0.5 < told[-1] <= 1.0
 
 
-def test_the_rate_is_that_of_the_load_or_of_the_file(tmp_path) -> None:
-    assert carry_out(described()).rate == 4.0
-    file = tmp_path / "trace.csv"
-    rows = "".join(f"2023-11-16 18:15:{n:02}.0000000,40,20\n" for n in range(0, 20, 2))
-    file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
-    found = carry_out(described(Load(str(file))))
-    assert (found.rate, found.num_requests) == (pytest.approx(0.5), 10)
-
-
 def test_a_request_that_is_too_long_is_named_or_left_out(tmp_path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text(

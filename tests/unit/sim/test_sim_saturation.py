@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from controller.sim.rates import MAX_POINTS, TOLERANCE, knee, saturation_rate
+from controller.sim.rates import MAX_POINTS, knee, saturation_rate
 from controller.sim.run import saturation_of
 from controller.sim.setup import ClusterSetup
 from controller.sim.workload.named import workload
@@ -77,11 +77,6 @@ def test_it_is_found_from_below_and_from_above(begin: float) -> None:
     assert found.rate == pytest.approx(8.0, rel=1e-3)
     assert [rate for rate, _ in found.points] == sorted(tried)
     assert len(tried) < MAX_POINTS
-
-
-def test_a_jump_is_found_within_the_tolerance() -> None:
-    found = knee(lambda rate: 0.5 if rate < 8.0 else 500.0, 7.0, target_s=2.5)
-    assert found.rate == pytest.approx(8.0, rel=2 * TOLERANCE)
 
 
 def test_a_curve_without_a_knee_is_an_error() -> None:

@@ -40,7 +40,6 @@ def test_gaps_have_the_rate_and_the_variation(cv: float) -> None:
         (lambda: burst(10.0, 5.0, 2.0), "leave nothing of 10 s"),
         (lambda: diurnal(low=0.0), "low of a diurnal"),
         (lambda: Shape(()), "of a shape must"),
-        (lambda: Shape(((0.0, 1.0),)), "of a shape must"),
         (lambda: Shape(((1.0, 0.0), (1.0, 2.0))), "of a shape must"),
         (lambda: drawn_ranks(1, 1.5, rng()), "high_fraction must be a number from 0 to 1"),
         (lambda: drawn_sessions(1, 0, rng()), "num_clients must be positive"),
@@ -78,12 +77,3 @@ def test_shapes_keep_order_and_the_mean(
     assert (np.diff(times_s) >= -1e-9).all()
     periods = np.arange(5) * shape.period_s
     assert shape.times_s(periods).tolist() == pytest.approx(periods.tolist(), rel=1e-6, abs=1e-6)
-
-
-def test_a_larger_share_of_high_requests_keeps_those_of_a_smaller() -> None:
-    few, more = (drawn_ranks(NUM, share, rng()) for share in (0.1, 0.3))
-    assert sum(few) / NUM == pytest.approx(0.1, rel=0.05)
-    assert sum(more) / NUM == pytest.approx(0.3, rel=0.05)
-    assert all(one <= other for one, other in zip(few, more, strict=True))
-    assert set(drawn_ranks(100, 0.0, rng())) == {0}
-    assert set(drawn_ranks(100, 1.0, rng())) == {1}

@@ -51,7 +51,6 @@ TRENDS = {
     "one scale": ((-100, 0, 1, 16, 17, 65, 257, 1025, 4097, 1e6), 10, 0, "__..,-=+##"),
     "what is unknown is left out": ((None, 5, None, 5000), 4, 0, " . #"),
     "the newest is on the right": ((0, 70), 4, 0, "  _-"),
-    "moves by whole slots": ((0, 70), 4, 14.9, "  _-"),
     "to the left": ((0, 70), 4, 15, " _- "),
     "and out": ((0, 70), 4, 60, "    "),
 }

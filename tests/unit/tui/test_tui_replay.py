@@ -36,16 +36,6 @@ from tui.state import DashboardState, Replayed, reduce
 NOT_RECORDED = "no requests are recorded up to here"
 
 
-async def test_silence_in_a_recording_is_stale_again(tmp_path: Path) -> None:
-    first, later = list(synthetic.frames(1, 2)), list(synthetic.frames(21, 2))[-1]
-    async with replaying(tmp_path, [*first, later], at_s=2.5) as replay:
-        await replay.wait(9.5)
-        assert "12s of 20s  x1  ! STALE 12s" in await replay.shown()
-        await replay.wait(8.2)
-        assert "20s of 20s  ended  < start  Left 10 s back  q leave" in await replay.shown()
-        assert "STALE" not in await replay.shown()
-
-
 async def test_recorded_requests_stand_on_their_screens_at_each_moment(tmp_path: Path) -> None:
     """The list of an instance, and the life of a request as the recorded events tell it."""
     numbers, frames = RequestNumbers(), list(synthetic.frames(20))
