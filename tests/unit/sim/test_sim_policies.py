@@ -73,6 +73,8 @@ def test_policies_of_the_simulator_alone_decide_as_before(name: str, num_steps: 
     ]
     setup = ClusterSetup(SMALL, sim_policy(name), 3, prefix_caching=True)
     assert _num_steps(run(setup, Trace("test", rows, 64))[0]) == num_steps
+    alone = ClusterSetup(SMALL, sim_policy(name), 1)
+    assert len(run(alone, _trace())[1].rows) == len(ROWS)
 
 
 @pytest.mark.parametrize("name", ["prefix-aware", "cache-aware", "llumnix+"])

@@ -29,6 +29,7 @@ def test_an_interval_of_three_seeds() -> None:
 
 def test_what_has_no_interval_and_what_has_no_ratio() -> None:
     assert outcome.mean_of([2.5]) == outcome.Interval(2.5, None, None, 1)
+    assert outcome.mean_of([2.5, 3.5]).low is not None
     assert outcome.ratio_of_means([3.0], [2.0]) == outcome.Interval(1.5, None, None, 1)
     assert outcome.ratio_of_means([1.0, 2.0], [0.0, 0.0]) is None
     assert outcome.ratio_of_means([0.0, 5.0], [1.0, 1.0]) is None  # without the second seed 0
