@@ -112,6 +112,12 @@ def test_a_cut_goes_where_the_difference_is_not() -> None:
     assert list(shortened(two_of_a_client, 9).values()) == ["4-0-…77d4", "10-0…77da"]
     two_kinds = ["cmpl-8d36e06fa6a667f4", "chatcmpl-90c7dbc54b4264d5"]
     assert list(shortened(two_kinds, 9).values()) == ["8d36…67f4", "90c7…64d5"]
+    whole = ["cmpl-1", "cmpl-2"]
+    assert list(shortened(whole, 6).values()) == whole
+    many = [f"cmpl-aaaaaaaaaa{number}bbbbbbbbbb" for number in range(5)]
+    shown = set(shortened(many, 7).values())
+    assert len(shown) == 5, "a difference in the middle is shown all the same"
+    assert max(map(len, shown)) <= 7
 
 
 @given(wide_ids, widths)
