@@ -38,7 +38,6 @@ def test_gaps_have_the_rate_and_the_variation(cv: float) -> None:
         (lambda: arrivals_s(1, float("nan"), 1.0, constant(), rng()), "rate must be a positive"),
         (lambda: arrivals_s(1, 1.0, -1.0, constant(), rng()), "variation must be 0 or a positive"),
         (lambda: burst(10.0, 5.0, 2.0), "leave nothing of 10 s"),
-        (lambda: diurnal(low=0.0), "low of a diurnal"),
         (lambda: Shape(()), "of a shape must"),
         (lambda: Shape(((1.0, 0.0), (1.0, 2.0))), "of a shape must"),
         (lambda: drawn_ranks(1, 1.5, rng()), "high_fraction must be a number from 0 to 1"),

@@ -56,14 +56,6 @@ def timeless(trace: Trace) -> list[TraceRequest]:
 # -- names ----------------------------------------------------------------------------------
 
 
-def test_a_name_draws_as_many_as_the_paper_at_its_rate() -> None:
-    trace = workload("M-M", rate=7.5)
-    assert (trace.name, len(trace.requests)) == ("M-M", 10_000)
-    assert trace.rate == pytest.approx(7.5, rel=0.03)
-    prompts, outputs = zip(*lengths(trace), strict=True)
-    assert prompts != outputs, "they are drawn apart"
-
-
 def test_the_same_seed_draws_the_same_bytes() -> None:
     """The digest was taken of an earlier run: a change means that published figures change."""
     trace = workload(

@@ -54,7 +54,12 @@ ASKED = {
     "restart": ["ID: 2 requests would move, then its process is replaced"],
     "cordon": ["ID: would be cordoned, would keep its 2 requests"],
     "priority": ["Which priority for ID?", "rank 1", "rank 0"],
-    "abort": ["ID: running on i-3, 40 tokens written", "ID-b ends with it", "There is no undo."],
+    "abort": [
+        "ID: running on i-3, 40 tokens written, priority high",
+        "ID is the client's mine",
+        "ID-b ends with it",
+        "There is no undo.",
+    ],
 }
 
 

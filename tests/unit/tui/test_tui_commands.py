@@ -41,7 +41,6 @@ KNOWN = Known(
         ("migrate -- -r1 i-2", "migrate", ("-r1", "i-2")),
         ("scale -1", "scale", ("-1",)),
         ("filter a  b !c", "filter", ("a  b !c",)),
-        ("filter", "filter", ()),
         ("get scheduler.policy", "set", ("scheduler.policy",)),
         ("undrain i-1", "uncordon", ("i-1",)),
         ("drain --remove i-1", "evacuate", ("i-1",)),

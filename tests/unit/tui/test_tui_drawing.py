@@ -22,7 +22,6 @@ from tui.state import Sample
         (drawing.number(float("-inf")), "-inf"),
         (drawing.number(float("nan")), "-"),
         (drawing.percent(None), "-"),
-        (drawing.percent(9.99), "999"),
         (drawing.percent(12.0), ">999"),
         (drawing.percent(float("inf")), "inf"),
         ("".join(drawing.bar(None, None, 10)), "          "),

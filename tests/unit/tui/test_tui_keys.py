@@ -365,7 +365,6 @@ async def test_the_mouse_sorts_chooses_and_opens(watched: Bed) -> None:
     [
         (" o , f5,o ", "o,f5"),
         (";", ";"),
-        ("semicolon", "semicolon"),
         ("ctrl+shift+f1", "ctrl+shift+f1"),
         ("é", "é"),
         *((text, "") for text in ("slash_", "", "o,", "oo", "ctrl+", "strg+x", "\x1b")),
