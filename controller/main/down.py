@@ -128,7 +128,7 @@ def tear_down(
         end([head], HEAD_PATIENCE_S)
     keep_ray_logs = keep_ray_logs or head is None
     if not state.owns_ray:
-        _end_actors(state, progress)
+        end_actors(state, progress)
     folder = run_state.state_path(state.cluster)
     sweep(state.nonce, session_of(state))
     if keep_ray_logs:
@@ -168,7 +168,7 @@ def _ask_controller(
             time.sleep(POLL_S)
 
 
-def _end_actors(state: RunState, progress: Callable[[str], None]) -> None:
+def end_actors(state: RunState, progress: Callable[[str], None]) -> None:
     """Ends our actors on somebody else's Ray, wherever they run. If that Ray has no head any more,
     it ends the actors on this machine; on other machines their own Ray ends them. Raises
     LlumctlError if there is a head but the actors could not be ended. The run state stays then, so

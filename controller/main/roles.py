@@ -274,7 +274,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
     def build_engine(report: Callable[[str], None]) -> Engine:
         """Makes the engine with the present arguments: a rolling restart may have changed them."""
         report(LAUNCHING)
-        return _engine_factory(plan, member.engine_change.result())(report)
+        return engine_factory(plan, member.engine_change.result())(report)
 
     member = ControllerLink(
         "instance",
@@ -305,7 +305,7 @@ def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> No
         loop.call_soon_threadsafe(call)
 
 
-def _engine_factory(plan: ClusterPlan, change: EngineChange) -> EngineFactory:
+def engine_factory(plan: ClusterPlan, change: EngineChange) -> EngineFactory:
     if plan.profile is not None:
         from controller.adapters.emulated.emulated_engine import EmulatedEngine
         from controller.main.emulation import model_config, with_changes

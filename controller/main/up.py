@@ -89,9 +89,9 @@ def run(
                 run_state.save(state)
                 if not address:
                     make_token(state.ray_environment)
-                head, state = _start_head(plan, state, timeout_s)
+                head, state = start_head(plan, state, timeout_s)
                 until_ready = wait or not detach
-                status = _watch_start(head, state, plan, deadline_s, until_ready, progress)
+                status = watch_start(head, state, plan, deadline_s, until_ready, progress)
             except BaseException as error:
                 with no_interrupts():
                     is_failure = not isinstance(error, KeyboardInterrupt)
@@ -103,7 +103,7 @@ def run(
             note(state, _deed(plan), "done", progress)
         if detach:
             return status
-        _stay(head, state, progress)
+        stay(head, state, progress)
         return None
 
 
@@ -123,7 +123,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     if emulation.is_emulated(settings):
         choices = _emulated_engines(settings)
     else:
-        choices = _vllm_engines(settings, progress)
+        choices = choose_vllm_engines(settings, progress)
     preflight.check_threads(choices["num_instances"], choices["num_frontends"])
     log_dir = state_dir / "logs"
     log_dir.mkdir(mode=0o700, exist_ok=True)
@@ -149,7 +149,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     )
 
 
-def _vllm_engines(settings: Settings, progress: Progress) -> dict[str, Any]:
+def choose_vllm_engines(settings: Settings, progress: Progress) -> dict[str, Any]:
     """The fields of the plan that depend on the kind of engine."""
     planned = preflight.planned(settings)
     model, config_file = preflight.resolve_model(settings.cluster.model)
@@ -190,7 +190,7 @@ def _num_frontends(settings: Settings, instances_bytes: int) -> int:
     return settings.cluster.frontends or default_frontends(num_cores(), spare_bytes)
 
 
-def _start_head(
+def start_head(
     plan: ClusterPlan, state: RunState, timeout_s: float
 ) -> tuple[subprocess.Popen[bytes], RunState]:
     """Starts the head process in a session of its own, and adds its pid to the run state. The ports
@@ -242,7 +242,7 @@ def _on_loopback(plan: ClusterPlan) -> bool:
     return not table.ray_address and table.host in LOOPBACKS
 
 
-def _watch_start(
+def watch_start(
     head: subprocess.Popen[bytes],
     state: RunState,
     plan: ClusterPlan,
@@ -281,7 +281,7 @@ def _watch_start(
     )
 
 
-def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) -> None:
+def stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) -> None:
     """Shows the status until the user stops the cluster by Ctrl-C or another signal, `llumctl down`
     stops it elsewhere, or the head process dies."""
     try:

@@ -712,7 +712,7 @@ class SimCluster:
             return
         match fault.kind:
             case "kill":
-                self._kill(instance)
+                self.kill(instance)
             case "drain":
                 self.drain(instance)
             case "slow-steps":
@@ -722,7 +722,7 @@ class SimCluster:
             case _:
                 raise ValueError(f"unknown fault {fault.kind!r}")
 
-    def _kill(self, instance: SimInstance) -> None:
+    def kill(self, instance: SimInstance) -> None:
         had = instance.die()
         living = [each for each in self.instances.values() if each.alive]
         lost = self.links.owners.died(instance, had, living)

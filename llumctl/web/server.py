@@ -609,7 +609,7 @@ async def _serve(command: Sequence[str], port: int) -> None:
                 f"cannot listen on {HOST}:{port}: {reason}", "llumctl top --web --port 0"
             ) from error
         _tell_address(doors, port)
-        with _on_enter(partial(_tell_address, doors, port)):
+        with on_enter(partial(_tell_address, doors, port)):
             await _ended()
 
 
@@ -629,7 +629,7 @@ async def _ended() -> None:
 
 
 @contextlib.contextmanager
-def _on_enter(react: Callable[[], None]) -> Iterator[None]:
+def on_enter(react: Callable[[], None]) -> Iterator[None]:
     """Calls `react` for each line that is typed, if there is a terminal to type on."""
     stdin, loop = sys.stdin, asyncio.get_running_loop()
     if stdin is None or not output.is_terminal(stdin):

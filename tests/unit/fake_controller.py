@@ -128,7 +128,7 @@ class FakeController:
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler())
         self._server.daemon_threads = False
         self._port = self._server.server_address[1]
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.005}
         )
@@ -138,7 +138,7 @@ class FakeController:
         """Streams end too."""
         if self._server is None or self._thread is None:
             return
-        self._stopping.set()
+        self.stopping.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -189,7 +189,7 @@ class FakeController:
             after = self._position(len(self.events))
         every_s = float(query["status_every_s"][0]) if "status_every_s" in query else None
         told_s = 0.0
-        while not self._stopping.wait(PING_S):
+        while not self.stopping.wait(PING_S):
             now_s = time.time()
             if every_s is not None and now_s >= told_s + every_s:
                 told_s = now_s
@@ -202,18 +202,18 @@ class FakeController:
             after = page.next_position
             yield PingFrame(time_s=now_s)
 
-    def _lines(self, query: dict[str, list[str]]) -> Iterator[bytes]:
+    def event_lines(self, query: dict[str, list[str]]) -> Iterator[bytes]:
         for frame in self._frames(query):
             yield frame.model_dump_json().encode() + b"\n"
 
-    def _traffic(self) -> Iterator[bytes]:
+    def traffic_lines(self) -> Iterator[bytes]:
         while True:
             batch = self.traffic.pop(0) if self.traffic else TrafficBatch(time_s=1000.0)
             yield batch.model_dump_json().encode() + b"\n"
-            if self._stopping.wait(PING_S):
+            if self.stopping.wait(PING_S):
                 return
 
-    def _answer(self, path: str, query: dict[str, list[str]]) -> Answer:
+    def answer(self, path: str, query: dict[str, list[str]]) -> Answer:
         if path == "/v1/status":
             return 200, self.status
         if path == "/v1/events":
@@ -241,22 +241,22 @@ class FakeController:
                 if order := fake.orders.get(f"POST {self.path}"):
                     self.send(*order(body))
                 else:
-                    self.stream(fake._traffic())
+                    self.stream(fake.traffic_lines())
 
             def do_GET(self) -> None:
                 fake.asked.append(self.path)
                 parts = urlsplit(self.path)
                 query = parse_qs(parts.query, keep_blank_values=True)
                 if fake.is_silent:
-                    fake._stopping.wait()
+                    fake.stopping.wait()
                 elif self.headers.get("Authorization") != f"Bearer {TOKEN}":
                     self.send(403, ErrorBody(code="bad_token", message="bad token", hint="look"))
                 elif answer := fake.orders.get(f"GET {parts.path}"):
                     self.send(*answer({}))
                 elif parts.path == "/v1/watch":
-                    self.stream(fake._lines(query))
+                    self.stream(fake.event_lines(query))
                 else:
-                    self.send(*fake._answer(parts.path, query))
+                    self.send(*fake.answer(parts.path, query))
 
             def stream(self, stream: Iterator[bytes]) -> None:
                 self.send_response(200)

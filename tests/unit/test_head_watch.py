@@ -124,13 +124,13 @@ def test_without_a_head_that_can_be_used_the_members_here_are_ended(
         if answers:
             head.listen()
             with pytest.raises(LlumctlError, match="could not be ended"):
-                down._end_actors(state(tmp_path, address), said.append)
+                down.end_actors(state(tmp_path, address), said.append)
             monkeypatch.setattr(down, "_kill_actors", lambda _: None)
-            down._end_actors(state(tmp_path, address), said.append)
+            down.end_actors(state(tmp_path, address), said.append)
         else:
-            down._end_actors(state(tmp_path, address, run="another"), said.append)
+            down.end_actors(state(tmp_path, address, run="another"), said.append)
             assert member.poll() is None
-            down._end_actors(state(tmp_path, address), said.append)
+            down.end_actors(state(tmp_path, address), said.append)
             assert said[0].startswith(f"no Ray answers at {address}: processes on other machines")
     member.wait(timeout=10)  # raises if it lives on
 

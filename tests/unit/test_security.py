@@ -122,9 +122,7 @@ def test_the_head_gets_its_secrets_through_a_private_file_only(
     made = plan(tmp_path)
     old = os.umask(0)
     try:
-        _, state = up._start_head(
-            made, state_of(made, ray_authentication(str(tmp_path), "")), 600.0
-        )
+        _, state = up.start_head(made, state_of(made, ray_authentication(str(tmp_path), "")), 600.0)
     finally:
         os.umask(old)
     assert len(started) == 1

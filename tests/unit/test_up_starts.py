@@ -88,7 +88,7 @@ def watch(head: subprocess.Popen[bytes], tmp_path: Path) -> Watch:
 
     def watch(timeout_s: float, told: list[object]) -> object:
         deadline_s = time.monotonic() + timeout_s
-        return up._watch_start(head, state, made, deadline_s, True, told.append)
+        return up.watch_start(head, state, made, deadline_s, True, told.append)
 
     return watch
 
@@ -240,8 +240,8 @@ def test_how_a_start_ended_is_in_the_audit_log(
             raise failure
         return cluster()
 
-    monkeypatch.setattr(up, "_start_head", lambda _, state, __: (object(), state))
-    monkeypatch.setattr(up, "_watch_start", watched)
+    monkeypatch.setattr(up, "start_head", lambda _, state, __: (object(), state))
+    monkeypatch.setattr(up, "watch_start", watched)
     with contextlib.nullcontext() if failure is None else pytest.raises(type(failure)):
         start(wait=True)
     (entry,) = AuditLog(made[0].state_dir).tail()

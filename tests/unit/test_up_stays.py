@@ -55,7 +55,7 @@ def test_a_head_that_a_down_has_just_ended_is_no_failure(
     ended = threading.Event()
 
     def stay() -> None:
-        up._stay(head, state, told.append)
+        up.stay(head, state, told.append)
         ended.set()
 
     staying = threading.Thread(target=stay, daemon=True)
@@ -71,7 +71,7 @@ def test_a_head_that_died_is_told_and_cleared(
     head: subprocess.Popen[bytes], state: RunState
 ) -> None:
     with pytest.raises(LlumctlError, match="its head process ended with 15"):
-        up._stay(head, state, lambda _: None)
+        up.stay(head, state, lambda _: None)
     assert run_state.load("c1") is None
 
 
@@ -87,7 +87,7 @@ def test_whatever_ends_up_stops_its_cluster(state: RunState, number: signal.Sign
         stops_interrupt(),
     ):
         threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
-        up._stay(head, state, told.append)
+        up.stay(head, state, told.append)
         head.kill()
     signal.signal(number, before)
     assert run_state.load("c1") is None

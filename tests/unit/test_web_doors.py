@@ -252,7 +252,7 @@ async def test_a_terminal_that_is_gone_is_listened_to_no_more(
     master, slave = os.openpty()
     with os.fdopen(slave) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with server._on_enter(lambda: None):
+        with server.on_enter(lambda: None):
             os.close(master)
             for _ in range(5):
                 await asyncio.sleep(0)

@@ -333,7 +333,7 @@ class SourceMove:
         self._asked: MoveMessage | None = None
         """The last PRE_ALLOC, which is also repeated as a sign of life."""
         self._rank: int | None = None
-        self._num_changes = 0
+        self.num_rank_changes = 0
         """How many changes of the rank the destination was told."""
         self._destination_dead = False
         self._unanswered: dict[Verb, MoveMessage] = {}
@@ -518,9 +518,9 @@ class SourceMove:
         return self._tell_rank(event.rank)
 
     def _tell_rank(self, rank: int) -> Instructions:
-        self._num_changes += 1
+        self.num_rank_changes += 1
         return self._tell(
-            MoveMessage(Verb.PRIORITY, self.stage, rank=rank, change=self._num_changes)
+            MoveMessage(Verb.PRIORITY, self.stage, rank=rank, change=self.num_rank_changes)
         )
 
     def _confirmed(self, message: MoveMessage) -> Instructions:
@@ -550,6 +550,8 @@ class SourceMove:
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         assert self.over or not self._unanswered
+        # A dead destination answers nothing: the source would wait for ever.
+        assert not (self._destination_dead and self._unanswered)
         assert self._asked is not None or self.state in (_S.PLANNING, *OVER)
         assert self.state not in (*IN_DOUBT, _S.SUSPENDED) or self._last
 

@@ -95,7 +95,7 @@ END_TIMEOUT_S = 20.0
 
 def main(descriptor: int) -> None:
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
     def send(message: Message) -> None:
         os.write(descriptor, msgspec.json.encode(message) + b"\n")
@@ -144,7 +144,7 @@ def sizes_of(engine: "VllmEngine") -> EngineSizes:
     )
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1 << 10):
         pass
     os._exit(1)

@@ -147,7 +147,7 @@ def test_the_plan_s_engine_is_as_the_settings_say(plan_of: Callable[..., Cluster
     table = {"num_blocks": 90, "mode": "prefill-first", "prefix_caching": False, "speed": 4.0}
     plan = plan_of(**table)
     assert plan.engine_args["enable_prefix_caching"] is False
-    engine = roles._engine_factory(plan, AS_STARTED)(lambda detail: None)
+    engine = roles.engine_factory(plan, AS_STARTED)(lambda detail: None)
     assert (engine.num_gpu_blocks, engine.max_model_len) == (91, 1440)
     ids = list(range(300, 340))
     engine.add(engine.prepare(frames("first", ids), 0))

@@ -208,7 +208,7 @@ ENDS_WITH_PARENT = """
 import os, sys, threading, time
 from controller.main.profile import engine_process
 sys.stdin.buffer.readline()
-threading.Thread(target=engine_process._end_with_parent, daemon=True).start()
+threading.Thread(target=engine_process.end_with_parent, daemon=True).start()
 open('{}', "w").write(str(os.getpid()))
 time.sleep(600)
 """

@@ -152,7 +152,7 @@ class FakeMailbox:
     def start(self, on_message: OnMessage, on_lost: OnLost) -> None:
         self._on_message, self.on_lost = on_message, on_lost
         for frame, payload in self._early:
-            self._deliver(frame, payload)
+            self.deliver(frame, payload)
 
     def send(
         self, address: str, frame: bytes, payload: Sequence[Any] = (), *, droppable: bool = False
@@ -184,9 +184,9 @@ class FakeMailbox:
     def _arrive(self, address: str, frame: bytes, payload: tuple[bytes, ...]) -> None:
         there = self._network.mailboxes.get(address)
         if there is not None and address in self.connected:
-            there._deliver(frame, payload)
+            there.deliver(frame, payload)
 
-    def _deliver(self, frame: bytes, payload: tuple[bytes, ...]) -> None:
+    def deliver(self, frame: bytes, payload: tuple[bytes, ...]) -> None:
         if self._on_message is None:
             self._early.append((frame, payload))
             return

@@ -84,7 +84,7 @@ def history(seed: int) -> Outcome:
             move = next(iter(cluster.links.under_way))
             end = rng.choice([move.source, move.destination])
             if end.alive:
-                cluster._kill(end)
+                cluster.kill(end)
         cluster.events.after(0.3, do_harm)
 
     cluster.events.at(0.0, do_harm)
@@ -115,7 +115,7 @@ def killed_when(when: When, end: str) -> tuple[Outcome, SimMove]:
         for move in list(cluster.links.under_way):
             if not killed and when(move):
                 killed.append(move)
-                cluster._kill(getattr(move, end))
+                cluster.kill(getattr(move, end))
 
     rows = [(0.0, 400, 200), (0.0, 100, 300), (0.01, 400, 200)]
     outcome = watched(cluster, rows, look)
