@@ -20,8 +20,8 @@ class InstanceStarted:
 class StatusReported:
     """An instance's llumlet pushed its status, or answered a pull.
 
-    `last_dispatch_seq` is the highest dispatch sequence number among the requests that have
-    reached the instance (0: none): the snapshot counts all up to it.
+    `last_dispatch_seq` is the highest dispatch sequence number among the requests that have reached
+    the instance (0: none): the snapshot counts all requests up to that number.
     """
 
     snapshot: InstanceSnapshot
@@ -45,8 +45,8 @@ class InstanceRemoved:
 
 @value
 class InstanceStalled:
-    """This incarnation reports no progress (`fleet.liveness`). The stall ends with its next status,
-    or with an event that is `over`."""
+    """This incarnation reports no progress (`fleet.liveness`). The stall ends with the instance's
+    next status, or with an InstanceStalled that has `over` set."""
 
     instance_id: str
     incarnation: int
@@ -55,8 +55,8 @@ class InstanceStalled:
 
 @value
 class ClosedBy:
-    """The spec's reasons against the instance changed: from now on it has these, whatever the
-    incarnation of the instance. The instance need not be known yet. After a drain the instance gets
+    """The spec's reasons against the instance changed. They are now the given ones, for any
+    incarnation of the instance; the instance need not be known yet. After a drain the instance gets
     requests again only once its own status no longer says that it drains."""
 
     instance_id: str
@@ -65,12 +65,12 @@ class ClosedBy:
 
 @value
 class DispatchRequested:
-    """A frontend asks where to send a request. It asks again for a replay, whose outputs so far
-    count as prompt, and when the rank changes while the request waits.
+    """A frontend asks where to send a request. It also asks for a replay, whose outputs so far
+    count as prompt, and again when the rank of a waiting request changes.
 
     `session` names the client or conversation; empty if it is not known. Hash k of `prefix_hashes`
-    names the first k blocks of the prompt, of `prefix_hash_tokens` tokens each; the prompt's end
-    may cut the last block. `prefix_hashes` is empty if they are not known.
+    names the first k blocks of the prompt. A block has `prefix_hash_tokens` tokens; the prompt's
+    final block may have fewer. `prefix_hashes` is empty if the hashes are not known.
     """
 
     request_id: str
@@ -82,19 +82,19 @@ class DispatchRequested:
     prefix_hashes: tuple[int, ...] = ()
     prefix_hash_tokens: int = 0
     replayed: bool = False
-    """The request ran on an instance that died. So neither the limit of waiting requests nor the
-    limits of its key apply."""
+    """Whether the request ran on an instance that died. Then neither the limit of waiting requests
+    nor the limits of its key apply."""
     api_key: str = ""
     """The hash of its client's API key; empty if the endpoint has no keys."""
     num_live_of_key: int = 0
-    """How many requests of the key the frontend had when this one came, including this one; 0
-    without a key."""
+    """How many live requests of the key the frontend had when this request came, including this
+    one; 0 without a key."""
     num_tokens_of_key: int = 0
-    """How many tokens the key used at its frontend in the minute before."""
+    """How many tokens the key used at its frontend in the minute before the request came."""
 
     @property
     def order(self) -> tuple[int, float, str, str]:
-        """The order in which requests wait everywhere: the smallest goes first."""
+        """The order in which all waiting requests are sorted: the smallest goes first."""
         return (-self.rank, self.arrival_time_s, self.request_id, self.frontend_id)
 
 
@@ -131,8 +131,8 @@ class KeyUsed:
 
 @value
 class KeysTold:
-    """A frontend says what these API keys use at this frontend. The use of all other keys has not
-    changed since its last message."""
+    """A frontend reports what these API keys use at this frontend. The use of all other keys has
+    not changed since the frontend's previous message."""
 
     frontend_id: str
     keys: tuple[KeyUsed, ...]
@@ -161,7 +161,7 @@ Event = (
 @value
 class Dispatch:
     """Send the request with `seq` to this incarnation; any other incarnation refuses it. The
-    scheduler counts `seq` from 1, and says in `candidates` how it chose. If the frontend chose the
+    scheduler counts `seq` from 1, and `candidates` shows how it chose. If the frontend chose the
     instance by itself, `seq` is 0."""
 
     request_id: str
@@ -170,8 +170,8 @@ class Dispatch:
     incarnation: int
     seq: int
     candidates: tuple[tuple[str, float], ...] = field(default=(), compare=False, repr=False)
-    """(instance id, score): first the chosen instance, then the best other instances in falling
-    order."""
+    """(instance id, score): first the chosen instance, then the best other instances, the best
+    first."""
     policy: str = field(default="", compare=False)
     num_considered: int = field(default=0, compare=False)
 
@@ -189,14 +189,14 @@ class RejectCode(StrEnum):
 
 @value
 class Reject:
-    """Answer the request with an error. The request may have waited until now."""
+    """Answer the request with an error. The request may have waited before."""
 
     request_id: str
     frontend_id: str
     code: RejectCode
     retry_after_s: int = 1
     """In how many seconds the client should try again: an estimate (`DrainRate`). If no instance
-    took requests, the client may try again at once, because the request then waits at the
+    took requests, the client may try again at once, because the request would then wait at the
     controller again."""
     rank: int = field(default=0, compare=False)
 

@@ -6,9 +6,9 @@ their docstrings. Values that are fixed in a cluster stand in a subclass of the 
 (`HoldingConfig` of `HoldingSettings`), with the measured reason for each, so that the simulator can
 change and compare them.
 
-A bound is an annotation. Every value that operators give is checked against its bounds. Where a
-value beyond its bounds makes no sense to a machine, `check_bounds` checks it again, wherever it
-comes from.
+A bound is an annotation. Every value that operators give is checked against its bounds. If a
+machine cannot work with a value beyond its bounds, the machine checks the value again with
+`check_bounds`, wherever the value comes from.
 """
 
 from collections.abc import Iterator, Mapping
@@ -88,8 +88,8 @@ class HoldingSettings(Table):
     """How many requests may wait at the controller because they fit on no instance. Beyond that the
     newest request of the lowest level is answered 429."""
     room_to_grow_tokens: Count = 320
-    """How many tokens of memory an admission leaves free on an instance where other requests run,
-    because these grow."""
+    """How much memory, in tokens, stays free when a request is admitted to an instance where other
+    requests run. The running requests need it as they grow."""
     fair_keys: bool = True
     """Whether the API keys of one level take turns: the key that was served the fewest tokens goes
     first. Off: requests go in the order of their arrivals."""
@@ -102,13 +102,13 @@ class HoldingSettings(Table):
 
 @dataclass(frozen=True, slots=True)
 class HoldingConfig(HoldingSettings):
-    """The rules of late binding. Figures without another source are ratios to runs with all parts,
-    on 16 A10 near the knee (docs/paper.md)."""
+    """The rules of late binding. Unless another source is given, figures compare a run without the
+    rule to a run with all rules, on 16 A10 near the knee (docs/paper.md)."""
 
     evict_margin_steps: NotNegative = 12.0
-    """If an instance's batch can run fewer than this many more steps, requests are moved away
-    before it must evict one. With 0 no request is moved for that reason, and preemptions cost 1.07
-    (S-L) to 1.41 times as much (BurstGPT)."""
+    """Requests are moved away when an instance's batch has memory for fewer steps than this, before
+    the instance must evict a request. With 0 no request is moved for that reason, and preemptions
+    cost more: 1.07 times as much on S-L, and 1.41 times as much on BurstGPT."""
     by_prefill: bool = True
     """Whether a request that fits on several instances goes to one with little prefill ahead. On
     the Mooncake trace the mean TTFT is 1.12 s with it and 1.46 without (decision 0032)."""
@@ -116,21 +116,22 @@ class HoldingConfig(HoldingSettings):
     """Whether the choice by prefill also considers which of these instances has the prompt's
     beginning in its prefix cache. On the Mooncake trace the mean TTFT is then 0.59 s."""
     prefill_slack_tokens: Count = 2048
-    """Two instances count as equal if the numbers of tokens that they have to compute before the
-    request's first token differ by at most this. Freeness then decides between them. A step of vLLM
-    takes 2,048 to 8,192 tokens."""
+    """Two instances count as equally good if the numbers of tokens that they have to compute before
+    the request's first token differ by at most this value. Then freeness decides between the two. A
+    step of vLLM takes 2,048 to 8,192 tokens."""
     overtaking: bool = True
     """Whether a request that fits goes ahead of earlier ones that do not. In strict order the mean
     TTFT is 1.01 times as long on S-L, 1.45 times on M-M and 1.98 times on BurstGPT."""
     reserve_after_s: NotNegative = 3.0
-    """For the first blocked request an instance is reserved at once, and one more each time that it
-    has waited this long. For other blocked requests an instance is reserved after this wait. On S-L
-    the longest waits were 21 and 108 s with 3 s, and 33 and 192 s with 1.5 s; 6 s changed little
-    (decision 0031)."""
+    """For the first blocked request an instance is reserved at once, and one more instance each
+    time that the request has waited this long. For any other blocked request an instance is
+    reserved once it has waited this long. On S-L the longest waits with two seeds were 21 and 108 s
+    with this value at 3 s, and 33 and 192 s at 1.5 s. With 6 s they changed little (decision 0031).
+    """
     share_doubles_s: Seconds = 60.0
     """In overload `reserved_share` doubles each time the first request has waited this long. When
     all instances are reserved, the order is strict. On Azure's trace at twice its rate the maximum
-    TTFT is 788 s with a fixed share, and 234 s with this (decision 0029)."""
+    TTFT is 788 s with a fixed share, and 234 s with this rule (decision 0029)."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -183,7 +184,7 @@ class MigrationSettings(Table):
     max_moves: Annotated[int, Ge(0), Le(1024)] = 4
     """How many moves to and from one instance may be under way at a time. 0: none."""
     max_bytes_per_s: NotNegative = 0.0
-    """How many bytes per second are copied from one instance to another. 0: no limit."""
+    """How many bytes per second may be copied from one instance to another. 0: no limit."""
 
     def __post_init__(self) -> None:
         _check_order(self, "source_below_steps", "destination_above_steps")
@@ -191,9 +192,9 @@ class MigrationSettings(Table):
 
 @dataclass(frozen=True, slots=True)
 class ReschedulingConfig(MigrationSettings):
-    """All settings of rescheduling, including the fixed ones. In the authors' experiments both
-    thresholds are 3 free blocks of 16 tokens per request. The bounds apply only to what operators
-    set."""
+    """All settings of rescheduling, including those that are fixed. In the authors' experiments
+    both thresholds are 3 free blocks of 16 tokens per request. The bounds apply only to values that
+    operators set."""
 
     interval_s: float = 0.1
     """The time from one round to the next. It is one or two steps of a 7B model; in each step
@@ -249,10 +250,10 @@ class AutoscaleSettings(Table):
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleConfig(AutoscaleSettings):
-    """All settings of auto-scaling, including the fixed ones. The range, the interval and the first
-    check come from the Llumnix authors' experiments, which state the range in blocks of 16 tokens
-    per request. If the range were upside down, the cluster would grow and shrink again and again
-    under a constant load."""
+    """All settings of auto-scaling, including those that are fixed. The range, the interval and the
+    first check come from the Llumnix authors' experiments, which state the range in blocks of 16
+    tokens per request. If the range were upside down, the cluster would grow and shrink again and
+    again under a constant load."""
 
     max_added: Annotated[int, Ge(1)] = 4
     """The most instances that one decision may add because of the load. A decision removes at most
@@ -262,13 +263,13 @@ class AutoscaleConfig(AutoscaleSettings):
     up_persistence_s: NotNegative = 10.0
     """Instances are added once each check has found F_scale below `up_below_steps` for this long. A
     live cluster uses `check_interval_s` here, so that two checks in a row must find it. The load
-    between two checks is not seen. With 0, one check is enough."""
+    between two checks is not seen. With a value of 0, one check is enough."""
     down_persistence_s: NotNegative = 10.0
-    """An instance is removed once each check has found room for one instance less for this long;
-    otherwise as `up_persistence_s`."""
+    """An instance is removed once each check for this long has found that one instance less would
+    be enough. Otherwise this is like `up_persistence_s`."""
     retry_failed_start_s: NotNegative = 300.0
-    """For how long no instance is started after one could not start, because the next one would
-    probably fail for the same reason."""
+    """For how long no instance is started after an instance could not start, because the next one
+    would probably fail for the same reason."""
     cold_start_s: NotNegative | None = None
     """How long an instance takes from its launch until it serves, where that is known. Only events
     and simulations use it. Decisions do not: an instance that starts counts as empty all that
@@ -305,8 +306,8 @@ Limit = Ge | Gt | Le
 
 
 def with_fixed(config: type[T], settings: Table, **fixed: Any) -> T:
-    """A `config` (a subclass of the class of `settings`) with these settings. Values that operators
-    do not set come from `fixed`, or else are the defaults."""
+    """Returns a `config` (a subclass of the class of `settings`) with these settings. Values that
+    operators do not set are taken from `fixed`; those that are not in `fixed` are the defaults."""
     return config(**{each.name: getattr(settings, each.name) for each in fields(settings)}, **fixed)
 
 
@@ -321,7 +322,7 @@ def check_bounds(table: Table) -> None:
 
 @cache
 def _limits(table: type[Any]) -> dict[str, list[Limit]]:
-    """The bounds of each field, by name; empty for a field without bounds."""
+    """The bounds of each field, by the field's name; empty for a field without bounds."""
     hints = get_type_hints(table, include_extras=True)
     return {each.name: list(_limits_in(hints[each.name])) for each in fields(table)}
 
@@ -335,7 +336,7 @@ def _limits_in(kind: Any) -> Iterator[Limit]:
 
 
 def _is_within(value: Any, limit: Limit) -> bool:
-    """Whether the value keeps the limit; NaN keeps none."""
+    """Whether the value keeps within the limit; NaN never does."""
     match limit:
         case Ge(least):
             return bool(value >= least)

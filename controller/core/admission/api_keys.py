@@ -25,7 +25,7 @@ MOST_RETRY_S = 60
 
 
 OwnLimits = Mapping[str, Mapping[str, int]]
-"""The limits that single keys have of their own: by the hash of a key, then by the field of
+"""By the hash of a key, the limits that were set for this key alone, each under its field's name in
 `KeyLimits`."""
 NO_KEYS: OwnLimits = MappingProxyType({})
 
@@ -46,8 +46,8 @@ def refusal(
     at other frontends.
 
     A key may exceed its tokens by the requests that it has when it reaches the limit, since it is
-    not known how long an output will be. It may come again when enough of its tokens are older than
-    a minute, if it used them evenly.
+    not known how long an output will be. The client may come again when enough of the key's tokens
+    are older than a minute; that time is estimated as if the key had used them evenly.
     """
     most, num_live = limits.live_requests, asked.num_live_of_key + num_live_elsewhere
     if most and num_live > most:
@@ -61,7 +61,8 @@ def refusal(
 
 @value
 class KeyTotal:
-    """The use of one key at all frontends. `num_refused`: since the controller began."""
+    """The use of one key at all frontends. `num_refused`: how many requests were refused since the
+    controller began."""
 
     key: str
     num_live: int
@@ -105,7 +106,8 @@ class _Ended:
 
 
 class KeyTable:
-    """The controller's part. `limits`: the limits of every key that has none of its own (`own`)."""
+    """The controller's part. `limits`: the limits of every key that has no limits of its own in
+    `own`."""
 
     def __init__(self, limits: KeyLimits, own: OwnLimits = NO_KEYS) -> None:
         self.limits = limits
@@ -119,7 +121,7 @@ class KeyTable:
         return self.limits.of(key, self._own)
 
     def told(self, told: KeysTold) -> None:
-        """Takes what a frontend says."""
+        """Takes what a frontend reports of its keys."""
         for used in told.keys:
             part = self._part(used.key, told.frontend_id)
             if used.num_ended < part.num_ended:  # the frontend began anew
@@ -215,17 +217,17 @@ class _Used:
 class KeyUse:
     """What a frontend counts of its own requests by their API keys: live requests and tokens.
 
-    A prompt counts as soon as its request comes, so that if many requests come at the same time,
-    each of them knows of the earlier ones. If the request never gets an instance, its prompt is
-    subtracted again. Requests without a key cost nothing here. Times are by the frontend's clock,
-    and must never decrease.
+    A prompt counts as soon as its request comes. So if many requests come at the same time, the
+    check of each request sees the earlier ones. If the request never gets an instance, its prompt
+    is subtracted again. Requests without a key cost nothing here. Times are by the frontend's
+    clock, and must never decrease.
     """
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
         self._by_key: dict[str, _Used] = {}
-        """What each key uses here. There are only keys that exist, as unknown keys are refused
-        before."""
+        """What each key uses at this frontend. Unknown keys are refused before they get here, so
+        the keys in it all exist."""
         self._told: dict[str, KeyUsed] = {}
 
     def began(self, request: DispatchRequested, now_s: float) -> DispatchRequested:
@@ -238,8 +240,8 @@ class KeyUse:
         self._live[request.request_id] = _Live(request.api_key, request.num_prompt_tokens, now_s)
         used.num_live += 1
         used.window.add(request.num_prompt_tokens, now_s)
-        # The controller counts the request when it is asked. If the request is given up, the
-        # controller has to hear of that.
+        # The controller counts the request when it is asked about it. If the request is given up,
+        # this entry makes the frontend report that.
         self._told.pop(request.api_key, None)
         return replace(request, num_live_of_key=used.num_live, num_tokens_of_key=num_tokens)
 
@@ -267,7 +269,7 @@ class KeyUse:
             used.window.take_back(live.num_prompt_tokens, live.began_s)
 
     def news(self, now_s: float) -> tuple[KeyUsed, ...]:
-        """The use of those keys whose use has changed since it was told last."""
+        """Returns the use of the keys whose use has changed since it was reported last."""
         changed: list[KeyUsed] = []
         for key, used in self._by_key.items():
             told = KeyUsed(
@@ -285,11 +287,11 @@ class KeyUse:
         return tuple(changed)
 
     def tell_all_again(self) -> None:
-        """Tells the use of all keys again, because a new controller knows nothing yet."""
+        """Has the use of all keys reported again, because a new controller knows nothing yet."""
         self._told.clear()
 
     def check(self) -> None:
-        """Raises AssertionError if the books disagree."""
+        """Raises AssertionError if the counts contradict each other."""
         for key, used in self._by_key.items():
             live = [each.num_output_tokens for each in self._live.values() if each.key == key]
             assert used.num_live == len(live)

@@ -50,21 +50,23 @@ from controller.core.scheduler_events import (
 )
 from controller.core.value import value
 
-# A live controller answers in well under 10 ms, or lets the request wait on purpose and keeps
-# sending directories. If neither answers nor directories come for so long, it is bypassed.
+# A live controller answers in well under 10 ms. If it lets a request wait on purpose, it keeps
+# sending directories. If neither answers nor directories come for so long, the frontend bypasses
+# the controller.
 CONTROLLER_SILENCE_S = 1.0
-# With late binding thousands of requests may wait for minutes. A new controller is asked at once;
-# this interval is for questions and answers that got lost.
+# With late binding thousands of requests may wait for minutes. A new controller is asked about all
+# of them at once. This interval is only for questions and answers that got lost.
 MAX_ASK_AGAIN_S = 8.0
 BYPASS_EVERY_S = 0.05
 AT_LEAST_EVERY_S = 1.0
-"""After this time the first request is sent even if it does not seem to fit, because a frontend
-does not see when other frontends' requests end."""
+"""After this time the first waiting request is sent even if it does not seem to fit, because a
+frontend does not see when other frontends' requests end."""
 # After a dispatch to an instance that is not listed, the controller is asked again after each of
 # these times: both sides soon know of the death, or of the start.
 GONE_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 ALONE = 0
-"""The sequence number of a dispatch that the frontend chose, which no controller counts."""
+"""The sequence number of a dispatch that the frontend chose by itself: no controller counts the
+dispatch."""
 
 
 class AskState(StrEnum):
@@ -79,7 +81,8 @@ class AskState(StrEnum):
 
 @value
 class Asked:
-    """A request that is new, or was lost, needs an instance. It must not be asked for already."""
+    """A new request, or one whose instance died, needs an instance. It must not be asked for
+    already."""
 
     request: DispatchRequested
 
@@ -119,9 +122,9 @@ class RankChanged:
 
 @value
 class ControllerHeard:
-    """The controller sent its list of instances, which `Known` has by now. `controller`: names its
-    process. `room_to_grow_tokens`: its setting with late binding; else None. `hold_timeout_s`: how
-    long a request waits while no instance could take it."""
+    """The controller sent its list of instances; `Known` has the list already. `controller`: names
+    the controller's process. `room_to_grow_tokens`: the setting of that name with late binding;
+    None without. `hold_timeout_s`: how long a request waits while no instance could take it."""
 
     controller: str
     num_frontends: int
@@ -132,7 +135,7 @@ class ControllerHeard:
 
 @value
 class Unused:
-    """This dispatch came too late for its request."""
+    """This dispatch came too late: its request does not need it any more."""
 
     dispatch: Dispatch
 
@@ -180,7 +183,7 @@ class TellUnused:
 
 @value
 class TellKeysAgain:
-    """Tell a new controller, which does not know it yet, what API keys use."""
+    """Report again what API keys use, because a new controller does not know it yet."""
 
 
 @value
@@ -196,7 +199,7 @@ class BypassAt:
 
 @value
 class Resume:
-    """Wake the task that waits for this request's answer; it comes back with Resumed."""
+    """Wake the task that waits for this request's answer. The task then sends Resumed."""
 
     request_id: str
 
@@ -274,9 +277,9 @@ class _Asked:
     wake_s: float = 0.0
     """While ASKING or PAUSING: when the next question is due."""
     answer: Dispatch | Reject | None = None
-    """Set only in the state ANSWERED. In that state, None means that the frontend chooses the
-    instance itself. It chooses only when it is about to send the request, because each request that
-    it has sent affects its next choice."""
+    """Set only in the state ANSWERED. In the state ANSWERED, None means that the frontend chooses
+    the instance itself. It chooses only when it is about to send the request, because each request
+    that it has sent affects its next choice."""
     num_gone: int = 0
     """How many answers so far named an instance that is not listed. A pause follows each of them.
     After the last pause of GONE_WAITS_S the next such answer is not counted: the request is
@@ -301,14 +304,15 @@ class Asking:
         self._heard = ControllerHeard("", 1, None, takes_requests=True, hold_timeout_s=30.0)
         self._heard_s = float("-inf")
         self._open_s = float("-inf")
-        """When an instance could take requests last, as far as is known here."""
+        """When an instance could last take requests, as far as this frontend knows."""
         self._is_bypassing = False
         """Whether a BypassDue will come. With late binding, True while any request waits for longer
         than an answer takes."""
         self._own_blocks_then: Mapping[str, int] = {}
-        """What the frontend's requests took of each instance when the controller was heard last."""
+        """How much of each instance the frontend's requests took when the controller was heard
+        last."""
         self._release: PacedRelease | None = None
-        """With late binding, this is set while the controller is silent."""
+        """Set while the controller is silent, with late binding only; else None."""
 
     # -- questions -----------------------------------------------------------------------
 
@@ -347,7 +351,7 @@ class Asking:
             case Woken(request_id, time_s):
                 asked = self._asked.get(request_id)
                 if asked is None or asked.is_answered or asked.wake_s != time_s:
-                    return []  # a timer of an earlier question
+                    return []  # the time of an earlier question
                 return self._woken(asked, now_s)
             case Aborted(request_id):
                 return self._aborted(request_id)
@@ -411,7 +415,8 @@ class Asking:
         if self._known.ref(answer.instance_id, answer.incarnation) is not None:
             del self._asked[request_id]
             return [Use(answer)]
-        given_back = self._give_back(answer)  # died in between, or so it seems from here
+        # the instance died in between, or this frontend believes so
+        given_back = self._give_back(answer)
         if asked.num_gone == len(GONE_WAITS_S):
             del self._asked[request_id]
             return [*given_back, Refuse(RejectCode.UNAVAILABLE)]
@@ -468,8 +473,8 @@ class Asking:
 
     def _choose(self) -> InstanceSnapshot | None:
         """The instance with the fewest own requests, then the most free blocks, then the first id.
-        Own requests count first, as by an old freeness alone all requests would go to one instance.
-        None if no instance is open."""
+        Own requests count first: the known freeness is old, and by it alone all requests would go
+        to one instance. None if no instance is open."""
         num_own = self._own.num_by_owner()
         return min(
             self._known.open_snapshots(),
@@ -549,8 +554,8 @@ def _wake(asked: _Asked, time_s: float) -> WakeAt:
 
 def _without_key_use(request: DispatchRequested) -> DispatchRequested:
     """The request in the form in which a new controller, which has not heard of it yet, is asked
-    about it. The earlier controller may have accepted the request, and the use of its key at that
-    time is outdated. So no limit of the key applies."""
+    about it. No limit of the key applies to it: the earlier controller may have accepted the
+    request already, and the use of the key that the request carries is outdated."""
     return replace(request, num_live_of_key=0, num_tokens_of_key=0)
 
 
@@ -572,14 +577,14 @@ class PacedRelease:
     controller is
     gone: they go in order, and only as far as the last known free blocks allow.
 
-    If all went at once, they would fill the queues of instances on which they do not fit, and late
-    binding avoids that. A frontend knows the instances' last statuses and its own requests: each of
-    its own requests that ends makes room again. Each frontend uses only its share of the room that
-    was free.
+    If all went at once, they would fill the queues of instances on which they do not fit, which is
+    what late binding is there to avoid. A frontend knows the instances' last statuses and its own
+    requests: each of its own requests that ends makes room again. Each frontend uses only its share
+    of the room that was free.
 
     `snapshots`: the last known snapshots. `own_blocks`: by instance, how many blocks this
-    frontend's requests took at that time. `room_to_grow_tokens`: the controller's last setting.
-    Times are by the caller's clock.
+    frontend's requests took when the snapshots were taken. `room_to_grow_tokens`: the controller's
+    last setting. Times are by the caller's clock.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ from controller.core.scheduler_events import (
 )
 
 LOST_AFTER_S = 10.0
-"""A request reaches its instance within milliseconds of its dispatch. If a status that comes so
-much later does not count the request, its frontend died or the message was lost."""
+"""A request reaches its instance within milliseconds of its dispatch. If a status that comes this
+long after the dispatch does not count the request, its frontend died or the message was lost."""
 
 
 @dataclass(slots=True)
@@ -53,9 +53,9 @@ class InstanceRecord:
     """What the global scheduler knows about one incarnation of one instance. The scheduler mutates
     it; everybody else only reads.
 
-    A dispatched request is not in the instance's status at once. Until a status names its sequence
-    number, or a later one, it counts here. Otherwise all requests of a burst between two statuses
-    would go to the instance that was freest before it.
+    A dispatched request is not in the instance's status at once. Until a status names the request's
+    sequence number or a later one, this record counts the request. Otherwise all requests of a
+    burst between two statuses would go to the instance that was freest before it.
     """
 
     __slots__ = (
@@ -86,12 +86,13 @@ class InstanceRecord:
         self.incarnation = incarnation
         self.alive = True
         self.stalled = False
-        """`fleet.liveness` said that the instance is stalled, and it has not reported since."""
+        """True after `fleet.liveness` said that the instance is stalled, until the instance reports
+        again."""
         self.snapshot: InstanceSnapshot | None = None
         """The last status of this incarnation."""
         self.ordered = ordered
-        """The reasons of the spec against the instance. It also counts as draining while only its
-        status says so, so that a drain ends when the instance itself says so."""
+        """The reasons of the spec against the instance. If only the instance's status says that it
+        drains, it counts as draining too, so that a drain ends when the instance itself says so."""
         self.last_report_s = float("-inf")
         self.last_dispatch_seq = 0
         """The last sequence number given out to this incarnation."""
@@ -101,11 +102,11 @@ class InstanceRecord:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        """Computes the reasons after a change of anything from which they follow. They are stored,
-        as each decision asks for them."""
+        """Computes the reasons after a change of anything that they depend on. They are stored
+        because every decision asks for them."""
         self.closed_by: tuple[Closed, ...] = self._reasons()
-        """The reasons against the instance. The first one is the one to tell: a draining instance
-        that hangs is stalled, because it does not drain."""
+        """The reasons against the instance. People are told the first reason: a draining instance
+        that hangs is called stalled, because it does not drain."""
         self.schedulable = not stop_requests(self.closed_by)
         """Whether the instance may get requests."""
         self.may_receive = not stop_arrivals(self.closed_by)
@@ -114,7 +115,7 @@ class InstanceRecord:
         """Whether moves may begin at the instance."""
         drains = self.snapshot is not None and self.snapshot.draining
         self.is_shut = drains or stop_requests(self.ordered)
-        """Whether the instance gets no requests because somebody ordered that."""
+        """Whether the instance gets no requests because somebody ordered it."""
 
     def _reasons(self) -> tuple[Closed, ...]:
         reasons = set(self.ordered)
@@ -143,8 +144,9 @@ class InstanceRecord:
         if self.stalled or before is None or before.draining != self.snapshot.draining:
             self.stalled = False
             self._sum_up()
-        # After a restart the scheduler goes on with the numbers of its predecessor: numbers below
-        # what the instance has seen would count as reported before they were sent.
+        # After a restart the scheduler goes on with the numbers of its predecessor. If it began
+        # below the numbers that the instance has seen, its requests would count as reported before
+        # they were sent.
         self.last_dispatch_seq = max(self.last_dispatch_seq, last_dispatch_seq)
         pending, num_before = self._unreported, len(self._unreported)
         lost_s = now_s - LOST_AFTER_S
@@ -175,8 +177,8 @@ class InstanceRecord:
         self._sum_up()
 
     def stall(self, *, over: bool) -> None:
-        """Notes that the instance is stalled. `over`: the instance is not stalled any more, though
-        it has not reported."""
+        """Notes that the instance is stalled or, with `over`, that it is not stalled any more
+        although it has not reported."""
         self.stalled = not over
         self._sum_up()
 
@@ -226,7 +228,7 @@ class InstanceRecord:
 MAX_CANDIDATES = 8
 """How many of the considered instances a decision names."""
 MAX_RANKS = 8
-"""The board has scores for at most this many ranks: a request may name any rank, and each rank with
+"""The board has scores for at most this many ranks. A request may name any rank, and each rank with
 scores adds work to every status."""
 
 
@@ -236,8 +238,8 @@ class ScoreBoard:
 
     Asking each of 1,024 instances in Python took 160 us if no score had changed, and 720 us if all
     had. So the list of schedulable instances stays until one comes, goes or stalls, and a score is
-    computed when its instance reports or is sent a request. This takes 0.4 us of each status, and
-    to receive a status takes many times that. A decision then only searches for the best score, in
+    computed when its instance reports or is sent a request. This adds 0.4 us to each status, a
+    small part of what it takes to receive one. A decision then only searches for the best score, in
     C, and for the candidates that it names. The outcome is the same as if each instance had been
     asked.
 
@@ -258,14 +260,14 @@ class ScoreBoard:
         self._levels = levels
         self._is_known = False
         self._ready: list[InstanceRecord] = []
-        """The schedulable instances, ids ascending."""
+        """The schedulable instances, in the ascending order of their ids."""
         self._ids: tuple[str, ...] = ()
         self._places: dict[str, int] = {}
         self._room_to_grow_tokens = room_to_grow_tokens
         self.rooms: dict[str, Room] = {}
         """With late binding: the rooms of all schedulable instances by id, after a call of
-        `any_schedulable`. Like scores, they are kept between decisions: making 16 of them took as
-        long as placing a request."""
+        `any_schedulable`. Like scores, the rooms are kept between decisions: to make 16 rooms anew
+        took as long as to place a request."""
         self._short: set[str] = set()
         """The instances in `rooms` that are short of memory."""
         self._scores: dict[int, tuple[Level, list[float]]] = {}
@@ -282,7 +284,7 @@ class ScoreBoard:
 
     def changed(self, record: InstanceRecord) -> bool:
         """Updates the instance's score and room, because it reported or was sent a request. Returns
-        whether a request that did not fit before may fit now, or may lack less."""
+        whether a request that did not fit before may fit now, or may lack less room than before."""
         if not self._is_known:
             return True
         place = self._places.get(record.instance_id)
@@ -363,8 +365,9 @@ class ScoreBoard:
         return Room.of(record.snapshot, tokens, record.unreported, by_step=by_step)
 
     def _note_shortage(self, room: Room) -> bool:
-        """Returns whether no instance is short of memory any more. Then all rooms change, as they
-        do when the first instance becomes short of memory."""
+        """Notes whether the instance is short of memory. Returns whether no instance is short of
+        memory any more: then all rooms change, as they also do when the first instance becomes
+        short of memory."""
         if room.below_half_free == (room.instance_id in self._short):
             return False
         was_short = bool(self._short)
@@ -375,8 +378,8 @@ class ScoreBoard:
         return was_short
 
     def _make_rooms(self) -> None:
-        """Makes all rooms anew, in the same dictionary, as somebody may be placing requests in
-        it."""
+        """Makes all rooms anew, in the same dictionary, because a caller may be placing requests by
+        that dictionary."""
         self.rooms.update((record.instance_id, self._room(record)) for record in self._ready)
 
     def check(self) -> None:
@@ -405,7 +408,7 @@ class InstancePool:
         self._policies = policies
         self._records: dict[str, InstanceRecord] = {}
         self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
-        """The records by instance id, for others to look at."""
+        """The records by instance id; others only read them."""
         self._ordered: dict[str, Reasons] = {}
         self.ordered: Mapping[str, Reasons] = MappingProxyType(self._ordered)
         """For each instance id, known or not, the reasons of the spec against the instance.
@@ -475,7 +478,7 @@ class InstancePool:
     def _on_died(self, event: InstanceDied) -> None:
         record = self._records.get(event.instance_id)
         if record is not None and event.incarnation >= record.incarnation:
-            # The record stays, to refuse what the dead incarnation still sends.
+            # The record stays, so that what the dead incarnation still sends is refused.
             record.die()
             self._history.prefixes.forget(event.instance_id)
 
@@ -504,8 +507,8 @@ class InstancePool:
         return self._board.score_of(self._level(rank))
 
     def cached(self, request: DispatchRequested) -> Callable[[str], int] | None:
-        """A function from an instance's id to how many tokens of the request it has seen. None if
-        the request's prefixes are not known."""
+        """Returns a function from an instance's id to how many of the request's tokens the instance
+        has seen; None if the request's prefixes are not known."""
         if not request.prefix_hashes:
             return None
         return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, request)

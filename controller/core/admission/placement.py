@@ -33,7 +33,7 @@ Cached = Callable[[str], int]
 """Called with an instance's id: how many tokens of the request its prefix cache is expected to
 have."""
 ScoreOf = Callable[[int], Score]
-"""Called with a rank: the scores for requests of that rank."""
+"""Called with a rank: returns the scores for requests of that rank."""
 CachedOf = Callable[[Key], Cached | None]
 
 
@@ -44,18 +44,18 @@ class Placed:
 
 
 class Placement:
-    """Late binding: it keeps the waiting requests and places them. `queue`: the requests that wait.
-    `reserved`: by instance, the request for which it is reserved."""
+    """Keeps the waiting requests and places them on instances (late binding). `queue`: the requests
+    that wait. `reserved`: by instance, the request for which it is reserved."""
 
     def __init__(self, config: HoldingConfig) -> None:
         self.config = config
         self.queue = WaitingQueue()
         self.reserved: dict[str, Key] = {}
         self.num_overtaken: dict[Key, int] = {}
-        """How many requests went ahead of a request while it was the first; requests that were
-        never overtaken are missing."""
+        """By request, how many requests went ahead of it while it was the first in order; requests
+        that were never overtaken are missing."""
         self._settled_in: Mapping[str, Room] | None = None
-        """The rooms at the last end of `place`, when nothing was left to do."""
+        """The rooms at the end of the latest `place` that left nothing to do."""
         self._settled: _Settled | None = None
         """For how long the reserved instances stay the same."""
 
@@ -70,11 +70,11 @@ class Placement:
     ) -> Iterator[Placed]:
         """Places one request after the other. The caller dispatches each before it asks for the
         next, so that scores are up to date. `rooms`: of all schedulable instances, by id; they are
-        changed, and the caller may replace them. `same_or_less`: since the last call no request was
-        pushed, and none of these rooms grew."""
+        changed here, and the caller may replace them. `same_or_less`: since the last call no
+        request was pushed, and none of these rooms grew."""
         if same_or_less and self._settled_in is rooms:
-            # Requests that fitted nowhere still fit nowhere. Most statuses only tell of decoding,
-            # and to look at all rooms for each of them took a sixth of a simulated run.
+            # Requests that fitted nowhere still fit nowhere. Most statuses only report decoded
+            # tokens, and to look at all rooms for each status took a sixth of a simulated run.
             if not self.is_settled(rooms, now_s):
                 self._reserve(rooms, now_s)
             return
@@ -92,8 +92,8 @@ class Placement:
         self._reserve(rooms, now_s)
 
     def is_settled(self, rooms: Mapping[str, Room], now_s: float) -> bool:
-        """Whether `place` with `same_or_less` would do nothing: no request fits, and the same
-        instances are reserved."""
+        """Whether `place` with `same_or_less` would do nothing: no request fits, and the
+        reservations stay as they are."""
         return (
             self._settled_in is rooms
             and self._settled is not None
@@ -108,7 +108,7 @@ class Placement:
         return self.queue.discard(key)
 
     def check(self) -> None:
-        """Raises AssertionError if the books disagree."""
+        """Raises AssertionError if the records contradict each other."""
         self.queue.check()
         assert all(key in self.queue for key in self.reserved.values()), "reserved for nobody"
         assert all(key in self.queue for key in self.num_overtaken), "overtaken, and not there"
@@ -168,11 +168,11 @@ class Placement:
         self._settled = _Settled.of(reserved, self.queue, rooms, self.config, now_s)
 
 
-# -- to which of the instances on which a request fits it goes ---------------------------
+# -- on which of the instances where a request fits it is placed ---------------------------
 
 ROOMY = 0.5
-"""An instance is not short of memory if at least this share of it is free once it has taken the
-request."""
+"""An instance is not short of memory if at least this share of its memory is free once it has taken
+the request."""
 
 
 def best_fitting(
@@ -183,20 +183,21 @@ def best_fitting(
     config: HoldingConfig,
 ) -> Room | None:
     """The room to which a request of this size goes. The rooms in which the request fits and its
-    first token comes soonest are considered, and the freest of them is taken. If memory is short
-    even on the freest instance, it takes that one. `rooms`: ids ascending, by which `best_place`
-    breaks ties. `cached`: None if nothing is cached.
+    first token comes soonest are considered, and the freest of them is taken. If memory is short on
+    every instance, the request goes to the freest instance. `rooms`: ids ascending, by which
+    `best_place` breaks ties. `cached`: None if nothing is cached.
 
-    Freeness is about memory alone. Where every instance has room, it hardly tells an instance with
-    a long prompt to compute from one without, nor one that has the request's beginning in its
-    prefix cache. On the Mooncake trace the mean TTFT was 1.46 s by freeness alone, and this way it
-    is 0.59 s (decision 0032).
+    Freeness is about memory alone. Where every instance has room, freeness hardly shows whether an
+    instance has a long prompt to compute, or has the request's beginning in its prefix cache. On
+    the Mooncake trace the mean TTFT was 1.46 s by freeness alone; it is 0.59 s by this rule
+    (decision 0032).
     """
     fitting = [room for room in rooms if demand_blocks <= room.spare_blocks]
     freest = _freest(fitting, score)
     if freest is None or not (config.by_prefill or config.by_prefix):
         return freest
-    # Written out without calls, as with 64 instances these lines were a third of a simulated run.
+    # This is written without function calls, as with 64 instances these lines were a third of a
+    # simulated run.
     roomy = [r for r in fitting if r.spare_blocks - demand_blocks >= ROOMY * r.capacity_blocks]
     if not any(room is freest for room in roomy):
         return freest
@@ -216,7 +217,7 @@ def _tokens_ahead(
     rooms: Sequence[Room], cached: Cached | None, config: HoldingConfig
 ) -> Sequence[int]:
     """How many tokens each instance computes before the request's first token comes out. The
-    prompt's length is the same everywhere and is left out."""
+    prompt's length is the same on all instances and is left out."""
     ahead = [room.prefill_tokens for room in rooms] if config.by_prefill else [0] * len(rooms)
     if cached is None or not config.by_prefix:
         return ahead
@@ -314,7 +315,7 @@ def _exchanged(
             continue
         lacking = rooms[instance_id].lacking_blocks(waiting.demand_blocks)
         if _no_better_in_open(least, waiting.demand_blocks, lacking):
-            continue  # Looking for the best one each time took a quarter of a simulated run.
+            continue  # a search for the best one each time took a quarter of a simulated run
         best = _least_lacking(rooms.values(), reserved, waiting.demand_blocks)
         if best and best.lacking_blocks(waiting.demand_blocks) < EXCHANGED_BELOW * lacking:
             del reserved[instance_id]
@@ -324,16 +325,16 @@ def _exchanged(
 
 
 def _no_better_in_open(least: "_LeastInOpen", demand_blocks: int, lacking_blocks: int) -> bool:
-    """Whether a reserved instance stays reserved, by the least that any open room lacks."""
+    """Whether each reserved instance stays reserved, by the least that any open room lacks."""
     at_least = min(least.lacking_blocks + demand_blocks, least.claimed_blocks)
     return at_least >= EXCHANGED_BELOW * lacking_blocks
 
 
 @value
 class _LeastInOpen:
-    """The smallest values of all open rooms, whether the rooms are large enough or not. For a
-    request, every open room lacks at least `lacking_blocks` plus the request's demand, or else
-    `claimed_blocks`, without which it is idle."""
+    """The minimum of each value over all open rooms, including rooms that are too small for any
+    waiting request. Together they bound from below what a request lacks in an open room: at least
+    the smaller of `lacking_blocks` plus the request's demand, and `claimed_blocks`."""
 
     lacking_blocks: float
     claimed_blocks: float
@@ -361,16 +362,17 @@ def _yield_to(first: Waiting, reserved: dict[str, Key], queue: WaitingQueue, mos
 # -- when `reservations` has to be asked again, after it changed nothing -----------------
 
 ROUNDING_S = 1e-6
-"""A reservation may come this much too early, because sums of times are rounded."""
+"""A reservation may be made this much too early, because sums of times are rounded."""
 
 
 @value
 class _Settled:
-    """After `reservations` has changed nothing: for how long it would go on to change nothing.
+    """How long `reservations` would go on to change nothing, made after a call that changed
+    nothing.
 
     While requests wait, each status may ask for the reservations, and most statuses only tell of
     decoding: to compute them for each took a tenth of a simulated run. Until the queue changes or a
-    room lacks less, they change only by these:
+    room lacks less, the reservations can change for these reasons only:
 
         turns      one more instance may be reserved, or a request has waited long enough for one;
                    the time is known in advance
@@ -394,7 +396,7 @@ class _Settled:
         config: HoldingConfig,
         now_s: float,
     ) -> "_Settled":
-        """Called after `reservations` was given `reserved` and returned the same reservations."""
+        """Made after `reservations` was given `reserved` and returned the same reservations."""
         waiting = ((instance_id, queue.get(key)) for instance_id, key in reserved.items())
         return cls(
             _next_turn_s(len(reserved), queue, len(rooms), config, now_s),
@@ -407,7 +409,7 @@ class _Settled:
         """Whether `reservations` would change nothing now."""
         if now_s >= self.until_s:
             return False
-        for instance_id, known in self.rooms.items():  # each status comes here: no `all`
+        for instance_id, known in self.rooms.items():  # called for each status: no `all`
             room = rooms[instance_id]
             if room is not known and not self._keeps_place(instance_id, room):
                 return False
@@ -441,23 +443,23 @@ def _next_turn_s(
 
 
 class WaitingReason(StrEnum):
-    """Why a request waits at the controller. The first reason that is true counts."""
+    """Why a request waits at the controller. If several reasons apply, the first one is shown."""
 
     NO_INSTANCE = "no-instance"
     """No instance takes requests."""
     TOO_LARGE = "too-large"
     """The request needs more blocks than any instance has."""
     HAS_RESERVATION = "kept"
-    """An instance is reserved for the request, and still lacks blocks or places."""
+    """An instance is reserved for the request, but still lacks blocks or places for it."""
     NEXT = "next"
-    """The request fits, and goes with the next status."""
+    """The request fits, and is sent when the next status comes."""
     BEHIND = "behind"
     """The request fits, but may not go ahead of the requests before it."""
     RESERVED = "reserved"
     """The request fits only on instances that are reserved for other requests."""
     BATCH_FULL = "batch-full"
-    """The instances that have enough blocks have no place in the batch, or enough requests wait on
-    them."""
+    """Some instances have enough blocks, but each of them has no place in the batch or already has
+    enough waiting requests."""
     FRAGMENTED = "fragmented"
     """The request needs more blocks than are free on any single instance, but not more than are
     free on all instances together."""
@@ -466,7 +468,7 @@ class WaitingReason(StrEnum):
 
 
 class OvertakenBy(StrEnum):
-    """Which later requests may go ahead if they fit and this one does not."""
+    """Which later requests may go ahead of a request that does not fit, if they fit."""
 
     ANY = "any"
     """All later requests, as this request has an instance of its own."""
@@ -481,8 +483,8 @@ class WaitingPlace:
     """How a waiting request stands, for people. `place`: 1 is the first in order. `instance_id`:
     the instance that is reserved for the request. `lacking_blocks`: how many more blocks must be
     free on that instance or, without a reservation, on the instance where the fewest are missing;
-    None without an instance. `num_overtaken`: how many requests went ahead of it while it was the
-    first."""
+    None without an instance. `num_overtaken`: how many requests went ahead of this request while it
+    was the first in order."""
 
     waiting: Waiting
     place: int
@@ -498,8 +500,8 @@ class WaitingView:
     happens. `entries`: in order; a demand of 0 blocks is not known yet. `rooms`: of the schedulable
     instances, by id. `placement`: None without late binding.
 
-    While late binding knows all requests, the view costs the same however many wait. To copy
-    100,000 requests and make an index of them, in order to find one, took 40 ms."""
+    While late binding knows all requests, the view costs the same however many wait. Before,
+    100,000 requests were copied and indexed in order to find one, which took 40 ms."""
 
     def __init__(
         self,
@@ -538,8 +540,9 @@ class WaitingView:
         return sum(waiting.demand_blocks for waiting in self.entries)
 
     def ranks(self) -> Iterator[tuple[int, int, float]]:
-        """(rank, how many, the earliest arrival) of each rank, the highest first. With 100,000
-        waiting requests a status took 47 ms when it looked at each request, and takes 5 ms now."""
+        """For each rank, the highest first: (rank, number of waiting requests, earliest arrival).
+        With 100,000 waiting requests a status took 47 ms when it looked at each request, and takes
+        5 ms now."""
         begin = 0
         while begin < len(self.entries):
             first = self.entries[begin]
@@ -548,8 +551,8 @@ class WaitingView:
             begin = end
 
     def reservations(self) -> Iterator[tuple[str, Waiting, int]]:
-        """(instance, the request for which it is reserved, how many blocks it lacks) of each
-        reservation."""
+        """For each reservation: (instance, the request for which it is reserved, how many blocks it
+        lacks for that request)."""
         for instance_id, key in self.reserved.items():
             waiting = self._placement.queue.get(key) if self._placement is not None else None
             if waiting is not None:
@@ -570,7 +573,8 @@ class WaitingView:
         return self._at(0) if self.entries else None
 
     def find(self, key: Key) -> WaitingPlace | None:
-        """The place of this request; None if the request does not wait here."""
+        """The place of this request among the waiting ones; None if it does not wait at the
+        controller."""
         if isinstance(self.entries, WaitingQueue):
             index = self.entries.index(key)
         else:
@@ -635,18 +639,20 @@ class QueueReason(StrEnum):
     BATCH_FULL = "batch-full"
     """All places of the batch are taken."""
     MEMORY = "memory"
-    """The head needs more blocks than are free in the whole cluster."""
+    """The first request in the queue needs more blocks than are free in the whole cluster."""
     FRAGMENTED = "fragmented"
-    """The head needs more blocks than are free here, but not more than are free in the cluster."""
+    """The first request in the queue needs more blocks than are free on this instance, but not more
+    than are free in the cluster."""
     NEXT_STEP = "next-step"
-    """There is room; the head waits until a step has enough of its token budget left."""
+    """The blocks are there; the first request waits until a step has enough of its token budget
+    left."""
 
 
 def queue_reason(
     snapshot: InstanceSnapshot, cluster: Iterable[InstanceSnapshot]
 ) -> QueueReason | None:
-    """Why the head of the instance's queue waits; None without a queue. `cluster`: all instances
-    that may take requests."""
+    """Why the first request in the instance's queue waits; None if the queue is empty. `cluster`:
+    all instances that may take requests."""
     head = snapshot.queue_head
     if head is None:
         return None

@@ -31,12 +31,12 @@ from controller.core.settings import HoldingConfig, KeyLimits, SchedulerSettings
 
 MAX_HASHES = 1 << 18
 """The most hashes that are remembered, for all instances together. A hash takes about 120 bytes, so
-that all of them take 30 MB."""
+all together take 30 MB."""
 
 
 class SeenPrefixes:
-    """For each instance, the prefix hashes of the prompts that were sent to it, as far as these
-    were used lately.
+    """For each instance, the prefix hashes of the prompts that were sent to it, as far as the
+    hashes were used lately.
 
     Only its engine knows which prefixes an instance has cached. The dispatcher guesses this from
     the prompts that it sent to the instance, and from how much the instance can hold.
@@ -57,8 +57,8 @@ class SeenPrefixes:
             seen = self._by_instance[instance_id] = OrderedDict()
             for others in self._by_instance.values():
                 _shorten(others, self._max_hashes // len(self._by_instance))
-        # The later blocks of a prompt count as unused for longer, as in an engine, since a prefix
-        # without its beginning is of no use.
+        # The later blocks of a prompt count as unused for longer, as in an engine: a prefix is of
+        # no use without its beginning.
         for prefix_hash in reversed(request.prefix_hashes):
             seen[prefix_hash] = None
             seen.move_to_end(prefix_hash)
@@ -78,7 +78,7 @@ class SeenPrefixes:
         return min(num_matched * request.prefix_hash_tokens, request.num_prompt_tokens)
 
     def num_seen(self, instance_id: str) -> int:
-        """How many hashes are remembered of the instance."""
+        """How many hashes are remembered for the instance."""
         return len(self._by_instance.get(instance_id, ()))
 
     def forget(self, instance_id: str) -> None:
@@ -119,9 +119,9 @@ PickFunction = Callable[[Sequence[str], Sequence[float], DispatchRequested, Hist
 
 
 def best_place(scores: Sequence[float], *, low: bool = False) -> int:
-    """The place of the best score. Of equal scores it is the first, which belongs to the lowest id,
-    as all lists of instances ascend; i-10 comes before i-2. All ties of a dispatch are broken here,
-    including the ties of late binding."""
+    """The index of the best score. Of equal scores it is the first one: it belongs to the lowest
+    id, as all lists of instances are in ascending order of ids (i-10 comes before i-2). All ties of
+    a dispatch are broken here, including the ties of late binding."""
     return scores.index(min(scores) if low else max(scores))
 
 
@@ -181,7 +181,7 @@ def _blind_freeness(
     snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
 ) -> float:
     """Decode steps left to all requests on the instance, blind to priorities: the paper's INFaaS++
-    and Llumnix-base (section 6.1). The memory of queued requests counts, no headroom does."""
+    and Llumnix-base (section 6.1). The memory of queued requests counts; headrooms do not."""
     return dispatch_freeness(snapshot, NORMAL, (), unreported)
 
 
@@ -193,8 +193,8 @@ def _vllm_dp(
 
 
 def outstanding_blocks(snapshot: InstanceSnapshot, unreported: Unreported) -> int:
-    """The blocks that all running and waiting requests hold, and the blocks that they still take
-    for their tokens so far."""
+    """The blocks that all running and waiting requests hold, plus the blocks that they still need
+    for the tokens that they have so far."""
     return (
         snapshot.num_used_blocks
         + snapshot.fill_blocks
@@ -206,7 +206,7 @@ def outstanding_blocks(snapshot: InstanceSnapshot, unreported: Unreported) -> in
 def outstanding_tokens(
     snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
 ) -> float:
-    """The tokens of all running and waiting requests so far, in whole blocks."""
+    """The tokens that all running and waiting requests have so far, in whole blocks."""
     return snapshot.block_size * outstanding_blocks(snapshot, unreported)
 
 
@@ -233,7 +233,7 @@ def find_policy(name: str, policies: Mapping[str, Policy] = POLICIES) -> Policy:
     )
 
 
-# -- what the scheduler goes by --------------------------------------------------------------------
+# -- the scheduler's settings --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +242,9 @@ class SchedulerConfig(SchedulerSettings):
     """The default is a policy without late binding, as there is no `holding`."""
     levels: tuple[Level, ...] = DEFAULT_LEVELS
     holding: HoldingConfig | None = None
-    """Late binding: requests that fit nowhere wait too, at most `holding.max_held_reqs` of them,
-    and without a timeout while any instance is schedulable. Set if, and only if, `policy` has late
-    binding."""
+    """Late binding: requests that fit nowhere wait too, at most `holding.max_held_reqs` of them.
+    They wait without a timeout while any instance is schedulable. Set if and only if `policy` has
+    late binding."""
     key_limits: KeyLimits = field(default_factory=KeyLimits)
     names_candidates: bool = True
     """Whether a decision names the best instances and their scores. A simulation records no

@@ -1,5 +1,6 @@
 """Which events of admission are put on record, and how rarely. In an overload most requests wait
-and thousands are refused, so that their events would push all others out of the log.
+and thousands are refused. If each of them had an event, these events would push all others out of
+the log.
 
     held, held_ended   Once each: from the time when some request has waited for HELD_S until none
                        has waited for QUIET_S.
@@ -43,7 +44,7 @@ class Rejected:
 
 
 Event = Ticked | Rejected
-"""The scheduler must get each Ticked before this machine does."""
+"""Time has passed. The scheduler must get each Ticked before this machine does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +95,15 @@ class AdmissionRecords:
         """Unless IDLE: when the waiting began. Pauses shorter than QUIET_S do not end an
         overload."""
         self._last_s = 0.0
-        """Unless IDLE: when a request waited last."""
+        """Unless IDLE: when a request last waited."""
         self._most = 0
-        """The most requests that waited at once since then; 0 while IDLE."""
+        """The most requests that waited at the same time since the waiting began; 0 while IDLE."""
         self._num_overloads = 0
         self._reserved: dict[str, _Reserved] = {}
-        """By instance id: exactly the instances that the placement had reserved at the last
-        tick."""
+        """The reserved instances, by instance id, as the placement had them at the latest tick."""
         self._told_overtaken: tuple[Key | None, int] = (None, 0)
-        """The last request that was reported as overtaken, and the power of ten that was
-        reported."""
+        """The latest request that was reported as overtaken, and the power of ten that was reported
+        for it."""
         self._may_tell_s = dict.fromkeys((EventKind.INSTANCE_RESERVED, EventKind.OVERTAKEN), 0.0)
 
     def handle(self, event: Event, now_s: float) -> list[PutOnRecord]:

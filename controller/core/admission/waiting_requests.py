@@ -1,5 +1,5 @@
-"""The requests that wait at the controller: their orders, and which of them is refused when they
-are too many.
+"""The requests that wait at the controller: in which order they are placed, and which one is
+refused when too many wait.
 
     WaitingRequests  all of them, with late binding or without; which one is refused for others
     WaitingQueue     with late binding: those that may be placed, in order, and the first that fits
@@ -73,7 +73,7 @@ class WaitingQueue:
         return self._by_key.get(key)
 
     def index(self, key: Key) -> int | None:
-        """The request's place in order, from 0; None if it is not here."""
+        """The request's place in order, from 0; None if it is not in the queue."""
         waiting = self._by_key.get(key)
         if waiting is None:
             return None
@@ -118,7 +118,7 @@ class WaitingQueue:
         return best[1] if best is not None else None
 
     def check(self) -> None:
-        """Raises AssertionError if the books disagree."""
+        """Raises AssertionError if the records contradict each other."""
         orders = [order for order, _ in self._in_order]
         assert all(self.index(waiting.key) == at for at, waiting in enumerate(self))
         assert orders == sorted(waiting.order for waiting in self._by_key.values())
@@ -137,10 +137,10 @@ class _Rank:
 
     def __init__(self) -> None:
         self.next_turns: dict[str, float] = {}
-        """For each key, the turn where its next request may begin. Keys are only here while
-        requests wait."""
+        """For each key, the turn where its next request may begin. A key is only in it while the
+        key's requests wait."""
         self.waiting: list[float] = []
-        """The turns of the waiting requests, the least first."""
+        """The turns of the waiting requests, the lowest first."""
 
 
 class FairTurns:
@@ -148,7 +148,7 @@ class FairTurns:
     free: the key that was served least goes first.
 
     Each request gets a turn when it begins to wait. A turn is a number of tokens: the turn of the
-    key's last request plus the cost of that request, but no less than the least turn of all waiting
+    key's last request plus the cost of that request, but at least the lowest turn of all waiting
     requests. So a key that was away has neither credit nor debt, and the first request of a rank
     stays the first, as no later request gets an earlier turn (start-time fair queueing: Goyal, Vin
     and Cheng, SIGCOMM '96). Decision 0034 says why turns do not change while a request waits.
@@ -170,8 +170,8 @@ class FairTurns:
         return turn
 
     def gone(self, rank: int, key: str, turn: float, cost: float, *, served: bool) -> None:
-        """Notes that the request does not wait any more. If it was not served and is the last of
-        its key, the next request of the key gets its turn."""
+        """Notes that the request does not wait any more. If it was not served and was the last
+        request of its key, the key's next request gets its turn."""
         turns = self._ranks[rank]
         del turns.waiting[bisect_left(turns.waiting, turn)]
         if not turns.waiting:
@@ -201,8 +201,8 @@ class _Latest:
 
 class ShedOrder:
     """Which waiting request is refused when too many wait: the newest of the lowest rank, whatever
-    its API key's turn is. Takes log n. Discarded requests stay in the heap until they come up or
-    are half of it."""
+    its API key's turn is. Each call takes log n. Discarded requests stay in the heap until they
+    reach its top, or until they are half of the heap."""
 
     def __init__(self) -> None:
         self._orders: set[ShedKey] = set()
@@ -217,7 +217,7 @@ class ShedOrder:
         heapq.heappush(self._heap, _Latest(order))
 
     def discard(self, order: ShedKey) -> None:
-        """Removes the order; does nothing if it is not in it."""
+        """Removes the order; does nothing if the order was not added."""
         self._orders.discard(order)
         if len(self._heap) > 2 * len(self._orders) + 64:
             self._heap = [_Latest(each) for each in self._orders]
@@ -229,7 +229,7 @@ class ShedOrder:
         return self._heap[0].order if self._heap else None
 
     def check(self) -> None:
-        """Raises AssertionError if the books disagree."""
+        """Raises AssertionError if the records contradict each other."""
         assert self._orders <= {each.order for each in self._heap}, "never to be refused"
         assert len(self._heap) <= 2 * len(self._orders) + 64, "it keeps what was discarded"
 
@@ -237,7 +237,7 @@ class ShedOrder:
 @value
 class WaitingRequest:
     """A request that waits at the controller. `turn`: its turn among the API keys of its rank.
-    `cost`: how many tokens the request is expected to take. Both are 0 where keys do not count."""
+    `cost`: how many tokens the request is expected to take. Both are 0 if API keys do not count."""
 
     request: DispatchRequested
     since_s: float
@@ -251,8 +251,8 @@ class WaitingRequest:
 
 
 class WaitingRequests:
-    """All requests that wait at the controller, by (frontend id, request id); the requests that
-    have waited longest come first."""
+    """All requests that wait at the controller, by (frontend id, request id), in the order in which
+    they began to wait."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, WaitingRequest] = {}
@@ -279,8 +279,8 @@ class WaitingRequests:
         return reversed(self._by_key.items())
 
     def hold(self, request: DispatchRequested, since_s: float, cost: float = 0.0) -> None:
-        """Adds a request, which must not wait here yet. With a `cost` of 0 it gets no turn, and is
-        ordered by its arrival."""
+        """Adds a request, which must not be among the waiting ones yet. With a `cost` of 0 it gets
+        no turn, and is ordered by its arrival."""
         turn = self._turns.take(request.rank, request.api_key, cost) if cost else 0.0
         waiting = WaitingRequest(request, since_s, turn, cost)
         self._by_key[request.frontend_id, request.request_id] = waiting
@@ -298,8 +298,8 @@ class WaitingRequests:
         return waiting
 
     def last(self) -> DispatchRequested | None:
-        """The request that is refused if one must be: the newest of the lowest rank. A replayed
-        request, whose client already has tokens, is never refused."""
+        """The request that is refused if one has to be: the newest of the lowest rank. A replayed
+        request is never refused, because its client already has tokens."""
         order = self._shed_order.last()
         if order is None:
             return None
@@ -318,15 +318,15 @@ class WaitingRequests:
 
 DRAIN_WINDOW_S = 30.0
 LEAST_RETRY_S, MOST_RETRY_S = 1, 60
-"""The bounds of the Retry-After. OpenAI's clients wait as long as they are told, up to 60 s; if
-they are told more, they follow a rule of their own."""
+"""The bounds of the Retry-After. OpenAI's clients obey a Retry-After of up to 60 s; with a longer
+one they follow a rule of their own."""
 
 
 class DrainRate:
     """How fast waiting requests left in the last DRAIN_WINDOW_S, and so when a refused client may
-    come again: once all waiting requests would be gone at that rate, since the refused request
-    would be the last of them. A client that comes then is not sure of a place, because other
-    clients come too. `now_s` must never decrease.
+    come again: once all waiting requests would be gone at that rate, because its request would be
+    the last of them. Even then the client may be refused again, because other clients come too.
+    `now_s` must never decrease.
     """
 
     def __init__(self) -> None:

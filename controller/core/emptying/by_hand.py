@@ -1,8 +1,8 @@
 """Moves that operators order: where the request goes, when the move begins, and what is tried next.
 
 The source carries a move out (`core/migration/source.py`), and the move goes on if the controller's
-process dies. An order has one attempt if its destination is named, else up to MAX_TRIES, as long as
-the destinations are at fault. The states of an order:
+process dies. An order that names its destination has one attempt. Any other order has up to
+MAX_TRIES, as long as the destinations are at fault. The states of an order:
 
     QUEUED    waits until both instances may begin another move
     ASKED     the source has it, and both instances count it
@@ -27,8 +27,8 @@ the destinations are at fault. The states of an order:
     TIMED    Timed, Woken     OVER      Done
     any      GivenUp          OVER
 
-The log of ended moves, and which destinations cool, are lost with the process; the requests'
-frontends keep their own part.
+If the process dies, the log of ended moves is lost, and so is which destinations cool. The
+requests' frontends keep their own part of the log.
 """
 
 import itertools
@@ -49,16 +49,16 @@ from controller.core.migration.refusals import MoveRefusal, reason_of
 MAX_TRIES = 3
 TIMED_PATIENCE_S = 2.0
 """How long the report of a move that is over waits for the request's next token, which tells the
-downtime. This is enough for some steps. If the order has time left, the report waits for up to
-MAX_TIMED_PATIENCE_S, the slowest step of an instance that does not count as stalled."""
+downtime. This is enough for several steps. If the order has time left, the report waits longer, up
+to MAX_TIMED_PATIENCE_S: the slowest step of an instance that does not count as stalled."""
 MAX_TIMED_PATIENCE_S = 10.0
 PAUSE_S = 0.2
-"""An instance may refuse a move although it seemed to have room. This is the pause before the move
-is tried again."""
+"""The pause before a move is tried again that an instance refused although the instance seemed to
+have room."""
 NOT_ASKED = "not_asked"
 
 MAX_WAITING = 64
-"""How many moves may wait in the whole cluster; any more are refused at once."""
+"""How many moves may wait in the whole cluster; further moves are refused at once."""
 
 # Why a move did not get its turn.
 NO_TURN, QUEUE_FULL, NO_MOVES = "no_turn", "queue_full", "no_moves"
@@ -69,8 +69,8 @@ BY_MAX_MOVES = frozenset({NO_TURN, QUEUE_FULL, NO_MOVES, str(MoveRefusal.TOO_MAN
 
 @dataclass(frozen=True, slots=True)
 class MoveByHand:
-    """What an operator asked for. `num_blocks`: the request's blocks at that time, 0 if it was
-    queued."""
+    """The move that an operator asked for. `num_blocks`: the request's blocks when it was asked
+    for; 0 if the request was queued."""
 
     request_id: str
     source_id: str
@@ -110,11 +110,11 @@ class MoveQueue:
 
     @property
     def begun(self) -> set[str]:
-        """The ids of the moves that count at their instances."""
+        """The ids of the moves that have begun, which count at both of their instances."""
         return set(self._begun)
 
     def join(self, move: QueuedMove) -> bool:
-        """Adds a move that waits. False if too many moves wait already."""
+        """Adds a move that waits. Returns False if too many moves wait already."""
         if len(self._waiting) >= MAX_WAITING:
             return False
         self._waiting[move.migration_id] = move
@@ -126,8 +126,9 @@ class MoveQueue:
         self._begun.pop(migration_id, None)
 
     def begin(self, num_reported: Callable[[str], int], max_moves: int) -> list[QueuedMove]:
-        """The moves that may begin now, in their order; from now on they count. `num_reported`: the
-        moves under way at an instance by its last status, which may lack the latest ones."""
+        """The moves that may begin now, in their order; from now on they count as begun.
+        `num_reported`: how many moves are under way at an instance by its latest status, which may
+        not show the newest moves yet."""
         own = Counter(end for move in self._begun.values() for end in move.instance_ids)
         taken: set[str] = set()
         begun = []
@@ -153,9 +154,9 @@ class OrderState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt that is over. `outcome`: the outcome of the move's record; `refused` if the move
-    was not begun; `unknown` if the source did not say how the move ended. `code`: why the outcome
-    is not `migrated`."""
+    """One attempt of an order, which is over. `outcome`: the outcome of the move's record;
+    `refused` if the move was not begun; `unknown` if the source did not say how the move ended.
+    `code`: why the outcome is not `migrated`."""
 
     migration_id: str
     destination_id: str
@@ -193,8 +194,8 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class SourceAnswered:
-    """The source has answered. `record`: None if the move was not begun. `code`: why the request
-    has not moved."""
+    """The source has answered. `record`: the move's record, or None if the move did not begin.
+    `code`: why the request has not moved."""
 
     migration_id: str
     code: str
@@ -203,7 +204,7 @@ class SourceAnswered:
 
 @dataclass(frozen=True, slots=True)
 class SourceSilent:
-    """The source did not answer before the order's time was over. The move goes on."""
+    """The source did not answer within the order's time. The move itself goes on."""
 
     migration_id: str
 
@@ -215,7 +216,7 @@ class SourceDied:
 
 @dataclass(frozen=True, slots=True)
 class MoveEnded:
-    """The end of any move, whoever ordered it. `reason`: one of `cluster_spec.MOVE_REASONS`."""
+    """Any move is over, whoever ordered it. `reason`: one of `cluster_spec.MOVE_REASONS`."""
 
     record: MoveRecord
     reason: str
@@ -234,12 +235,13 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Time for a look: instances may have room for further moves now."""
+    """It is time to check whether instances have room for further moves now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """The time of this WakeAt has come. The time of a WakeAt that was replaced may come too."""
+    """The time of this WakeAt has come. This event also comes for a WakeAt that was replaced by
+    another."""
 
     order_id: str
     time_s: float
@@ -280,7 +282,7 @@ class AskSource:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Replaces the last WakeAt of the order."""
+    """Send `Woken` at this time. It replaces the order's previous WakeAt."""
 
     order_id: str
     time_s: float
@@ -288,8 +290,7 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The order is over. The instruction has all attempts, the last one last; it has none if there
-    was no destination."""
+    """The order is over. `attempts`: all attempts in order, or none if there was no destination."""
 
     order_id: str
     attempts: Sequence[Attempt]
@@ -310,8 +311,8 @@ class Instances(Protocol):
     def closed_by(
         self, instance_id: str, now_s: float, source_id: str | None = None
     ) -> Sequence[Closed]:
-        """All reasons against the instance, including reasons against moves from `source_id` (None:
-        from any source)."""
+        """All reasons against the instance, including the reasons that only concern moves from
+        `source_id` (None: from any source)."""
 
     def num_moves(self, instance_id: str) -> int:
         """The moves under way at the instance by its last status."""
@@ -324,8 +325,8 @@ class _Order:
     """The present attempt; its id is the key in `_by_move`."""
     state: OrderState = OrderState.QUEUED
     attempts: list[Attempt] = field(default_factory=list)
-    """The attempts that have ended, without attempts that were merely too early (`_is_too_early`).
-    There are fewer than MAX_TRIES while the order goes on."""
+    """The attempts that have ended, without those that only came too early (`_is_too_early`). There
+    are fewer than MAX_TRIES while the order goes on."""
     queued_s: float = 0.0
     """How long the present attempt waited for its turn; set when the source is asked."""
     timed: Timed | None = None
@@ -349,7 +350,7 @@ class MovesByHand:
         epoch: str,
     ) -> None:
         self.levels, self.max_moves = levels, max_moves
-        """Either may be set at any time. With `max_moves` 0 no move gets a turn."""
+        """Both settings may be changed at any time. With `max_moves` 0 no move gets a turn."""
         self.cooling = cooling
         self.log = MoveLog()
         self._instances = instances
@@ -449,8 +450,8 @@ class MovesByHand:
         return instructions
 
     def barred(self, move: QueuedMove, now_s: float) -> str:
-        """The code of the reason why the move cannot begin any more: while it waited for its turn,
-        one of its instances died, or was closed to it. Empty if the move can begin."""
+        """The code of the reason why the move cannot begin any more, because one of its instances
+        died or was closed to it while the move waited for its turn. Empty if the move can begin."""
         source_id, destination_id = move.instance_ids
         here = self._instances.closed_by(source_id, now_s)
         if Closed.NOT_SERVING in here:
@@ -485,7 +486,8 @@ class MovesByHand:
     def _answered(
         self, event: SourceAnswered | SourceSilent | SourceDied, now_s: float
     ) -> list[Instruction]:
-        """The turn ends with the source's answer. Then both instances may begin other moves."""
+        """Ends the turn of the attempt with the source's answer. Both instances may then begin
+        other moves."""
         order = self._orders.get(self._by_move.get(event.migration_id, ""))
         if order is None or order.state is not OrderState.ASKED:
             return []
@@ -585,9 +587,9 @@ class MovesByHand:
 
 
 def _is_too_early(attempt: Attempt, destination_id: str | None) -> bool:
-    """Whether an instance refused because the rescheduler's moves took the places that its last
-    status showed as free. If no destination was named, another one is tried instead of a full
-    one."""
+    """Whether an instance refused the attempt only because the rescheduler's moves took the places
+    that its latest status showed as free. If the order names no destination, another destination is
+    tried when this one is full."""
     by_source = attempt.outcome == "refused"
     by_destination = attempt.outcome == "kept" and destination_id is not None
     return attempt.code == MoveRefusal.TOO_MANY_MOVES and (by_source or by_destination)

@@ -19,8 +19,9 @@ from typing import Any, Literal, Self
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The base of all claims. Times are seconds since the epoch. `cause_id`: the id of the order
-    that made the claim. `deadline_s`: None means that there is no deadline. If `on_deadline` is
-    abort, the claim is taken back at the deadline, and the requests that are left stay."""
+    that made the claim. `deadline_s`: None means that there is no deadline. `on_deadline`: with
+    "abort", the claim is taken back at the deadline, and the requests that are left stay on the
+    instance."""
 
     cause_id: str
     made_s: float
@@ -73,7 +74,7 @@ class Evacuate(Claim):
 @dataclass(frozen=True, slots=True)
 class Claims:
     """The claims to one instance, at least one. The drain lasts from the first claim until no claim
-    is left. The drain has the id and the beginning of the first claim. The fields are in the order
+    is left. The drain's id and beginning are those of the first claim. The fields are in the order
     of rising strength.
     """
 
@@ -142,8 +143,8 @@ class Claims:
         return left if left.weakest_first else None
 
     def would_change(self, claim: Claim) -> bool:
-        """Whether the claim says anything new. A claim with a deadline always does, as its deadline
-        counts from now."""
+        """Whether the claim would change anything. A claim with a deadline always does, as its
+        deadline counts from now."""
         before, after = self.made_by(type(claim)), self.with_claim(claim).made_by(type(claim))
         if before is None or after is None or after.deadline_s is not None:
             return True
@@ -165,9 +166,9 @@ def claimed(before: Claims | None, claim: Claim) -> Claims:
 
 
 def why_claimed(now: Claims, before: Claims | None) -> str:
-    """The purpose of the drain in words, with the reason of whoever changed it. If a claim was
-    made, this is the reason of the new claim; if a claim was taken back, it is the reason of the
-    claim that is in force now."""
+    """The purpose of the drain in words, with the reason given by whoever changed it last. If that
+    change made a claim, the reason is the new claim's. If it took a claim back, the reason is that
+    of the claim that is in force now."""
     strongest = now.strongest
     made = newest(now, before)
     if before is not None and made is None:
@@ -180,7 +181,7 @@ def why_claimed(now: Claims, before: Claims | None) -> str:
 
 
 def newest(now: Claims, before: Claims | None) -> Claim | None:
-    """The claim that is in `now` and not in `before`; None if a claim was only taken back."""
+    """The claim that is in `now` and not in `before`; None if the change only took a claim back."""
     known = () if before is None else before.weakest_first
     new = [claim for claim in now.weakest_first if claim not in known]
     return new[-1] if new else None
@@ -197,8 +198,8 @@ def _purpose(claim: Claim) -> str:
 
 
 def _over(claim: Claim) -> str:
-    """Words that say that the claim was taken back, for claims that would have restarted or removed
-    the instance at the drain's end."""
+    """Words which say that a claim was taken back that would have restarted or removed the instance
+    at the end of the drain."""
     if isinstance(claim, Remove):
         return "not to be removed any more"
     return "its restart is over" if isinstance(claim, Restart) else ""

@@ -18,10 +18,11 @@ What is done with a drained instance, and at a deadline, is up to the strongest 
     Evacuate     ended, then forgotten        ended, then forgotten, whatever requests it has
 
 Claims are on disk before this machine hears of them, so a controller that starts again goes on with
-them (`Resumed`); it only forgets how many requests have moved. A process is ended before its
+them (`Resumed`); only the number of requests that have moved is lost. A process is ended before its
 instance is forgotten: if a controller dies in between, the next one starts an empty instance and
-removes it. In the other order, a process that nobody knows would go on running. If a step fails for
-one instance, it is tried again after a while, and other instances are not affected.
+removes it. If the instance were forgotten first, a process that nobody knows could go on running.
+If a step fails for one instance, it is tried again after a while, and other instances are not
+affected.
 
 This machine neither stops dispatch nor begins moves. The spec closes a claimed instance
 (`ClusterSpec.closed`). An instance that drains counts as the least free of all, so it is a source.
@@ -42,13 +43,13 @@ from controller.core.emptying.claims import (
 from controller.core.record.event_log import EventKind, Number
 
 CHECK_EVERY_S = 0.3
-"""The time between two questions to the frontends whether any request is left."""
+"""The time between two rounds of asking the frontends whether any request is left."""
 RETRY_S = 1.0
-"""The pause after a failure, for example when a disk is full or a process cannot be ended."""
+"""The pause after a failure, for example if a disk is full or a process cannot be ended."""
 REPLACE_AGAIN_S = 10.0
 """If a process that was to be replaced still runs after this time, it is told to end once more."""
 HEARD_WITHIN_S = 10.0
-"""Members say Hello every second; a member that was not heard for this long counts as not
+"""Members say Hello every second; a member that has said nothing for this long counts as not
 existing."""
 _NAMED_IN_EVENT = 5
 
@@ -56,9 +57,9 @@ _NAMED_IN_EVENT = 5
 class DrainState(StrEnum):
     DRAINING = "draining"
     DRAINED = "drained"
-    """No request is left on the instance, and none comes."""
+    """No request is left on the instance, and none is on its way to it."""
     RESTARTING = "restarting"
-    """Its process was ended, and another one starts."""
+    """The instance's process was ended, and another one starts."""
     ACTIVE = "active"
 
 
@@ -88,7 +89,7 @@ class Remainder:
 @dataclass(frozen=True, slots=True)
 class InstanceProcess:
     """The instance's last process that the controller heard of. `incarnation`: 0 if this controller
-    has not numbered the process yet, or not heard of it. `detail`: what the process says of
+    has not numbered the process yet, or not heard of it. `detail`: what the process says about
     itself."""
 
     nonce: str
@@ -144,8 +145,8 @@ class ClaimsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed: a look at one instance. `frontends_heard`: whether the controller has heard
-    from every frontend of the cluster."""
+    """It is time to look at one instance. `frontends_heard`: whether the controller has heard from
+    every frontend of the cluster."""
 
     instance_id: str
     seen: Seen
@@ -167,8 +168,8 @@ class FrontendsAnswered:
 
 @dataclass(frozen=True, slots=True)
 class StayersFound:
-    """The answer to `FindStayers`: how many requests are left, and which of them cannot move, as
-    `ID CODE`."""
+    """The answer to `FindStayers`: how many requests are left, and which of them cannot move, each
+    as `ID CODE`."""
 
     instance_id: str
     drain_id: str
@@ -199,8 +200,8 @@ class BeganServing:
 
 @dataclass(frozen=True, slots=True)
 class MustGo:
-    """The instance says that its process will be ended. `is_planned`: the instance is in the
-    spec."""
+    """The instance reports that its process will be ended. `is_planned`: whether the instance is in
+    the spec."""
 
     instance_id: str
     incarnation: int
@@ -211,7 +212,7 @@ class MustGo:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The process with this nonce was told to end, so that the next one starts."""
+    """The process with this nonce was told to end, and the next process starts."""
 
     instance_id: str
     nonce: str
@@ -377,9 +378,9 @@ class _Drain:
     drained: bool = False
     told_drained: bool = False
     told_overdue: bool = False
-    """It was reported that the deadline of the strongest claim has passed."""
+    """Whether it was already reported that the deadline of the strongest claim has passed."""
     asked: bool = False
-    """A question is under way. There is only one at a time."""
+    """Whether a question is under way. There is at most one at a time."""
     ask_at_s: float = float("-inf")
     retry_at_s: float = float("-inf")
     replaced: str = ""
@@ -395,9 +396,9 @@ class Drains:
     """The drain of each claimed instance, by instance id. A drain has the id of the instance's
     claims."""
     _evacuated: frozenset[str] = frozenset()
-    """The instances of which it is known that their processes will be ended."""
+    """The ids of the instances whose processes are known to be ended soon."""
     _began_s: float = float("-inf")
-    """When this controller began. From then on it waits to hear from the members."""
+    """When this controller began: the time from which it waits to hear from the members."""
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         match event:
@@ -491,8 +492,8 @@ class Drains:
         return [*out, TellFrontends()]
 
     def _take(self, drains: Mapping[str, Claims]) -> None:
-        """Takes the new claims. A drain that goes on keeps its state, except for the state that
-        belongs to claims that are gone."""
+        """Takes the new claims. A drain that goes on keeps its state, except for what belongs to
+        claims that were taken back."""
         before, self.claims = self.claims, dict(drains)
         kept = dict[str, _Drain]()
         for instance_id, claims in drains.items():
@@ -513,7 +514,7 @@ class Drains:
         epoch_s: float,
         now_s: float,
     ) -> list[Instruction]:
-        """Tells of a drain that begins, or that goes on with claims different from `before`."""
+        """Reports a drain that begins, or that goes on with other claims than `before`."""
         out = list[Instruction]()
         if before is None or claims.notice != before.notice:
             out.append(self._tell(instance_id, epoch_s))
@@ -564,7 +565,7 @@ class Drains:
         self._evacuated = notices
         return [Evacuated(notices)]
 
-    # -- how they go on ------------------------------------------------------------------
+    # -- how drains go on ----------------------------------------------------------------
 
     def _ticked(self, event: Ticked, now_s: float) -> list[Instruction]:
         instance_id, seen = event.instance_id, event.seen
@@ -656,8 +657,8 @@ class Drains:
         return (self._left(seen, now_s) or Remainder()).num_requests
 
     def _waited(self, now_s: float) -> bool:
-        """Whether the controller has waited long enough for members to say Hello: a member from
-        which it has not heard by now does not exist."""
+        """Whether the controller has waited long enough for members to say Hello. A member that has
+        not said Hello by then does not exist."""
         return now_s >= self._began_s + HEARD_WITHIN_S
 
     def _going_on(self, instance_id: str, drain_id: str) -> _Drain | None:
@@ -695,10 +696,10 @@ class RestartStep(StrEnum):
     WAIT = "wait"
     """Wait until the instance is empty, or until the next process serves."""
     REPLACE = "replace"
-    """End the process; another one is started in its place."""
+    """End the process, so that another one is started in its place."""
     DONE = "done"
     FAILED = "failed"
-    """The next process cannot start, and no other attempt is made."""
+    """Nothing: the next process cannot start, and no further attempt is made."""
 
 
 def restart_step(claim: Restart, process: InstanceProcess, *, is_empty: bool) -> RestartStep:

@@ -3,11 +3,11 @@
 A forecast runs the drain's rounds on a copy of what the controller sees. Each round pairs the
 draining instance with a destination, as the controller's rounds do (`rounds.pair`). It sends to
 that destination, in turn, the requests that the instance itself would send (`relief`), as many as
-may move at a time. In the next round they count at the destination. A destination to which no
-request can go is left out from then on. So the same functions choose the plan and the moves that
-follow. The real moves differ from the plan only because of what happens meanwhile: requests grow,
-end and arrive, and when a move takes longer or shorter than a round, another instance may be the
-freest.
+may move at a time. In the next round these requests count at the destination. A destination to
+which no request can go is left out from then on. So the same functions choose the plan and the
+moves that follow. The real moves differ from the plan only because of what happens meanwhile.
+Requests grow, end and arrive; and a move may take longer or shorter than a round, so that another
+instance is the freest by then.
 """
 
 import math
@@ -30,8 +30,8 @@ from controller.core.migration.refusals import MoveRefusal, reason_of
 from controller.core.settings import ReschedulingConfig
 
 TOO_BUSY = "too_busy"
-"""Some instances have room for the request but are no destinations now, because they are below the
-threshold or have evicted requests that wait."""
+"""The code for a request that stays although some instances have room for it: they are no
+destinations now, because they are below the threshold or have evicted requests that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,16 @@ class DrainForecast:
         self._levels, self._config = levels, config
         self._max_moves = max(1, max_moves)
         self._there = {each.instance_id: each for each in others if not each.draining}
-        """The destinations by id, each as it is with the requests that were sent to it so far."""
+        """The destinations by id, each including the requests that the forecast has sent to it so
+        far."""
         self._closed = frozenset(closed)
         self._loads = {each.instance_id: self._load(each) for each in self._there.values()}
         """The loads of the same instances, by id."""
         rules = ReliefRules(self._view(list(requests), self._source, ()))
         self._in_turn = tuple(rules.in_turn())
         self._staying = [each for each in self._in_turn if each.refusal is None]
-        """The requests that can move and have not moved yet, in turn."""
+        """The requests that can move and have not moved yet, in the order in which they are tried.
+        """
         self._gone_to: dict[str, str] = {}
         """Where each request went, by request id."""
         self._refused: dict[str, set[tuple[int, bool]]] = {each: set() for each in self._there}
@@ -84,7 +86,7 @@ class DrainForecast:
         self._fruitless: set[tuple[str, str]] = set()
 
     def round(self) -> bool:
-        """Returns False if no more requests can move."""
+        """Forecasts one more round. Returns False if no more requests can move."""
         if not self._staying:
             return False
         draining = InstanceLoad(self._source.instance_id, -math.inf, draining=True)
@@ -154,7 +156,7 @@ class DrainForecast:
         lacking = {lacks(each, request.num_blocks) for each in self._there.values()}
         if None in lacking:
             return TOO_BUSY
-        if MoveRefusal.NO_SLOT in lacking:  # some instance has the blocks
+        if MoveRefusal.NO_SLOT in lacking:  # some instance has the blocks for it
             return MoveRefusal.NO_SLOT
         return MoveRefusal.NO_BLOCKS if lacking else NO_DESTINATION
 
@@ -165,9 +167,9 @@ class DrainForecast:
 def estimate_s(
     departures: Sequence[Departure], pace: MovePace | None, max_moves: int, num_left: int = 0
 ) -> float | None:
-    """Seconds until all `departures` have left, `max_moves` at a time. None if this is not known:
-    nothing was moved yet, a request stays until it ends or until there is room, or the instance
-    counts more requests (`num_left`) than the plan has."""
+    """How many seconds it takes until all `departures` have left, `max_moves` at a time. None if
+    this is not known: nothing was moved yet, a request stays until it ends or until there is room,
+    or the instance counts more requests (`num_left`) than the plan has."""
     if len(departures) < num_left:
         return None
     if not departures:
@@ -183,5 +185,5 @@ def estimate_s(
         if not pace.blocks_per_s:
             return None
         copy_time_s = num_blocks / pace.blocks_per_s
-    # Copies share the link; the other parts of several moves run at the same time.
+    # Copies share the link. The other parts of several moves run at the same time.
     return copy_time_s + len(departures) * pace.overhead_s / max(1, max_moves)

@@ -1,6 +1,6 @@
 """Which instances take moves and requests now: the reasons against each instance
 (`core.load.closed`), and which destinations are avoided for a while. Rounds, moves by hand,
-forecasts, statuses and refusals all ask here.
+forecasts, statuses and refusals all ask this module.
 
     pair cools     (source, destination) that failed together
     all cool       a destination that died, or failed with a second source
@@ -27,11 +27,11 @@ COOLING_S = 30.0
 because destinations are few, and an attempt costs its source only one stage."""
 FRUITLESS_S = 1.0
 """How long a fruitless pair is avoided. Within a second prefills end, and some dozens of blocks are
-freed or filled. A fruitless order costs one look at the source's requests, and no other source gets
-its destination in that round."""
+freed or filled. A fruitless order has two costs: one look at the source's requests, and no other
+source gets its destination in that round."""
 FRUITLESS_ROUNDS = 2
 """If rounds are far apart, a pair is avoided for at least this many rounds, so that the source
-tries one destination after the other."""
+tries another destination in the next round."""
 
 Who = TypeVar("Who", bound=Hashable)
 
@@ -42,11 +42,12 @@ class Avoided(Generic[Who]):
 
     def __init__(self) -> None:
         self._until_s: dict[Who, tuple[float, str]] = {}
-        """The end of each avoidance, and the reason. `at` forgets the avoidances that are over."""
+        """By key, the end of the avoidance and its reason. `at` forgets the avoidances that are
+        over."""
 
     def avoid(self, key: Who, until_s: float, why: str = "") -> None:
-        """Avoids the key until then, for this reason. This replaces an earlier entry for the
-        key."""
+        """Avoids the key until `until_s`, for this reason. An earlier entry for the key is
+        replaced."""
         self._until_s[key] = until_s, why
 
     def remaining_s(self, key: Who, now_s: float) -> float:
@@ -109,7 +110,7 @@ def fruitless_until_s(now_s: float, interval_s: float) -> float:
     return now_s + max(FRUITLESS_S, FRUITLESS_ROUNDS * interval_s)
 
 
-# -- what is against an instance -------------------------------------------------------------------
+# -- the reasons against an instance ---------------------------------------------------------------
 
 
 class Instances(Protocol):
@@ -130,8 +131,8 @@ class Instances(Protocol):
 
 
 class Openness:
-    """Which instances are open, and why others are not. Whoever hears of a failed move tells
-    `cooling`."""
+    """Which instances are open, and why others are not. Whoever learns of a failed move reports it
+    to `cooling`."""
 
     def __init__(self, scheduler: Instances, cooling: Cooling) -> None:
         self._scheduler = scheduler
@@ -140,8 +141,8 @@ class Openness:
     def closed_by(
         self, instance_id: str, now_s: float, source_id: str | None = None
     ) -> tuple[Closed, ...]:
-        """All reasons against the instance in the order of `Closed`, including reasons against
-        moves from `source_id` (None: from any source)."""
+        """All reasons against the instance in the order of `Closed`, including the reasons that
+        only concern moves from `source_id` (None: from any source)."""
         record = self._scheduler.instances.get(instance_id)
         if record is None:
             return (Closed.NOT_SERVING,)
@@ -154,7 +155,7 @@ class Openness:
 
     def sources(self) -> Iterator[InstanceSnapshot]:
         """The last statuses of the instances where moves may begin. An instance that hangs is left
-        out, as it would neither send nor receive."""
+        out, as it would not send anything."""
         for record in self._scheduler.instances.values():
             if record.snapshot is not None and record.may_send:
                 yield record.snapshot

@@ -12,8 +12,8 @@ enough.
     balance       the batch has too little room to grow
 
 Requests of the lowest rank are tried first, and among them the requests with the fewest tokens.
-Candidates are the running requests and the head of the queue; the requests behind the head have no
-weight in the virtual usage until the head has left. If a request is refused, the next one is tried.
+Candidates are the running requests and the head of the queue; until the head has left, the requests
+behind it do not count in the virtual usage. If a request is refused, the next one is tried.
 """
 
 from collections import Counter
@@ -65,8 +65,8 @@ class HelpReason(StrEnum):
 # -- one request of a source -----------------------------------------------------------------------
 
 PastMoves = tuple[tuple[str, float], ...]
-"""The past moves of one request: (the instance that it left, how many seconds ago), in any
-order."""
+"""The past moves of one request, in any order. Each move is (the instance that the request left,
+how many seconds ago)."""
 
 
 @value
@@ -75,12 +75,12 @@ class Candidate:
     if it cannot move.
 
     `num_tokens` counts prompt and outputs. `num_blocks`: the blocks that it holds, none when
-    queued. `num_freed_blocks`: how many of them are free once it is gone, which shared blocks are
-    not. `num_tokens_left`: how many tokens it may still emit (None: not known). `refusal` says why
-    it cannot move now; `facts` are what its engine knows, from which the refusal follows.
+    queued. `num_freed_blocks`: how many of these blocks become free when it leaves; shared blocks
+    do not. `num_tokens_left`: how many tokens it may still emit (None: not known). `refusal` says
+    why it cannot move now; `facts` are what its engine knows of it; the refusal follows from them.
 
-    `outgoing`: a move of the request is under way. It stays a candidate for as long as the snapshot
-    counts it, so that the projection takes it out exactly once.
+    `outgoing`: a move of the request is under way. The request stays a candidate for as long as the
+    snapshot counts it, so that `without` takes it out exactly once.
     """
 
     request_id: str
@@ -138,8 +138,8 @@ class Candidate:
 
 
 def departing_in_turn(departing: Iterable[Candidate]) -> list[Candidate]:
-    """All requests of a draining instance in the order in which they leave: the queue in its own
-    order, which moves without a copy, then the running requests."""
+    """All requests of a draining instance in the order in which they leave: first the queue in its
+    own order, because queued requests move without a copy, then the running requests."""
     everybody = list(departing)
     queued = (each for each in everybody if each.queued)
     running = (each for each in everybody if not each.queued)
@@ -152,7 +152,7 @@ def departing_in_turn(departing: Iterable[Candidate]) -> list[Candidate]:
 # -- where a request may go ------------------------------------------------------------------------
 
 NO_DESTINATION = "no_destination"
-"""No other instance may take requests at all."""
+"""The code for a request that stays because no other instance may take requests at all."""
 
 
 def lacks(snapshot: InstanceSnapshot, num_blocks: int) -> MoveRefusal | None:
@@ -179,7 +179,7 @@ def choose_destination(
     return min(scores, key=lambda each: freest_first(scores[each], each), default=None)
 
 
-# -- both instances as they will be ----------------------------------------------------------------
+# -- both instances as they will be once moves are over --------------------------------------------
 
 
 def without(
@@ -311,7 +311,8 @@ class Link:
 
 @value
 class HeadWait:
-    """What the head of the source's queue lacks, and how long until that is free anyway."""
+    """What the head of the source's queue lacks, and how long until that much is free without a
+    move."""
 
     lacking_blocks: int = 0
     wait_s: float = 0.0
@@ -345,9 +346,9 @@ class Worth:
 def head_wait(
     source: InstanceSnapshot, staying: Iterable[Candidate], step_time_s: float
 ) -> HeadWait:
-    """Estimates what the head lacks, and for how long. The estimate is only compared with the time
-    of a copy. It assumes that the running requests end at their limits and that none grows.
-    Requests without a limit are left out."""
+    """Estimates what the head of the queue lacks, and for how long. The estimate is only used for a
+    comparison with the time of a copy. It assumes that the running requests end at their limits and
+    that none grows. Requests without a limit are left out."""
     head = source.queue_head
     if head is None:
         return HeadWait()
@@ -376,8 +377,9 @@ def weigh(
     step_time_s: float,
     destination_steps_below: float,
 ) -> Worth:
-    """`source` is the instance before this move. `destination_steps_below`: how far the destination
-    is below its threshold after the move; negative if it is above."""
+    """Weighs a move's cost and gain. `source` is the instance before this move.
+    `destination_steps_below`: how far the destination is below its threshold after the move;
+    negative if it is above."""
     bs = source.block_size
     if candidate.queued:
         freed, spared = candidate.demand_blocks(bs), 1.0
@@ -394,16 +396,16 @@ def weigh(
 
 # -- an instance that must go by a moment ----------------------------------------------------------
 #
-# This decides which of its requests leave in time, and in which order. The highest rank comes
-# first. Within a rank as many requests are chosen as the link can carry by then, the smallest
-# first. Of the chosen requests the largest leaves first, because there may be no time for it later.
-# A request that certainly ends by itself before the moment needs no move, and comes last. Requests
-# for which the time does not suffice stay: a copy that is cut off takes the link's time from
-# requests that would have arrived.
+# `evacuation` decides which of the instance's requests leave in time, and in which order. The
+# highest rank comes first. Within a rank the smallest requests are chosen, as many as the link can
+# carry until that moment. Of the chosen requests the largest leaves first, because there may be no
+# time for it later. A request that certainly ends by itself before the moment needs no move, and
+# comes last. Requests for which the time does not suffice stay: a copy that is cut off takes the
+# link's time from requests that would have arrived.
 
 MARGIN_S = 0.5
-"""This much of the time that is left is for everything but the copy: the last stage, the commit,
-and the answers. In addition to its copy, a move between two CPU instances took 0.05 to 0.2 s."""
+"""How much of the time that is left is set aside for everything but the copy: the last stage, the
+commit, and the answers. Between two CPU instances, a move took 0.05 to 0.2 s more than its copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,11 +467,11 @@ MINUTE_S = 60.0
 @value
 class ReliefView:
     """What one decision looks at. `source` and `candidates` are of the same moment, between two
-    steps, and every request that `source` counts is a candidate.
+    steps, and every request that `source` counts is among the candidates.
 
     `sent`: the requests on their way to `destination` that its snapshot does not count yet.
-    `bytes_per_s` of the link and `step_time_s` of the source are the values measured last; None if
-    there are none. `leaves_in_s`: how long until the source is ended, whatever requests it has
+    `bytes_per_s` of the link and `step_time_s` of the source are the latest measured values; None
+    if there are none. `leaves_in_s`: how long until the source is ended, whatever requests it has
     then; None if that is not planned.
     """
 
@@ -497,8 +499,8 @@ class NotMoved:
 @value
 class Decision:
     """Which request leaves next, if any. `reason`: why requests are to leave; empty if the instance
-    is no source any more. `numbers`: the figures of the chosen request. `refused`: the requests
-    that were tried before the chosen one, or all of them if none was chosen."""
+    need not be relieved any more. `numbers`: the figures of the chosen request. `refused`: the
+    requests that were tried before the chosen one, or all of them if none was chosen."""
 
     chosen: Candidate | None = None
     reason: str = ""
@@ -523,16 +525,16 @@ class ReliefRules:
         self._link = Link(view.block_bytes, view.bytes_per_s)
         self._step_time_s = view.step_time_s or 0.0
         self._destination_after_steps: dict[tuple[int, int], float] = {}
-        """The destination's freeness after the move, by the rank and the blocks of the request:
-        many requests of a batch have the same rank and number of blocks."""
+        """More than half of all decisions need only the values above, because the instance need not
+        be relieved any more."""
 
     # More than half of all decisions need only the values above, as the instance is no source any
     # more.
 
     @cached_property
     def _destination(self) -> InstanceSnapshot:
-        # A request from a draining instance's queue takes no room at the destination: it waits
-        # again at the destination.
+        # A request from a draining instance's queue takes no room at the destination, where it
+        # joins the queue.
         taking_room = [c for c in self._view.sent if not (c.queued and self._draining)]
         return with_arrivals(self._view.destination, taking_room)
 
@@ -558,7 +560,7 @@ class ReliefRules:
         return head_wait(self._source, self._staying, self._step_time_s)
 
     def reason(self) -> MoveReason | None:
-        """Why requests are to leave; None if the instance is no source any more."""
+        """Why requests are to leave; None if the instance need not be relieved any more."""
         if self._draining:
             return MoveReason.DRAIN if self._evacuation is None else MoveReason.EVACUATE
         if self._source_steps >= self._enough_steps:
@@ -589,7 +591,7 @@ class ReliefRules:
 
     @cached_property
     def _enough_steps(self) -> float:
-        """The freeness from which on an instance is no source any more."""
+        """The freeness from which on an instance need not be relieved any more."""
         return self._config.source_below_steps
 
     def _least_steps_there(self, _candidate: Candidate) -> float:
@@ -601,7 +603,7 @@ class ReliefRules:
         it is above."""
         return self._config.destination_above_steps - self._destination_after(candidate)
 
-    # -- what speaks against it ------------------------------------------------------------
+    # -- the reasons against a move --------------------------------------------------------
 
     def refusal(self, candidate: Candidate) -> NotMoved | None:
         """Why this request may not go now; None if it may. If the source drains, only a few reasons
@@ -633,9 +635,9 @@ class ReliefRules:
         return NotMoved(candidate.request_id, ReliefRefusal.TOO_LATE, numbers)
 
     def _keeps_headroom(self, candidate: Candidate) -> NotMoved | None:
-        """A request with a headroom would take the headroom along, so it leaves only when no
-        movable request of a lower rank is left, and only if the instance is a source even without
-        any headroom."""
+        """Whether the request stays because it would take its headroom along. It may leave only
+        when no movable request of a lower rank is left, and only if the instance would need relief
+        even without any headroom."""
         if candidate.queued or not self._has_headroom(candidate.rank):
             return None
         needed = self._steps_without_headroom < self._enough_steps
@@ -651,8 +653,8 @@ class ReliefRules:
         )
 
     def _lacks_room(self, candidate: Candidate) -> NotMoved | None:
-        """A request from a draining instance's queue needs no room: it waits at the destination as
-        it does here."""
+        """Whether the destination lacks room for the request. A request from a draining instance's
+        queue needs none: it waits at the destination as it does at the source."""
         to = self._destination
         waits_on = candidate.queued and self._draining
         num_blocks = 0 if waits_on else candidate.blocks_there(to.block_size)
@@ -689,7 +691,8 @@ class ReliefRules:
 
     def _moved_lately(self, candidate: Candidate) -> NotMoved | None:
         """Refuses a request that left this destination lately. All instances that it left count,
-        not only the last one: three instances that pass a request around are no better than two."""
+        not only the latest one: three instances that pass a request around are no better than two.
+        """
         to, not_back_s = self._destination.instance_id, self._config.not_back_s
         left_ago_s = min((ago_s for left, ago_s in candidate.moves if left == to), default=None)
         if left_ago_s is None or left_ago_s >= not_back_s:
@@ -724,7 +727,7 @@ class ReliefRules:
             return None
         return NotMoved(candidate.request_id, ReliefRefusal.COSTS_MORE, worth.numbers())
 
-    # -- what it comes to --------------------------------------------------------------------
+    # -- the outcome -----------------------------------------------------------------------
 
     def figures(self, candidate: Candidate) -> Mapping[str, Number]:
         """The freeness of source and destination before and after the move, and what the move is

@@ -1,5 +1,5 @@
 """The machine of a source: which requests leave the instance, and where to, by the orders that it
-gets in the controller's rounds. It sees the requests, which a round does not.
+gets in the controller's rounds. Unlike the rounds, this machine sees the single requests.
 
     relief    requests leave for one destination until the instance is no source any more
               (`relief`); the order is renewed in each round, or ends
@@ -19,7 +19,7 @@ meanwhile, and only if there is an order by which a move may begin:
 
 In one look, orders for room and heads come first, in the order in which they came, then the relief.
 Moves begin only by `BeginMove`, whose runner asks `MoveTable.leave`; so this machine cannot begin a
-move that the instance's one check refuses.
+move that the instance's check refuses.
 
 The machine remembers requests that the destination's snapshot does not count yet (`_sent`), and
 adds them to the snapshot when it chooses the next one. Nothing of this has to survive a crash:
@@ -66,25 +66,25 @@ FAILED_AGAIN_S = 1.0
 """For this long, a request whose move failed is not tried again, unless the reason was the request
 itself. Destinations that fail are avoided by the controller."""
 SENT_KNOWN_S = 1.0
-"""For this long after its end, a move is remembered if no snapshot of its destination counts the
-request."""
+"""For this long after its end, a move is remembered even if no snapshot of its destination counts
+the request."""
 DRAIN_CANCELLED = "drain_cancelled"
 _TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED, PLAN_FAILED})
 MAX_TOLD_PER_S = 2
-"""How many requests that were not moved an instance reports in a second, at most. 64 instances then
-report 128."""
+"""How many requests that were not moved an instance reports in a second, at most. With 64 instances
+that makes up to 128 reports in a second."""
 NUM_NOT_MOVED_TOLD = 1024
-"""How many pairs of a request and a code are remembered, so that they are not reported again. It is
-enough for at least eight minutes."""
+"""How many pairs of a request and a code are remembered, so that they are not reported again. The
+number is enough for at least eight minutes."""
 NUM_ROOM_TOLD = 64
-"""How many pairs of a blocked request and a code are remembered. A plan is asked for in each round,
-and one event for each pair is enough."""
+"""How many pairs of a blocked request and a code are remembered. A plan is made in each round, and
+one event for each pair is enough."""
 
 
 class SourceView(Protocol):
     """What a decision looks at in the instance. `num_moves`: the moves under way, in both
-    directions. `leaves_at_s`: when the instance will be ended, by the clock of `now_s`; None: that
-    is not planned. `max_bytes_per_s`: the bandwidth limit of each link. `step_time_s`: as measured;
+    directions. `leaves_at_s`: when the instance will be ended, by the clock of `now_s`; None: no
+    end is planned. `max_bytes_per_s`: the bandwidth limit of each link. `step_time_s`: as measured;
     None: not measured yet."""
 
     @property
@@ -108,11 +108,11 @@ class SourceView(Protocol):
         """The measured rate of the link; None if nothing was copied yet."""
 
     def leaving_for(self) -> Collection[str]:
-        """The destinations of all moves under way from here, including moves by hand."""
+        """The destinations of all moves under way from this instance, including moves by hand."""
 
     def reserved_s(self, migration_id: str) -> float | None:
-        """Since when the destination has reserved blocks for this move; None if it has reserved
-        none yet. The machine asks this while the move is under way, and once more at its end."""
+        """Since when the destination has had blocks reserved for this move; None if it has none
+        yet. The machine asks while the move is under way, and once more at its end."""
 
 
 # -- events ------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ class RoomGiven:
 
 @value
 class Looked:
-    """A look at the requests between two steps. `candidates`: all requests that the snapshot
-    counts, as `known` completes them. The machine itself knows which ones failed lately."""
+    """The answer to `Look`: the requests between two steps. `candidates`: all requests that the
+    snapshot counts, completed by `known`. The machine itself knows which of them failed lately."""
 
     snapshot: InstanceSnapshot
     candidates: Sequence[Candidate]
@@ -171,7 +171,7 @@ class MoveEnded:
 
 @value
 class PeerLost:
-    """Some other instances died or were removed."""
+    """Some other instances died or were removed, so moves to them are over."""
 
     is_lost: Callable[[InstanceRef], bool]
 
@@ -183,7 +183,7 @@ class DrainEnded:
 
 @value
 class Fenced:
-    """A new incarnation begins: orders and moves of this one do not count any more."""
+    """A new incarnation begins: the orders and moves of the previous one do not count any more."""
 
 
 Event = (
@@ -223,7 +223,7 @@ class BeginMove:
 
 @value
 class CancelMove:
-    """Cancels a move. If its COMMIT was already sent, the request leaves anyway."""
+    """Cancels a move. If the move's COMMIT was already sent, the request leaves anyway."""
 
     migration_id: str
     code: str
@@ -231,8 +231,8 @@ class CancelMove:
 
 @value
 class TellFruitless:
-    """Tells the controller that no request can go to this destination and none is on its way to
-    it."""
+    """Tells the controller that no request can go to this destination, and that none is on its way
+    to it."""
 
     round_id: str
     destination: InstanceRef
@@ -249,9 +249,9 @@ class TellNotMoved:
 
 @value
 class TellRoomNotMade:
-    """Tells the log, and the blocked request's history, that no room was made. `num_moves`: how
-    many moves the plan had that was given up because its move to `destination_id` failed; 0 if
-    there was no plan."""
+    """Tells the log, and the blocked request's history, that no room was made for the request.
+    `num_moves`: how many moves the plan had; 0 if there was no plan. A plan is given up because its
+    move to `destination_id` failed."""
 
     order: RoomOrder
     code: str
@@ -272,9 +272,9 @@ class _Relief:
     order: ReliefOrder
     expires_s: float
     is_due: bool = False
-    """The next look is also for this order."""
+    """Whether the next look is for this order too."""
     nothing_came: bool = True
-    """The order has begun no move so far, and was not reported as fruitless."""
+    """Whether the order has begun no move so far and was not reported as fruitless."""
 
 
 @dataclass(slots=True, eq=False)
@@ -286,8 +286,8 @@ class _Plan:
 
 @dataclass(slots=True, eq=False)
 class _Wish:
-    """A move that is to begin. `plan`: the plan to which the move belongs, if it makes room
-    together with other moves."""
+    """A move that is to begin. `plan`: the plan to which the move belongs, if several moves make
+    room together."""
 
     candidate: Candidate
     destination: InstanceRef
@@ -310,7 +310,8 @@ class _Sent:
     reserved_s: float | None = None
     """Once the move has ended: since when the destination had reserved blocks for it."""
     is_counted: bool = False
-    """The last order's snapshot counts the request; a move under way may still fail."""
+    """Whether the latest order's snapshot counts the request. A move under way may still fail after
+    that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -357,32 +358,33 @@ class RelievingSource:
         self._numbers = itertools.count(1)
         self._relief: _Relief | None = None
         self._room_orders: dict[tuple[type, str], HeadOrder | RoomOrder] = {}
-        """Orders that were not looked at yet: the last one of each kind and blocked request. Empty
-        while resting."""
+        """Orders that were not looked at yet: of each kind and blocked request, the latest one.
+        Empty while resting."""
         self._looking = False
-        """`Look` was instructed and is not answered yet."""
+        """Whether `Look` was instructed and is not answered yet."""
         self._look: _Look | None = None
         """The look whose moves the machine is beginning, else None."""
         self._sent: dict[str, _Sent] = {}
         """The moves that are remembered, by migration id. A request has at most one move under
         way."""
         self._failed: Avoided[str] = Avoided()
-        """By request id: the requests whose last move failed lately, and why."""
+        """By request id, the requests whose latest move failed a short time ago, and why."""
         self._told_s: deque[float] = deque(maxlen=MAX_TOLD_PER_S)
         self._not_moved_told: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """(request id, code) of the last reports, at most `NUM_NOT_MOVED_TOLD`."""
+        """(request id, code) of the latest reports, at most `NUM_NOT_MOVED_TOLD`."""
         self._room_told: deque[tuple[str, str]] = deque(maxlen=NUM_ROOM_TOLD)
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Takes one event in; returns what to do now, in order. Mutates. A `BeginMove` comes last;
-        what follows from its answer is returned for the answer."""
+        """Takes one event in; returns what to do now, in order. Mutates. A `BeginMove` is always
+        the last instruction: the event that answers it returns what follows."""
         out: list[Instruction] = []
         match event:
             case ReliefGiven():
                 self._take_relief(event, now_s, out)
             case ReliefWithdrawn():
                 self._relief = None
-                # The next order is an interval away, and its snapshot counts what is over.
+                # The next order comes an interval later, and its snapshot counts the moves that are
+                # over.
                 self._sent = {i: sent for i, sent in self._sent.items() if sent.ended_s is None}
             case RoomGiven(order=order):
                 self._room_orders[type(order), order.request_id] = order
@@ -401,7 +403,7 @@ class RelievingSource:
                 drains = (MoveReason.DRAIN, MoveReason.EVACUATE)
                 self._cancel(DRAIN_CANCELLED, out, lambda sent: sent.reason in drains)
             case Fenced():
-                # Moves in doubt will not end here.
+                # Moves whose outcome is in doubt will not end at this instance any more.
                 self._relief, self._look = None, None
                 self._room_orders.clear()
                 self._sent.clear()
@@ -509,7 +511,7 @@ class RelievingSource:
     def _began(self, migration_id: str, now_s: float, out: list[Instruction]) -> None:
         look, sent = self._look, self._sent.get(migration_id)
         if look is None or look.asked != migration_id or sent is None:
-            return  # fenced meanwhile
+            return  # the instance was fenced meanwhile
         if self._relief is not None and sent.reason in _RELIEF:
             self._relief.nothing_came = False
         self._answered(look, sent.candidate, replace(sent.candidate, outgoing=True))
@@ -589,7 +591,7 @@ class RelievingSource:
         self._tell_no_room(told, out)
 
     def _tell_no_room(self, told: TellRoomNotMade, out: list[Instruction]) -> None:
-        """Reports once for each blocked request and code."""
+        """Reports that no room was made, once for each blocked request and code."""
         key = told.order.request_id, told.code
         if told.order.request_id and key not in self._room_told:
             self._room_told.append(key)
@@ -603,10 +605,10 @@ class RelievingSource:
         return not self._link_is_taken(relief.order.destination)
 
     def _link_is_taken(self, to: InstanceRef) -> bool:
-        """An instance that will be ended sends one request after the other over a link with a
-        bandwidth limit. If several were copied side by side, all of them would be cut off at its
-        end, and each would measure only its share of the link, so that fewer requests would seem to
-        arrive in time."""
+        """Whether the next move must wait for the link. An instance that will be ended sends one
+        request after the other over a link with a bandwidth limit. Several copies side by side
+        would all be cut off at the end. Each would also measure only its share of the link, so that
+        fewer requests would seem to arrive in time."""
         if self._source.leaves_at_s is None or self._source.max_bytes_per_s is None:
             return False
         return to.instance_id in self._source.leaving_for()
@@ -659,9 +661,9 @@ class RelievingSource:
         out: list[Instruction],
     ) -> None:
         """Reports, once for each order, that no request can go to its destination and none is on
-        its way to it. If no request was refused, moves to other destinations may be enough relief,
-        so the machine waits for their end first. An instance where an evicted request waits is a
-        source at any freeness."""
+        its way to it. If no request was refused, the moves under way to other destinations may be
+        enough relief, so the machine waits until they have ended. An instance where an evicted
+        request waits is a source at any freeness."""
         if not relief.nothing_came:
             return
         leaving_for = self._source.leaving_for()
@@ -679,8 +681,8 @@ class RelievingSource:
         now_s: float,
         out: list[Instruction],
     ) -> None:
-        """Reports once for each request and code, and not too often. A prefill is not reported, as
-        it is over soon."""
+        """Reports once for each request and code, and not too often. A request in its prefill is
+        not reported, because a prefill is over soon."""
         told, told_s = self._not_moved_told, self._told_s
         for each in refused:
             if len(told_s) == MAX_TOLD_PER_S and told_s[0] > now_s - 1.0:
@@ -699,7 +701,7 @@ class RelievingSource:
     def _ended(self, ended: MoveEnded, now_s: float, out: list[Instruction]) -> None:
         sent = self._sent.get(ended.migration_id)
         if sent is None:
-            return  # fenced meanwhile
+            return  # the instance was fenced meanwhile
         if ended.moved:
             sent.ended_s = now_s
             sent.reserved_s = self._source.reserved_s(ended.migration_id)
@@ -722,8 +724,9 @@ class RelievingSource:
                 out.append(CancelMove(migration_id, code))
 
     def _counted_s(self, migration_id: str, sent: _Sent) -> float | None:
-        """When the destination's snapshots began to count the request. A running request counts
-        once its blocks are reserved at the destination, a queued request once it has moved."""
+        """When the destination's snapshots began to count the request of this move. A running
+        request counts once its blocks are reserved at the destination, a queued request once it has
+        moved."""
         if sent.candidate.queued:
             return sent.ended_s
         if sent.ended_s is not None:
@@ -731,7 +734,7 @@ class RelievingSource:
         return self._source.reserved_s(migration_id)
 
     def _forget_counted(self, destination: InstanceRef, taken_s: float, now_s: float) -> None:
-        """Forgets the requests that the destination's snapshot of that time counts, and old moves
+        """Forgets the requests that the destination's snapshot of `taken_s` counts, and old moves
         to other destinations."""
         self._forget_old(now_s)
         for migration_id, sent in list(self._sent.items()):
@@ -775,5 +778,5 @@ def known(
 
 
 def considered(order: ReliefOrder) -> dict[str, Number]:
-    """The freeness of the instances at the beginning of the round, for explanations."""
+    """The freeness of both instances at the beginning of the round, for explanations."""
     return {f"freeness_of_{instance_id}": steps for instance_id, steps in order.candidates}

@@ -11,11 +11,12 @@ In each round the controller decides for which requests room is made, and where:
     waiting       If an instance is reserved for a request that waits at the controller, other
                   requests of that instance make room for it.
 
-Requests may leave for any instance that has room. An admission leaves more room free on its
-instance than such a move does, because running requests go before new ones. No room is offered
-twice in one round.
+Requests may leave for any instance that has room. When a new request is admitted to an instance,
+more room has to stay free than when a running request moves there, because running requests go
+before new ones. No room is offered twice in one round.
 
-The source then decides, between two steps, which requests leave; simulated instances ask here too:
+The source then decides, between two steps, which requests leave; simulated instances use the same
+functions:
 
     guard       A request that has moved as often as it may within a minute stays.
     on its way  The blocks of requests that are leaving already count as free.
@@ -40,8 +41,8 @@ from controller.core.value import value
 
 ENOUGH_ROOM = 2
 """While other orders want room too, an order is offered this many times the room that it lacks.
-Each request takes one block more at its destination than it frees here, and requests seldom fit
-exactly."""
+Each request takes one block more at its destination than it frees at its source, and requests
+seldom fit exactly."""
 
 
 @value
@@ -71,7 +72,7 @@ class MakeRoom:
 
 @value
 class _Wanted:
-    """Room that is to be made. `own`: by instance, the blocks that only this order may take."""
+    """Room that an order wants. `own`: by instance, the blocks that only this order may take."""
 
     source_id: str
     request_id: str
@@ -130,9 +131,10 @@ def _for_waiting(
     rooms: Mapping[str, Room],
     left: Mapping[str, int],
 ) -> Iterator[_Wanted]:
-    """Wants room for each waiting request, on that one of its reserved instances that lacks the
-    least. Requests may leave for the other instances that are reserved for it, too. `sources`: the
-    ids of the instances where moves may begin."""
+    """The orders for room for the waiting requests. A request gets room on one of its reserved
+    instances: the one that lacks the least. Requests may leave that instance for the other
+    instances that are reserved for the request. `sources`: the ids of the instances where moves may
+    begin."""
     reserved: dict[Key, list[str]] = {}
     for instance_id, key in placement.reserved.items():
         if instance_id in rooms:
@@ -156,7 +158,7 @@ def _shared(
     may_move: Callable[[str, str], bool],
     turn: int,
 ) -> Iterator[MakeRoom]:
-    """Offers the room of each instance to one order only, as two plans that count on the same
+    """Offers the room of each instance to one order only, because two plans that count on the same
     blocks would both be given up. Each order in turn takes the largest rooms until it can probably
     make a plan; the first order gets the rooms that nobody took."""
     left = {i: blocks for i, blocks in spare.items() if blocks > 0}
@@ -176,7 +178,7 @@ def _shared(
 
 
 def needs_help(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
-    """Whether a round does anything for the requests of this instance if other instances have
+    """Whether a round does anything for the requests of this instance, if other instances have
     room."""
     return _is_blocked(snapshot) or _near_eviction(snapshot, config)
 
@@ -208,7 +210,7 @@ def _growth(snapshot: InstanceSnapshot, num_steps: float) -> int:
 
 
 PLAN_FAILED = "plan_failed"
-"""The code of a move that is given up because its plan is."""
+"""The code of a move that is given up because the plan to which it belongs is given up."""
 _HARMLESS = frozenset({"finished", "client_left", "evicted", PLAN_FAILED})
 
 
@@ -228,9 +230,10 @@ class RoomMove:
 @value
 class RoomPlan:
     """The moves by which a source makes room. `let_go`: moves of requests that wait behind the
-    blocked head. `plan`: moves that free `lacking_blocks`, which are the blocks that no move under
-    way frees. If the plan is empty, `refusal` says why; None then means that no blocks are lacking,
-    or that too many moves are under way. `num_movable`: how many running requests may leave."""
+    blocked head. `plan`: moves that free `lacking_blocks`: the blocks that are lacking and that no
+    move under way frees. If the plan is empty, `refusal` says why; None then means that no blocks
+    are lacking, or that too many moves are under way. `num_movable`: how many running requests may
+    leave."""
 
     let_go: tuple[RoomMove, ...] = ()
     plan: tuple[RoomMove, ...] = ()
@@ -281,8 +284,8 @@ def head_to_leave(
 
 
 def ends_plan(code: str) -> bool:
-    """Whether the plan of a move that failed for this reason is given up, as half a plan makes no
-    room. A request that has ended meanwhile has made room anyway."""
+    """Whether a plan is given up when one of its moves failed for this reason: half a plan makes no
+    room. If a request has ended meanwhile, it has made room anyway, and the plan goes on."""
     return code not in _HARMLESS
 
 
@@ -308,13 +311,13 @@ def plan_room(
     highest_rank: int,
 ) -> list[RoomMove]:
     """Moves that free at least `lacking_blocks` and copy the fewest blocks, as far as a greedy
-    search finds them; [] if no set of moves is enough.
+    search finds them; [] if it finds no set of moves that is enough.
 
     `spare_blocks`: by destination. Each leaving request takes one block more at its destination
     than it holds here, because it decodes on. Only requests of at most `highest_rank` leave.
     """
     if sum(spare_blocks.values()) <= lacking_blocks:
-        return []  # A request takes more blocks at its destination than it frees here.
+        return []  # A request takes more blocks at its destination than it frees at this instance.
     movable = [
         c
         for c in candidates
@@ -327,11 +330,12 @@ def plan_room(
     movable.sort(key=lambda c: (-c.num_freed_blocks, c.request_id))
     best: list[RoomMove] = []
     least = 1 << 62
-    # Each attempt leaves out one more of the largest requests, as a smaller one may fit better.
+    # Each attempt leaves out one more of the largest requests, because a smaller one may fit
+    # better.
     for first in range(len(movable)):
         plan = _largest_first(movable[first:], lacking_blocks, spare_blocks, block_size)
         if plan is None:
-            break  # leaving out still more of them makes no room either
+            break  # if still more of them are left out, no room is made either
         num_copied = sum(each.candidate.num_blocks for each in plan)
         if num_copied < least:
             best, least = plan, num_copied

@@ -42,16 +42,17 @@ from controller.core.value import value
 # highest destination, the next with the next. A draining instance is below all others. An instance
 # that will be ended at a known moment (`must_go`) and that got no partner this way takes the freest
 # instance that is open at all. Each instance is in one pair at most. If a pair is left out, its
-# source takes the freest destination that remains, and a later source may take the one that was
-# left out. Pairing takes n log n, where n counts the instances and the pairs left out.
+# source takes the freest destination that remains, and a later source may take the destination of
+# the pair that was left out. Pairing takes n log n, where n counts the instances and the pairs left
+# out.
 
 
 @value
 class InstanceLoad:
     """An instance as pairing sees it. `may_send`: the instance is alive and has requests.
-    `may_receive`: it is schedulable and not cooling after a failure; this need not repeat what
-    follows from the other fields. `must_go`: the instance will be ended at a known moment, whatever
-    requests it has then.
+    `may_receive`: it is schedulable and not cooling after a failure; the caller need not check here
+    what follows from the other fields. `must_go`: the instance will be ended at a known moment,
+    whatever requests it has then.
     """
 
     instance_id: str
@@ -98,8 +99,8 @@ class InstanceLoad:
 
 @value
 class Pair:
-    """A source and its destination. Freeness is in decode steps, at the moment of pairing; a
-    draining source has -inf."""
+    """A source and its destination. Freeness is in decode steps, when they are paired; a draining
+    source has -inf."""
 
     source_id: str
     destination_id: str
@@ -109,7 +110,7 @@ class Pair:
 
 LoadPairs = list[tuple[InstanceLoad, InstanceLoad]]
 LeftOut = Collection[tuple[str, str]]
-"""Pairs that must not be chosen, as (source id, destination id)."""
+"""The type of pairs that must not be chosen: (source id, destination id)."""
 
 
 def is_source(load: InstanceLoad, config: ReschedulingConfig) -> bool:
@@ -163,7 +164,7 @@ def _matched(
 
 
 def _first_for(source: InstanceLoad, free: Sequence[InstanceLoad], left_out: LeftOut) -> int | None:
-    """The place in `free` of the first destination that is not left out for `source`."""
+    """The index in `free` of the first destination that is not left out for `source`."""
     for place, destination in enumerate(free):
         if (source.instance_id, destination.instance_id) not in left_out:
             return place
@@ -236,7 +237,7 @@ class ReliefOrder:
 
 @value
 class HeadOrder:
-    """The queue head `request_id` is to wait at the destination, where it fits."""
+    """The queue head `request_id` is to move to the queue of the destination, where it fits."""
 
     round_id: str
     request_id: str
@@ -254,10 +255,10 @@ class Opening:
 
 @value
 class RoomOrder:
-    """Moves of requests of at most `rank` are to free `lacking_blocks`; if they cannot, no move is
-    to begin. `request_id`: the request that gets the room; empty if the room is for the growth of
-    all running requests. `frontend`: the address of the request's frontend if the request waits at
-    the controller, else empty."""
+    """Moves of requests of at most `rank` are to free `lacking_blocks`. If they cannot free that
+    many, no move is to begin. `request_id`: the request that gets the room; empty if the room is
+    for the growth of all running requests. `frontend`: the address of the request's frontend if the
+    request waits at the controller, else empty."""
 
     round_id: str
     request_id: str
@@ -280,8 +281,9 @@ class ClusterView(Protocol):
     """What a round looks at in the cluster."""
 
     def statuses(self, now_s: float) -> Sequence[InstanceSnapshot]:
-        """The last statuses of the instances that serve and report; an instance that hangs would
-        neither send nor receive. Instances that cannot be in any pair may be left out."""
+        """The latest statuses of the instances that serve and report. An instance that hangs is
+        left out, as no move at it would go on; instances that cannot be in any pair may be left
+        out."""
 
     def status_age_s(self, instance_id: str, now_s: float) -> float: ...
 
@@ -313,7 +315,7 @@ class RoundRules:
     evacuated: Collection[str] = ()
 
     def load(self, status: InstanceSnapshot) -> InstanceLoad:
-        """The instance as a round sees it if no reason closes it."""
+        """The instance as a round sees it, supposing that no reason closes it."""
         return InstanceLoad.of(
             status,
             self.levels,
@@ -333,8 +335,8 @@ class RoundDue:
 
 @value
 class PairFruitless:
-    """A source said that none of its requests can go to that destination, and that none is on its
-    way to it. Both instances are given as (instance id, incarnation)."""
+    """A source reports that none of its requests can go to that destination, and that none is on
+    its way to it. Both instances are given as (instance id, incarnation)."""
 
     source: tuple[str, int]
     destination: tuple[str, int]
@@ -386,9 +388,9 @@ Instruction = OrderRelief | WithdrawRelief | OrderRoom
 
 
 class ReliefRounds:
-    """The machine of the rounds. Whoever hears of a failed move tells `cooling`. `epoch` makes
-    round ids unique. `pairing`: the rule of pairing, of which the simulator compares several.
-    `names_candidates`: whether orders name the freest instances."""
+    """The machine of the rounds. Whoever learns of a failed move reports it to `cooling`. `epoch`
+    makes round ids unique. `pairing`: the rule by which instances are paired; the simulator
+    compares several rules. `names_candidates`: whether orders name the freest instances."""
 
     def __init__(
         self,
@@ -412,8 +414,8 @@ class ReliefRounds:
         self._fruitless: Avoided[tuple[str, str]] = Avoided()
         """The fruitless pairs, by (source id, destination id)."""
         self._loads: dict[str, tuple[InstanceSnapshot, InstanceLoad]] = {}
-        """For each instance, the last status that a round looked at, and the load that follows from
-        it by the present rules."""
+        """For each instance, the latest status that a round looked at, and the load that the
+        present rules compute from it."""
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Takes one event in; returns what to do now, in order. Mutates."""
@@ -429,7 +431,8 @@ class ReliefRounds:
                 self._loads.pop(instance_id, None)
             case RulesChanged(rules=rules):
                 if rules.config != self.rules.config:
-                    self._fruitless.clear()  # by other rules a pair may be worth an order
+                    # under other rules a fruitless pair may be worth an order
+                    self._fruitless.clear()
                 self.rules = rules
                 self._loads.clear()
         return []
@@ -476,7 +479,7 @@ class ReliefRounds:
             left_out = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
             pairs = self._pairing(loads, self.rules.config, left_out)
         if not pairs and not self._ordered:
-            return out  # as in most rounds
+            return out  # the usual case
         if pairs:
             candidates = self._freest(loads)
             for each in pairs:

@@ -1,8 +1,8 @@
 """The machine of auto-scaling: when the load is looked at, and how a decision is carried out.
 
-The rule (`decide`) says from the load how many instances are added, which one is removed, or which
-one stays that was to be removed. In mode `on` this is done; in a dry run, or while an operator's
-own scale holds auto-scaling, it is only reported. The states of a check:
+The rule (`decide`) says from the load how many instances are added, which instance is removed, or
+which instance stays although it was to be removed. In mode `on` this is done; in a dry run, or
+while an operator's own scale holds auto-scaling, it is only reported. The states of a check:
 
     RESTING     no check is under way; with mode `off` for good, else until the next one is due
     LOOKING     the load is being looked at
@@ -18,8 +18,8 @@ own scale holds auto-scaling, it is only reported. The states of a check:
     either    ScaleRefused  -> RESTING
     any       Ticked        -> as from RESTING: whoever was to answer did not come to it
 
-An answer that comes after that changes nothing. The spec has all that a new controller needs in
-order to go on: the settings, the hold, the instances that were launched, and the drains of
+An answer that comes after its check is over changes nothing. The spec has all that a new controller
+needs in order to go on: the settings, the hold, the instances that were launched, and the drains of
 instances that are removed.
 """
 
@@ -61,8 +61,8 @@ from controller.core.settings import RELEASE, AutoscaleConfig
 # misses a target: as many as bring it there, unless more would not help. An instance is removed
 # only if all targets would hold without it, with a margin.
 #
-# F_scale must have been out of its range for the persistence time. Nothing else is decided while an
-# earlier action is pending. As x <= y, a constant load never leads to both an up and a down.
+# F_scale must have been out of its range for the persistence time. While an earlier action is
+# pending, no other is decided. As x <= y, a constant load never leads to both an up and a down.
 
 
 class ScaleReason(StrEnum):
@@ -83,28 +83,28 @@ class ScaleReason(StrEnum):
     """One instance could go, but a target would not hold with its margin."""
     IN_RANGE = "in_range"
     PENDING = "pending"
-    """An earlier action is not over."""
+    """An earlier action is not over yet."""
     LOW_LATELY = "low_lately"
-    """F_scale is below x, or a target is missed, but not yet for the persistence time."""
+    """F_scale is below x, or a target is missed, but the persistence time is not over yet."""
     HIGH_LATELY = "high_lately"
-    """One instance could be removed, but that has not been so for the persistence time yet."""
+    """One instance could be removed, but the persistence time is not over yet."""
     AT_MINIMUM = "at_minimum"
     """One instance could be removed, but the minimum is reached."""
     AT_MAXIMUM = "at_maximum"
     """More instances are wanted, but the maximum is reached."""
     START_FAILED = "start_failed"
-    """More instances are wanted, but one failed to start lately."""
+    """More instances are wanted, but an instance failed to start a short time ago."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """What one check hands to the next one. Times are in seconds, by the caller's clock."""
+    """What one check passes on to the next check. Times are in seconds, by the caller's clock."""
 
     next_check_s: float
     low_since_s: float | None = None
-    """Since when every check found F_scale below x, or a target missed."""
+    """Since when every check has found F_scale below x, or a target missed."""
     high_since_s: float | None = None
-    """Since when every check found room for one instance less."""
+    """Since when every check has found that one instance less would be enough."""
 
     @staticmethod
     def first(config: AutoscaleConfig, now_s: float) -> "ScaleState":
@@ -119,7 +119,7 @@ class ScaleDecision:
     num_requests: int
     """How many requests run, are queued on an instance, or wait at the controller."""
     freeness_steps: float
-    """F_scale now, of the schedulable instances."""
+    """F_scale of the instances that are schedulable now."""
     freeness_started_steps: float
     """F_scale with the instances that start counted as empty; it is compared with x."""
     freeness_less_steps: float | None
@@ -128,14 +128,14 @@ class ScaleDecision:
     num_added: int = 0
     removed_id: str | None = None
     kept_id: str | None = None
-    """The instance that drains and stays after all."""
+    """The instance that drains in order to be removed, and stays after all."""
     estimate: Estimate = NOTHING_KNOWN
     """The estimate for the next minute, once the instances that are starting serve."""
     estimate_less: Estimate = NOTHING_KNOWN
     """The estimate for the next minute with one instance less."""
     missed: Target | None = None
-    """The target that `estimate` misses, or else the one that `estimate_less` misses with its
-    margin."""
+    """The target that `estimate` misses. If it misses none: the target that `estimate_less` misses
+    with its margin."""
 
     @property
     def change(self) -> int:
@@ -156,8 +156,8 @@ class ScaleDecision:
 def decide(
     config: AutoscaleConfig, state: ScaleState, load: ClusterLoad, now_s: float
 ) -> tuple[ScaleDecision | None, ScaleState]:
-    """The decision and the state for the next check. Before `state.next_check_s`: None, and the
-    same state."""
+    """Decides one check. Returns the decision, and the state for the next check. Before
+    `state.next_check_s` it returns None and the same state."""
     if now_s < state.next_check_s:
         return None, state
     victim = _victim(load)
@@ -218,8 +218,8 @@ def _choose(
     if num_coming < config.min_instances:
         num_missing = config.min_instances - num_coming
         return _more(config, load, now_s, ScaleReason.BELOW_MINIMUM, num_missing)
-    # An instance that is starting may take long, or fail. It is no reason to remove one that
-    # serves.
+    # An instance that is starting may take long, or fail. So it is no reason to remove an instance
+    # that serves.
     may_remove = num_serving > config.min_instances
     if may_remove and num_coming + load.num_unavailable > config.max_instances:
         return ScaleReason.ABOVE_MAXIMUM, -1
@@ -257,8 +257,8 @@ def _up_reason(config: AutoscaleConfig, load: ClusterLoad, outlook: Outlook) -> 
 
 
 def _num_wanted(config: AutoscaleConfig, load: ClusterLoad, outlook: Outlook) -> int:
-    """The fewest instances that bring F_scale back to x, and the estimates to the targets as far as
-    more instances help; at most `max_added`."""
+    """The fewest instances with which F_scale is x again and the estimates meet their targets, as
+    far as more instances help; at most `max_added`."""
     for num_added in range(1, config.max_added):
         enough = load.freeness_started(num_added) >= config.up_below_steps
         if enough and not outlook.helps(num_added):
@@ -362,10 +362,10 @@ def _wanted_s(target: Target, config: AutoscaleConfig) -> float:
 # -- the machine -----------------------------------------------------------------------------------
 
 ACTOR = "auto-scaling"
-"""The actor of these drains and launches."""
+"""The actor that the log names for drains and launches of auto-scaling."""
 
 
-# -- what it is told -----------------------------------------------------------------------
+# -- events -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +382,7 @@ class Ticked:
     times a second, so that the time of starts is measured well."""
 
     planned: Collection[str]
-    """The instances that are to stay, whether they serve or not."""
+    """The planned instances (those that are to stay), whether they serve or not."""
     serving: Mapping[str, float]
     """For each instance that serves, even if it stalls or drains: how many seconds its process had
     run at its last Hello."""
@@ -408,7 +408,7 @@ class LoadSeen:
     schedulable: Sequence[InstanceSnapshot]
     block_size: int
     new_capacity_blocks: int
-    """M of an instance that is launched now."""
+    """M, in blocks, of an instance that would be launched now."""
     num_waiting: int = 0
     waiting_demand_blocks: int = 0
     recent: RecentLatencies | None = None
@@ -419,7 +419,7 @@ class LoadSeen:
     """Instances that an operator restarts. They are back soon, so no others are launched for
     them."""
     fenced: Collection[str] = ()
-    """Instances that hang; it is not known when they come back."""
+    """Instances that hang; it is not known when they will serve again."""
     hold: ScaleHold | None = None
     rolling: bool = False
     """Whether a rolling restart is under way."""
@@ -427,8 +427,8 @@ class LoadSeen:
 
 @dataclass(frozen=True, slots=True)
 class ScaleDone:
-    """The order is carried out, or begun. `added`: the new instances. `going`: all instances that
-    are being removed by now."""
+    """The order was carried out, or has begun. `added`: the new instances. `going`: all instances
+    that are being removed by now."""
 
     added: Sequence[str] = ()
     going: Sequence[str] = ()
@@ -443,15 +443,15 @@ class NoRoom:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRefused:
-    """Nothing changed."""
+    """The order was refused, and nothing changed."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class HoldBegan:
-    """An operator scaled the cluster: from now on this scale, which is in the spec, wins over
-    auto-scaling."""
+    """An operator scaled the cluster. From now on the operator's scale, which is in the spec, takes
+    precedence over auto-scaling."""
 
     cause_id: str
     hold: ScaleHold
@@ -468,18 +468,18 @@ Event = (
 )
 
 
-# -- what it asks for ----------------------------------------------------------------------
+# -- instructions ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class LookAtLoad:
-    """`LoadSeen` is the answer."""
+    """Look at the load. `LoadSeen` is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launch this number of instances. The answer to this and the next two instructions is
-    ScaleDone or ScaleRefused. The answer to this one may also be NoRoom."""
+    """Launch this number of instances. The answer to `Launch`, `Drain` and `Keep` is ScaleDone or
+    ScaleRefused. The answer to `Launch` may also be NoRoom."""
 
     check: "Check"
     number: int
@@ -487,8 +487,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Drain these instances, which are removed once they are empty. `forced`: even if no other
-    instance serves."""
+    """Drain these instances, which are removed once they are empty. `forced`: they are drained even
+    if no other instance serves."""
 
     check: "Check"
     instance_ids: Sequence[str]
@@ -497,7 +497,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The instance, which drains in order to be removed, stays."""
+    """Let the instance stay, which drains in order to be removed."""
 
     check: "Check"
     instance_id: str
@@ -505,7 +505,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """An event for the journal."""
+    """Write an event into the journal."""
 
     kind: EventKind
     cause_id: str
@@ -518,7 +518,7 @@ class Tell:
 Instruction = LookAtLoad | Launch | Drain | Keep | Tell
 
 
-# -- what it shows -------------------------------------------------------------------------
+# -- what people see -------------------------------------------------------------------------
 
 
 class Outcome(StrEnum):
@@ -526,10 +526,10 @@ class Outcome(StrEnum):
     """Nothing was to be done."""
     DONE = "done"
     WOULD = "would"
-    """The decision would have been carried out without the dry run, or without an operator's
-    scale."""
+    """The decision was not carried out because of the dry run, or because of an operator's scale.
+    """
     BLOCKED = "blocked"
-    """The decision was to be carried out, and could not be."""
+    """The decision was to be carried out, but something prevented that."""
 
 
 _TOLD_AS = {
@@ -543,7 +543,7 @@ _WANTED_IN_VAIN = (ScaleReason.AT_MAXIMUM, ScaleReason.START_FAILED, ScaleReason
 @dataclass(frozen=True, slots=True)
 class Check:
     """One look at the load, and its outcome. `time_s`: seconds since the epoch. `why`: the reason
-    in words, with what blocked it."""
+    in words, with what prevented the decision."""
 
     cause_id: str
     time_s: float
@@ -563,9 +563,9 @@ class AutoscaleView:
     """In how many seconds the next check is due; None with mode `off`."""
     cold_start_s: float | None
     last: Check | None
-    """The last check since the mode or a setting changed."""
+    """The latest check since the mode or a setting changed."""
     last_change: Check | None
-    """The last check that decided to have more or fewer instances."""
+    """The latest check that decided to have more or fewer instances."""
     num_checks: Mapping[ScaleReason, int]
     """How many checks had each reason since this machine began."""
 
@@ -582,8 +582,8 @@ class Phase(StrEnum):
 
 class Autoscaler:
     """`handle` takes an event and returns what to do; the other methods change nothing. Times are
-    in seconds, of any monotonic clock, except for times named `wall_s`. `epoch` keeps the ids of
-    checks apart from the ids that an earlier controller gave."""
+    in seconds, of any monotonic clock, except for times named `wall_s`. `epoch` makes the ids of
+    checks differ from those of an earlier controller."""
 
     def __init__(self, epoch: str, settings: SettingsChanged) -> None:
         self.phase = Phase.RESTING
@@ -591,8 +591,8 @@ class Autoscaler:
         self._epoch = epoch
         self._settings = settings
         self._state: ScaleState | None = None
-        """What the last check left for the next one; None with mode `off`, and before the first
-        tick since the settings changed."""
+        """The state that the latest check left for the next one; None with mode `off`, and before
+        the first tick since the settings changed."""
         self._planned: frozenset[str] = frozenset()
         self._num_schedulable = -1
         self._settled_since_s = 0.0
@@ -601,12 +601,12 @@ class Autoscaler:
         """The check that is being carried out: set exactly in CLEARING and ACTING."""
         self._num_asked = 0
         """How many instances are to be launched: from 1 to the number that the check under way
-        decided; 0 if it adds none."""
+        decided; 0 if the check adds none."""
         self._last: Check | None = None
         self._last_change: Check | None = None
         self._num_checks: Counter[ScaleReason] = Counter()
         self._told: tuple[object, ...] = ()
-        """The last report, as long as it still holds; else empty."""
+        """The latest report, as long as it is still true; else empty."""
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         match event:
@@ -634,7 +634,7 @@ class Autoscaler:
                 return [Tell(EventKind.AUTOSCALE_RELEASED, cause_id, why, {}, actor=actor)]
         return []
 
-    # -- asked ---------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------
 
     def view(self, planned: Collection[str], now_s: float) -> AutoscaleView:
         """What the machine shows. `planned`: the planned instances as they are now."""
@@ -653,27 +653,27 @@ class Autoscaler:
         return None if self._state is None else self._state.next_check_s
 
     def held(self, hold: ScaleHold | None) -> ScaleHold | None:
-        """The hold of the spec, if it wins over auto-scaling."""
+        """The spec's hold, if it takes precedence over auto-scaling."""
         return None if self._settings.config.mode == "off" else hold
 
     def hold_for(self, actor: str, num_instances: int, wall_s: float) -> ScaleHold | None:
-        """The hold that an operator's scale puts into the spec; None if auto-scaling is off."""
+        """The hold that an operator's scale makes in the spec; None if auto-scaling is off."""
         return self.held(ScaleHold(actor, num_instances, wall_s))
 
     def would_hold(self, num_instances: int, hold: ScaleHold | None) -> bool:
-        """Whether an operator's scale to `num_instances` changes the hold. `hold`: the present one,
-        from the spec."""
+        """Whether an operator's scale to `num_instances` changes the hold. `hold`: the hold that is
+        in the spec now."""
         is_same = hold is not None and hold.num_instances == num_instances
         return self._settings.config.mode != "off" and not is_same
 
     def load(self, seen: LoadSeen, now_s: float) -> ClusterLoad:
-        """What a check decides by: the load that was seen, and the instances as they were at the
-        last tick."""
+        """What a check bases its decision on: the load that was seen, and the instances as they
+        were at the latest tick."""
         starts, failed = self.starts, set(self.starts.failed)
         ids = {each.instance_id for each in seen.schedulable}
         coming = {*starts.starting, *seen.restarting} & self._planned - failed - {*seen.fenced}
         unavailable = self._planned - ids - coming - failed
-        # The removal of an instance that could not start does not hold anything up.
+        # The removal of an instance that could not start does not delay anything.
         leaving = [each for each in seen.leaving if not each.cannot_start]
         is_own = len(leaving) == 1 and leaving[0].actor == ACTOR
         launched = bool(starts.launched)
@@ -803,8 +803,9 @@ class Autoscaler:
         return self._end(blocked)
 
     def _end(self, check: Check) -> list[Instruction]:
-        """Ends the check. Returns an event if the decision was carried out. If it was blocked, or
-        was not to be carried out, there is one event when that begins."""
+        """Ends the check. Returns an event if the decision was carried out. A decision that is
+        blocked, or that was not to be carried out, makes one event when that begins, and none while
+        it lasts."""
         self.phase, self._check, self._num_asked = Phase.RESTING, None, 0
         self._last, decision = check, check.decision
         if decision.change:

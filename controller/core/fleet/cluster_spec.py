@@ -2,8 +2,8 @@
 
 The spec says which instances there are, who wants them empty or closed, which settings and engine
 arguments were changed, and how far a rolling restart is. Every change is a new value with the next
-revision, so that no operator can undo another's change without noticing. The reason why requests
-leave an instance also follows from the spec.
+revision, so that no operator can undo another's change without noticing. The spec also tells why
+requests leave an instance (`why_emptied`).
 
 The spec and the present state of the cluster decide which orders about instances are refused, and
 which instances a scale starts or removes. Each check is made when the order comes, and again when
@@ -36,7 +36,7 @@ from controller.core.load.closed import OPEN, Closed, Reasons, stop_requests
 SettingValue = float | int | str | bool | None
 RollingState = Literal["going", "done", "stopped", "failed"]
 AS_MANY_AS_FIT = 0
-"""The value of `at_once` that means: as many at a time as the other instances can replace."""
+"""The value of `at_once` for: as many instances at a time as the others can replace."""
 DEFAULT_START_TIMEOUT_S = 600.0
 
 
@@ -51,8 +51,9 @@ class EngineChange:
     args: Mapping[str, Any] = field(default_factory=dict)
 
     def changed(self, given: Mapping[str, Any], generation: int) -> "EngineChange":
-        """This change with `given` added; an argument that is None is again as at the cluster's
-        start. `generation`: the number of the result if it is another set of arguments."""
+        """Returns this change with `given` added; an argument that is None gets the value of the
+        cluster's start again. `generation`: the number of the result, if it is a different set of
+        arguments."""
         args = {key: each for key, each in {**self.args, **given}.items() if each is not None}
         if args == self.args:
             return self
@@ -73,10 +74,10 @@ class Turn:
     before: EngineChange = AS_STARTED
     """The arguments of the process that is replaced."""
     fingerprint: str = ""
-    """The fingerprint of that process's engine. The engines to which its requests move have the
-    same one."""
+    """The fingerprint of that process's engine. Its requests can only move to engines with the same
+    fingerprint."""
     max_model_len: int = 0
-    """The longest request that its engine takes, in tokens; 0: not known."""
+    """The longest request that the engine of that process takes, in tokens; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ class RollingOrder:
 
     `at_once`: how many instances may be away at a time. `deadline_s`: how many seconds the emptying
     of one instance may take; None: no limit. `start_timeout_s`: how long a new process may take
-    until it serves. `force`: begins even if no other instance serves. `why`: the reason of a
-    failure or a stop."""
+    until it serves. `force`: the restart begins even if no other instance serves. `why`: the reason
+    of a failure or a stop."""
 
     order_id: str
     began_s: float
@@ -110,14 +111,14 @@ class RollingOrder:
     engine: EngineChange = AS_STARTED
     """The engine arguments with which every instance starts again."""
     dismissed: bool = False
-    """An operator has read how it ended."""
+    """Whether an operator has read how the rolling restart ended."""
 
     @property
     def goes(self) -> bool:
         return self.state == "going"
 
     def check(self) -> None:
-        """Raises ValueError if the steps below cannot have made this order."""
+        """Raises ValueError if the functions below cannot have made this order."""
         away = [turn.instance_id for turn in self.under_way]
         everywhere = [*self.left, *away, *self.done]
         if len(set(everywhere)) != len(everywhere):
@@ -149,8 +150,9 @@ class ScaleHold:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An operator's mark against an instance, such as a cordon, until it is taken back. The row of
-    its reason says what it stops. `made_s`: seconds since the epoch; `cause_id`: the order's id."""
+    """An operator's mark against an instance, such as a cordon, until it is taken back. Its reason
+    has a row in `core.load.closed`, which says what the mark stops. `made_s`: seconds since the
+    epoch; `cause_id`: the order's id."""
 
     cause_id: str
     made_s: float
@@ -161,25 +163,26 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """One revision of the spec. `next_instance`: the number of the next new instance. A number is
-    used only once, so that all records of `i-3` are about one instance. `settings`: the changed
-    settings, by key. `autoscale_hold`: set until auto-scaling is released, or set to another mode.
-    `rolling`: the last rolling restart, even if it is over. `engine`: the arguments of all
-    instances that `engines` does not name."""
+    used only once, so that all records of `i-3` are about one instance. `settings`: the settings
+    that differ from the cluster's start, by key. `autoscale_hold`: set until auto-scaling is
+    released, or set to another mode. `rolling`: the latest rolling restart, even if it is over.
+    `engine`: the arguments of all instances that `engines` does not name."""
 
     revision: int = 0
     instance_ids: tuple[str, ...] = ()
     next_instance: int = 0
     settings: Mapping[str, SettingValue] = field(default_factory=dict)
     drains: Mapping[str, Claims] = field(default_factory=dict)
-    """For each instance that somebody wants empty, who wants that, and what for."""
+    """The claims to each instance that somebody wants empty: who wants that, and what for."""
     autoscale_hold: ScaleHold | None = None
     rolling: RollingOrder | None = None
     engine: EngineChange = AS_STARTED
     engines: Mapping[str, EngineChange] = field(default_factory=dict)
     """For each instance whose arguments differ from `engine`, its arguments."""
     marks: Mapping[Closed, Mapping[str, Mark]] = field(default_factory=dict)
-    """The marks by reason, such as a cordon, and then by instance id. There is no reason without an
-    instance. A drain and its end do not change the instance's marks."""
+    """The marks by reason, such as a cordon, and then by instance id. A reason without a marked
+    instance is not in it. A drain does not change the instance's marks, and neither does its end.
+    """
 
     @staticmethod
     def first(num_instances: int) -> "ClusterSpec":
@@ -187,7 +190,7 @@ class ClusterSpec:
         return ClusterSpec(0, ids, num_instances)
 
     def check(self) -> None:
-        """Raises ValueError if the changes below cannot have made this spec."""
+        """Raises ValueError if the methods below cannot have made this spec."""
         if len(set(self.instance_ids)) != len(self.instance_ids):
             raise ValueError("an instance is named twice")
         unknown = set(self.drains) - set(self.instance_ids)
@@ -251,7 +254,7 @@ class ClusterSpec:
     def with_settings(
         self, changes: Mapping[str, SettingValue], *, releases: bool = False
     ) -> "ClusterSpec":
-        """Changes settings. `releases`: auto-scaling is not held any more."""
+        """Changes settings. `releases`: whether the hold of auto-scaling ends."""
         hold = None if releases else self.autoscale_hold
         return self._next(settings={**self.settings, **changes}, autoscale_hold=hold)
 
@@ -265,9 +268,10 @@ class ClusterSpec:
         taken_back: Collection[str] = (),
         engines: Mapping[str, EngineChange] = MappingProxyType({}),
     ) -> "ClusterSpec":
-        """One step of a rolling restart: the claims of `restarts` begin, after the claims to the
-        instances in `taken_back` are taken back. `engines`: by instance, arguments that change with
-        this step. Once all instances are restarted, the order's arguments are the cluster's."""
+        """Makes one step of a rolling restart. First the claims to restart the instances in
+        `taken_back` are taken back, then the claims of `restarts` are made. `engines`: by instance,
+        arguments that change with this step. Once all instances are restarted, the order's
+        arguments are the cluster's."""
         engine = rolling.engine if rolling.state == "done" else self.engine
         each = {key: self.engine_of(key) for key in self.instance_ids} | dict(engines)
         own = {key: found for key, found in each.items() if found != engine}
@@ -293,8 +297,8 @@ class ClusterSpec:
     def scaled(
         self, num_added: int, kept: Collection[str], removed: Mapping[str, Remove]
     ) -> "ClusterSpec":
-        """A whole scale in one step: new instances, instances that stay after all (`kept`), and the
-        claims to the instances that are `removed`."""
+        """Makes a whole scale in one step: adds new instances, lets the instances in `kept` stay
+        after all, and makes the claims to the instances in `removed`."""
         grown = self.with_instances_added(num_added)
         drains = _made(_taken_back(self.drains, kept, Remove), removed)
         return replace(grown, drains=drains)
@@ -336,8 +340,8 @@ def _taken_back(drains: Drains, instance_ids: Collection[str], kind: type[Claim]
 
 
 # -- why requests leave ----------------------------------------------------------------------------
-#
-# Or why they were lost with their instance. Metrics and screens count by these words.
+# This also covers requests that were lost with their instance. Metrics and screens count by these
+# words.
 
 BY_HAND = "by_hand"
 
@@ -372,7 +376,7 @@ MOVE_REASONS = (
 
 
 def why_emptied(spec: ClusterSpec, instance_id: str) -> ExitReason | None:
-    """Why the instance is being emptied; None if it is not."""
+    """Why the instance is being emptied; None if it is not being emptied."""
     claims = spec.drains.get(instance_id)
     if claims is None:
         return None
@@ -392,7 +396,7 @@ def why_emptied(spec: ClusterSpec, instance_id: str) -> ExitReason | None:
 
 
 def move_reason(spec: ClusterSpec, source_id: str, reason: str) -> str:
-    """The one of MOVE_REASONS for a move from `source_id` that has this reason in words."""
+    """The member of MOVE_REASONS for a move from `source_id` whose reason, in words, is given."""
     if reason == MoveReason.DRAIN:
         return why_emptied(spec, source_id) or ExitReason.DRAIN
     if reason == MoveReason.EVACUATE:
@@ -406,16 +410,17 @@ def move_reason(spec: ClusterSpec, source_id: str, reason: str) -> str:
 
 class OrderRefusal(StrEnum):
     LAST_INSTANCE = "last_instance"
-    """No instance would take requests any more."""
+    """After the order no instance would take requests any more."""
     NOT_STARTED = "not_started"
     """The instance has no process yet that could be replaced."""
     LEAVING = "leaving"
-    """The instance is removed when it is empty, and no process of it starts again."""
+    """The instance is removed once it is empty, and no further process of it starts."""
     NOT_DRAINING = "not_draining"
     MIN_INSTANCES = "min_instances"
     MAX_INSTANCES = "max_instances"
     PLAN_CHANGED = "plan_changed"
-    """Other instances would be added or removed than in the plan to which the operator agreed."""
+    """By now the scale would add or remove other instances than the plan to which the operator
+    agreed."""
     NO_ROOM = "no_room"
     """Ray, or the machine, seems to have no room for more instances."""
 
@@ -423,14 +428,15 @@ class OrderRefusal(StrEnum):
 def none_would_serve(
     spec: ClusterSpec, going: Collection[str], schedulable: Collection[str]
 ) -> bool:
-    """Whether no instance takes requests except for `going` and the instances that drain."""
+    """Whether no instance would take requests: each one is in `going`, drains, or is not
+    schedulable."""
     return not (set(schedulable) - set(going) - spec.drains.keys())
 
 
 def emptying_refusal(
     spec: ClusterSpec, instance_ids: Collection[str], schedulable: Collection[str], *, force: bool
 ) -> OrderRefusal | None:
-    """Why a drain of all of these instances, or an evacuation, is refused."""
+    """Why an order that drains or evacuates all of these instances is refused."""
     if force or set(instance_ids) <= spec.drains.keys():
         return None
     return _last(spec, instance_ids, schedulable)
@@ -444,7 +450,7 @@ def mark_refusal(
     *,
     force: bool,
 ) -> OrderRefusal | None:
-    """Why a mark on all of these instances, such as a cordon, is refused."""
+    """Why an order that marks all of these instances, for example with a cordon, is refused."""
     if force or not reason.stops_requests or set(instance_ids) <= spec.marked(reason).keys():
         return None
     return _last(spec, instance_ids, schedulable)
@@ -459,8 +465,8 @@ def restart_refusal(
     serving: bool,
     force: bool,
 ) -> OrderRefusal | None:
-    """Why a restart is refused. `started`: the instance has had a process. `serving`: it serves, so
-    that capacity is lost while it restarts."""
+    """Why a restart is refused. `started`: the instance has had a process. `serving`: the instance
+    serves, so that its capacity is missing while it restarts."""
     if not started:
         return OrderRefusal.NOT_STARTED
     claims = spec.drains.get(instance_id)
@@ -483,8 +489,8 @@ def _last(
 
 # -- the plan of a scale ---------------------------------------------------------------------------
 #
-# Instances that are to be removed once empty do not count, because they are on their way out.
-# Getting one of them back is the cheapest way to have more, so that comes first.
+# Instances that are to be removed once empty do not count, because they are on their way out. The
+# cheapest way to have more instances is to let one of them stay, so that comes first.
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,7 +502,7 @@ class ScalePlan:
     target: int
     num_added: int = 0
     undrained: tuple[str, ...] = ()
-    """The instances that were to be removed and stay."""
+    """The instances that were to be removed and stay after all."""
     drained: tuple[str, ...] = ()
     """The instances that are removed once they are empty."""
 
@@ -519,11 +525,12 @@ def plan_scale(
     gone: Collection[str] = (),
 ) -> ScalePlan | OrderRefusal:
     """Plans which instances are added or removed to reach `target`. `num_running`: by instance that
-    serves, how many requests run on it. Instances that do not serve, or that the spec closes to
-    requests, are removed first, then the instances with the fewest requests, ties by id. The
-    instances with the most requests come back first. An instance that is being restarted is removed
-    last: it serves soon, and somebody waits for that. `agreed`: exactly these are removed, however
-    busy they are by now. `gone`: their processes have ended, so they cannot come back.
+    serves, how many requests run on it. Removed first are instances that do not serve or that the
+    spec closes to requests, then the instances with the fewest requests, ties by id. Of the
+    instances that were to be removed, those with the most requests stay first. An instance that is
+    being restarted is removed last: it serves soon, and somebody waits for that. `agreed`: exactly
+    these instances are removed, however busy they are by now. `gone`: instances whose processes
+    have ended, so that they cannot stay.
     """
     if target < 1:
         return OrderRefusal.MIN_INSTANCES
@@ -554,8 +561,9 @@ def plan_scale(
 def scale_refusal(
     spec: ClusterSpec, plan: ScalePlan, schedulable: Collection[str], *, force: bool
 ) -> OrderRefusal | None:
-    """Why a plan, perhaps an older one, cannot be carried out unchanged. `schedulable`: the
-    instances that may get requests now. `force`: even if none would be left."""
+    """Why a plan, which may have been made earlier, cannot be carried out unchanged. `schedulable`:
+    the instances that may get requests now. `force`: the plan is carried out even if no instance
+    would take requests then."""
     staying = set(planned_instances(spec))
     leaving = set(spec.instance_ids) - staying
     if set(plan.undrained) - leaving or set(plan.drained) - staying:
@@ -566,7 +574,7 @@ def scale_refusal(
 
 
 def _may_stay(spec: ClusterSpec, instance_id: str) -> bool:
-    """Whether the instance is to be removed but could still stay: its process is not going to be
-    ended in any case."""
+    """Whether the instance is to be removed but could still stay, because its process does not have
+    to end."""
     claims = spec.drains.get(instance_id)
     return claims is not None and claims.goes and claims.notice is None

@@ -32,8 +32,8 @@ from typing import NamedTuple
 
 
 class LastIncarnation(NamedTuple):
-    """The last incarnation of a member that a controller gave. `alive`: no controller has taken it
-    for dead."""
+    """The latest incarnation of a member that a controller gave. `alive`: whether no controller has
+    taken it for dead."""
 
     incarnation: int
     alive: bool
@@ -44,8 +44,9 @@ NO_INCARNATION = LastIncarnation(0, alive=False)
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A Hello of the process with this nonce. `named`: the incarnation that it names as its own; 0:
-    none yet. `asks`: it asks to be greeted even if nothing has changed."""
+    """A Hello came from the process with this nonce. `named`: the incarnation that the process
+    gives as its own; 0: none yet. `asks`: the process wants to be greeted even if nothing has
+    changed."""
 
     nonce: str
     named: int
@@ -59,7 +60,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class TakenForDead:
-    """The process is silent and taken for dead, but may be alive."""
+    """The process is silent and is taken for dead, although it may be alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ Event = Hello | Gone | TakenForDead | Reported
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """This incarnation is dead, because another process took its place."""
+    """This incarnation is dead, because another process took the place of its process."""
 
     incarnation: int
 
@@ -87,27 +88,28 @@ class Greet:
 
 
 def has_to_drop(known: int, greeted: int, *, drops: bool) -> bool:
-    """Whether a process that knows itself as the incarnation `known` (0: as none yet) has to drop
-    what it runs, now that it is greeted. Greetings are repeated: the second one for an incarnation
-    drops nothing, as by then the process may have got requests as that incarnation."""
+    """Whether a process that is greeted now has to drop what it runs. `known`: the incarnation that
+    the process knows as its own; 0: none yet. A greeting may be repeated. Then the process must not
+    drop anything, because it may have got requests as that incarnation since the first greeting."""
     return drops and greeted != known
 
 
 class Incarnations:
-    """The incarnations of one member. `before`: the last one that an earlier controller gave."""
+    """The incarnations of one member. `before`: the latest incarnation that an earlier controller
+    gave."""
 
     __slots__ = ("_before", "alive", "fenced", "incarnation", "nonce", "num_restarts")
 
     def __init__(self, before: LastIncarnation = NO_INCARNATION) -> None:
         self._before = before
         self.incarnation = 0
-        """The incarnation of the last process; 0 exactly while NEW. It only grows."""
+        """The incarnation of the latest process; 0 exactly while NEW. It only grows."""
         self.nonce = ""
-        """The nonce of the last process; empty exactly while NEW."""
+        """The nonce of the latest process; empty exactly while NEW."""
         self.alive = False
         self.fenced = False
-        """The last process was taken for dead, and its engine has not reported since. It may
-        already be `alive` again, as its event loop says Hello."""
+        """Whether the latest process was taken for dead and its engine has not reported since. The
+        process may already be `alive` again, because its event loop says Hello."""
         self.num_restarts = 0
 
     def handle(self, event: Event) -> Sequence[Died | Greet]:
@@ -134,7 +136,8 @@ class Incarnations:
         elif not self.alive:
             self.incarnation += 1
             told.append(Greet(self.incarnation, drops=True))
-        elif self.incarnation != hello.named or hello.asks:  # the Greet is under way, or lost
+        # the Greet is still under way, or was lost
+        elif self.incarnation != hello.named or hello.asks:
             told.append(Greet(self.incarnation, hello.named not in (0, self.incarnation)))
         self.nonce, self.alive = hello.nonce, True
         return told
@@ -145,7 +148,7 @@ class Incarnations:
         last = self._before
         is_last = named == last.incarnation and last.alive
         if named and (is_last or named > last.incarnation):
-            return named  # it was here before this controller
+            return named  # the process started before this controller
         return last.incarnation + 1
 
     def check(self) -> None:
@@ -159,8 +162,8 @@ class Incarnations:
 
 
 MAX_FAILED_STARTS = 4
-"""How many starts in a row may fail. Later attempts help only if the cause was temporary, such as
-memory that another process held."""
+"""How many starts in a row may fail. Further attempts help only if the cause was temporary, for
+example memory that another process held."""
 FIRST_DELAY_S = 0.5
 FACTOR = 3.0
 MAX_DELAY_S = 30.0
@@ -170,11 +173,11 @@ def delay_s(num_failed: int) -> float:
     """How many seconds to wait before the next start, after `num_failed` failed starts in a row."""
     if num_failed == 0:
         return 0.0
-    exponent = min(num_failed - 1, MAX_FAILED_STARTS)  # a larger one may overflow
+    exponent = min(num_failed - 1, MAX_FAILED_STARTS)  # a larger exponent may overflow
     return min(MAX_DELAY_S, FIRST_DELAY_S * FACTOR**exponent)
 
 
 def is_given_up(num_failed: int, *, has_served: bool) -> bool:
-    """Whether no further start is tried. A process that has served before is started again for
-    ever, as the cause, for example a full machine, may be temporary."""
+    """Whether no further start is tried. An instance that has served before is started again for
+    ever, because the cause may be temporary, for example a full machine."""
     return num_failed >= MAX_FAILED_STARTS and not has_served

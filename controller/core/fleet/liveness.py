@@ -1,5 +1,5 @@
 """Which instances are alive: which of them are asked for their status, count as stalled, or are
-fenced. Also which live instances step slowly (`Slowness`), or compute without a request
+fenced. It also finds live instances that step slowly (`Slowness`) or compute without a request
 (`Busyness`).
 
 An open port proves nothing: an instance counts as alive by the progress that it reports. The states
@@ -13,10 +13,10 @@ of an instance that serves:
     REPORTS -> STALLED -> REPORTS, which is put on record too;  either -> fenced
 
 Fencing is costly: what the instance would have answered is computed anew, and its process drops all
-that it ran when it comes back. So only one instance is fenced at a time, and more only as far as
-the other instances have memory for their requests. Otherwise a fault that silences many instances
-at once (a network, a busy machine) would crowd the few that are left until they are silent too.
-The same limit holds while another instance is away.
+that it ran when it comes back. So only one instance is fenced at a time; further ones are fenced
+only if the other instances have memory for their requests. Otherwise a fault that silences many
+instances at once (a network, a busy machine) would crowd the few that are left until they are
+silent too. The same limit holds while any other instance is away.
 
 If all instances of a node are silent, that is one fault, and they are fenced together.
 
@@ -38,40 +38,40 @@ Key = tuple[str, int]
 """(instance id, incarnation)"""
 
 PULL_AFTER_S = 2.5
-"""Even an instance without work pushes a status every second. An instance that was silent for this
-long is asked for a status before it counts as stalled."""
+"""An instance that was silent for this long is asked for a status before it counts as stalled. Even
+an instance without work pushes a status every second."""
 MAX_TURN_S = 1.0
-"""If the controller looks less often than this, it was itself asleep, and only this much of the
-others' silence counts. Otherwise a controller that was stopped for a minute would fence every
-instance."""
+"""The most of the others' silence that counts between two looks. If the controller looks less often
+than this, it was itself asleep; without this limit, a controller that was stopped for a minute
+would fence every instance."""
 SETTLED_S = 5.0
 """After this time the requests of a fenced instance are in the statuses of other instances. Until
-then the blocks that they need count as taken."""
+then the blocks that these requests need count as taken."""
 
 
-# -- what it is told -----------------------------------------------------------------------
+# -- events -----------------------------------------------------------------------
 
 
 @value
 class Serving:
-    """An incarnation that says that it serves."""
+    """An incarnation that reports that it serves."""
 
     instance_id: str
     incarnation: int
     last_report_s: float | None
-    """None: this controller has no report of the incarnation."""
+    """When it last reported; None if this controller has no report of the incarnation."""
     need_blocks: int
-    """The blocks that its requests would take elsewhere, by its last status: the blocks that they
-    hold, and the blocks that its queue needs. Without a report, as many as they can take at
-    most."""
+    """The blocks that its requests would take on other instances, by its latest status: the blocks
+    that they hold, and the blocks that its queue needs. Without a report, the most that its
+    requests can take."""
     stall_timeout_s: float
     node: str = ""
     """The machine on which it runs."""
     is_dead: bool = False
-    """The scheduler took the incarnation for dead, and has not heard since that it began to
-    serve."""
+    """Whether the scheduler took the incarnation for dead and has not heard since that it serves.
+    """
     fenced: bool = False
-    """The process was fenced and has not reported since. It is not fenced again, as it runs
+    """Whether the process was fenced and has not reported since. It is not fenced again, as it runs
     nothing."""
 
     @property
@@ -85,8 +85,9 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class InstancesSeen:
-    """All instances that serve, several times a second. `fence_after_s`: an instance that is silent
-    for this long is fenced; 0: never. `pulls_all`: the instances do not push their statuses."""
+    """All instances that serve; the event comes several times a second. `fence_after_s`: an
+    instance that is silent for this long is fenced; 0: never. `pulls_all`: whether the instances do
+    not push their statuses and have to be asked."""
 
     serving: Sequence[Serving]
     fence_after_s: float
@@ -95,11 +96,11 @@ class InstancesSeen:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """The answer to `LookAtRest`: the instances that report."""
+    """The answer to `LookAtRest`: the state of the instances that report."""
 
     num_schedulable: int
     free_blocks: int
-    """The free blocks of all these instances, less the blocks that requests need that wait on them
+    """The free blocks of all these instances, less the blocks needed by requests that wait on them
     or at the controller."""
     num_away: int
     """The number of instances that were fenced and whose engines have not reported since."""
@@ -116,7 +117,7 @@ class InstanceGone:
 Event = InstancesSeen | Rest | InstanceGone
 
 
-# -- what it asks for ----------------------------------------------------------------------
+# -- instructions ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,8 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class TellStall:
-    """Tells the scheduler, which sends it no requests then, and the journal that the instance
-    stalls. `over`: the instance does not stall any more, after a silence of `silence_s`."""
+    """Tells the journal that the instance stalls, and also the scheduler, which then sends it no
+    requests. `over`: the instance does not stall any more, after a silence of `silence_s`."""
 
     instance_id: str
     silence_s: float
@@ -138,7 +139,7 @@ class TellStall:
 
 @dataclass(frozen=True, slots=True)
 class LookAtRest:
-    """`Rest` is the answer."""
+    """Ask for the state of the instances that report. `Rest` is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +160,15 @@ class Liveness:
     def __init__(self) -> None:
         self._silences = Silences()
         self._stalled: dict[Key, float] = {}
-        """For each stalled incarnation: when it reported last, or, if it never did, when the
-        waiting for it began. At most one incarnation of each instance."""
+        """For each stalled incarnation, when it last reported or, if it never reported, when the
+        waiting for a report began. At most one incarnation of each instance is in it."""
         self._silent: list[Silent] = []
-        """While `Rest` is awaited: all incarnations that could be fenced. Some are silent for long
-        enough."""
+        """While `Rest` is awaited: all incarnations that could be fenced. At least one of them has
+        been silent for long enough."""
         self._fence_after_s = 0.0
         self._fenced: list[tuple[float, int]] = []
-        """The incarnations that were fenced lately: when, and how many blocks their requests need;
-        in order of time."""
+        """The incarnations that were fenced lately, in order of time: when, and how many blocks
+        their requests need."""
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         match event:
@@ -213,7 +214,7 @@ class Liveness:
             since_s = self._stalled.get(each.key)
             reported = each.last_report_s is not None and not each.is_dead
             if since_s is not None and (reports or (reported and last_s > since_s)):
-                # If the instance reported, even long ago, the scheduler knows that itself.
+                # If the instance has ever reported, the scheduler knows that without being told.
                 del self._stalled[each.key]
                 instructions.append(TellStall(each.instance_id, last_s - since_s, over=True))
             is_silent = not each.is_dead and now_s - last_s > each.stall_timeout_s
@@ -246,7 +247,7 @@ class Liveness:
         ]
 
 
-# -- how long each is silent, and which ones go --------------------------------------------
+# -- how long each instance is silent, and which ones are fenced ----------------------------------
 
 
 class Silences:
@@ -258,9 +259,9 @@ class Silences:
 
     def turn(self, now_s: float, last_report_s: Iterable[tuple[Key, float]]) -> dict[Key, float]:
         """How long each of the given incarnations has been silent by now; all other incarnations
-        are forgotten. Each is given with the time of its last report. The silence of an incarnation
-        that never reported (-inf) counts from when it was given first. Mutates. To be called
-        several times a second."""
+        are forgotten. Each is given with the time of its latest report. The silence of an
+        incarnation that never reported (-inf) counts from the call in which it was first given.
+        Mutates. To be called several times a second."""
         before_s = now_s if self._last_turn_s is None else self._last_turn_s
         self._last_turn_s = now_s
         heard_s = min(now_s - before_s, MAX_TURN_S)
@@ -283,12 +284,12 @@ class Silent:
 
 
 def to_fence(silent: Sequence[Silent], rest: Rest, after_s: float) -> list[list[Silent]]:
-    """The incarnations to fence now: all that have been silent for `after_s` or more (0: none
-    ever), grouped by fault. A fault is one incarnation, or all of a node.
+    """The incarnations to fence now: all that have been silent for `after_s` or more (0: never
+    any), grouped by fault. A fault is one incarnation, or all of a node.
 
-    The faults that have been silent for longest come first. The first one is dealt with even if its
-    requests have to wait for memory, unless another incarnation is still away. Every other fault is
-    dealt with only if the memory that its requests need is free. While no instance could take the
+    The faults that have been silent for longest come first. The first fault is fenced even if its
+    requests have to wait for memory, unless another incarnation is still away. Every further fault
+    is fenced only if the memory that its requests need is free. While no instance could take the
     requests, nothing is fenced.
     """
     if not after_s or not rest.num_schedulable:
@@ -327,23 +328,25 @@ def _longest_first(fault: Sequence[Silent]) -> tuple[float, str]:
 # differs by less than two times. A GPU that throttles, or another process that takes the cores,
 # makes a larger difference. A step with a long prompt is slow by nature, so medians are compared.
 #
-# An instance is watched while it has work and nobody empties it; after a rest the watch begins
-# anew. Only one instance is emptied at a time, as the others have enough to take. An operator
-# decides whether it serves again, as an empty instance takes no steps that could show it.
+# An instance is watched while it has work and nobody empties it; after a pause without work the
+# watch begins anew. Only one instance is emptied at a time, because the others have to take its
+# requests. An operator decides whether it serves again, as an empty instance takes no steps that
+# could show it.
 
 SLOW_WATCH = "slow-watch"
-"""The actor of these drains."""
+"""The actor that the log names for drains of slow instances."""
 MIN_SAMPLES = 20
 MIN_OTHERS = 2
-"""How many other instances are needed. With fewer it is not known which instance is the
+"""How many other instances are needed. If there are fewer, it is not known which instance is the
 exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepsSeen:
-    """The length of the last step, in seconds, of each incarnation that has work. It comes at even
-    intervals. `drained`: the instances that somebody empties. An instance is slow if its steps take
-    `factor` times as long as the others' for `window_s`; with factor 0 none is."""
+    """The length of the last step, in seconds, of each incarnation that has work. The event comes
+    at even intervals. `drained`: the instances that somebody empties. An instance is slow if its
+    steps take `factor` times as long as the others' for `window_s`; with factor 0 no instance
+    counts as slow."""
 
     step_times_s: Mapping[Key, float]
     drained: Collection[str]
@@ -379,8 +382,8 @@ class Slowness:
 
     def __init__(self) -> None:
         self._samples: dict[Key, deque[tuple[float, float]]] = {}
-        """For each incarnation that was busy at the last look, its samples (time, length of the
-        step) in order of time, none older than the window."""
+        """For each incarnation that was busy at the latest look, its samples (time, length of the
+        step) in order of time. No sample is older than the window."""
 
     def handle(self, seen: StepsSeen, now_s: float) -> list[Empty]:
         if not seen.factor:
@@ -426,9 +429,9 @@ class Slowness:
         return Empty(*key, slowest_s, others_s)
 
 
-# -- which ones compute though no request is there -------------------------------------------------
+# -- which ones compute although they have no request ----------------------------------------------
 #
-# If this lasts for a while, it is put on record.
+# This is put on record once it has lasted for a while.
 #
 #     QUIET    the instance has work, or computes little
 #     BUSY     the instance computes without work; on record once that has lasted
@@ -436,11 +439,11 @@ class Slowness:
 #     QUIET -> BUSY -> QUIET; the return to QUIET is put on record too if BUSY was
 
 BUSY_CORES = 0.5
-"""A compiler that cannot be ended (grammar_guard.py), or a thread that spins, takes more. An idle
-instance takes 0.02 cores."""
+"""More CPU cores than this count as computing. A compiler that cannot be ended (grammar_guard.py),
+or a thread that spins, uses more. An idle instance uses 0.02 cores."""
 LASTS_S = 5.0
-"""Longer than one second, as the CPU time of a request that has just ended still counts for a
-second."""
+"""How long this must last. It is longer than one second because the CPU time of a request that has
+just ended still counts for a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +473,7 @@ class Busyness:
         self._since_s: dict[Key, float] = {}
         """For each incarnation that computes without a request, since when."""
         self._on_record: set[Key] = set()
-        """The incarnations of `_since_s` for which this has lasted."""
+        """The incarnations of `_since_s` that have computed for long enough to be on record."""
 
     def handle(self, event: IdleSeen | InstanceGone, now_s: float) -> list[TellBusy]:
         if isinstance(event, InstanceGone):

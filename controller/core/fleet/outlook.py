@@ -17,8 +17,8 @@ requests on S instances that serve, and N instances,
                  and waiting requests / (first tokens per second of the last minute * N / S)
 
 This assumes that the whole time of a step is proportional to the batch. A step also has a fixed
-part. So TPOT grows by less than this when an instance is removed, which is the safe side; and it
-falls by less when one is added, so that one more decision may follow. A request that has an
+part. So when an instance is removed, TPOT grows by less than the estimate, which is the safe side.
+When one is added, TPOT falls by less, so that one more decision may follow. A request that has an
 instance to itself gains nothing from another one.
 """
 
@@ -41,7 +41,8 @@ class Target(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecentLatencies:
-    """The latencies that clients saw in the last minute. None: there were none."""
+    """The latencies that clients saw in the last minute. None stands for a latency of which there
+    was none."""
 
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
@@ -110,11 +111,11 @@ class ClusterLoad:
     """Instances that stall, or that an operator drains without removing them. They only count
     towards the maximum."""
     action_pending: bool = False
-    """Whether an earlier decision, or an operator's scale, is not carried out yet: an instance that
-    it launched neither serves nor has failed, or an instance that it drained still exists."""
+    """Whether an earlier decision or an operator's scale is not carried out yet: a launched
+    instance has neither served nor failed, or a drained instance still exists."""
     leaving_id: str | None = None
     """The instance that an earlier decision drains, if nothing else is pending. It is not
-    schedulable, and may still be kept."""
+    schedulable, but it may still be made to stay."""
     last_failed_start_s: float | None = None
     """When an instance last failed to start for good, by the clock of the checks."""
     recent: RecentLatencies | None = None
@@ -132,7 +133,8 @@ class ClusterLoad:
 
     @property
     def free_blocks(self) -> int:
-        """The unclaimed blocks of all instances; negative if more are wanted than there are."""
+        """The blocks that no request claims, of all instances; negative if requests want more
+        blocks than there are."""
         return sum(each.unclaimed_blocks for each in self.schedulable) - self.waiting_demand_blocks
 
     def freeness(self, more_blocks: int = 0) -> float:
@@ -140,7 +142,8 @@ class ClusterLoad:
         return self.block_size * (self.free_blocks + more_blocks) / max(1, self.num_requests)
 
     def freeness_started(self, num_more: int = 0) -> float:
-        """F_scale once all instances that are starting serve, and `num_more` others."""
+        """F_scale once all instances that are starting serve, and `num_more` further instances do
+        too."""
         return self.freeness((self.num_starting + num_more) * self.new_capacity_blocks)
 
 
@@ -151,15 +154,15 @@ higher estimate would soon call for the instance again."""
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The estimates of a check against the targets. A target that is not set, or whose latency is
-    not known, is not missed."""
+    """The estimates of a check against the targets. A target that is not set counts as met, and so
+    does one whose latency is not known."""
 
     config: AutoscaleConfig
     load: ClusterLoad
 
     def estimate(self, num_more: int) -> Estimate:
         """The estimate for the next minute, once all instances that are starting serve, and
-        `num_more` others."""
+        `num_more` further ones do too."""
         return self._with(len(self.load.schedulable) + self.load.num_starting + num_more)
 
     def estimate_less(self) -> Estimate:
@@ -221,13 +224,13 @@ def _is_less(one_s: float | None, other_s: float | None) -> bool:
 #     STARTING -> SERVING, FAILED     SERVING -> STARTING     FAILED -> SERVING, STARTING
 #
 # A FAILED instance is STARTING again when another process of it tries to start. This controller
-# does not know what an earlier one saw. So it takes an instance that does not serve when the
-# controller begins for one that was launched at that moment.
+# does not know what an earlier controller saw. So if an instance does not serve when the controller
+# begins, the instance counts as launched at that moment.
 
 MAX_MEASURED = 8
 _EARLIER_S = 1.0
-"""If a process has run longer than this machine has waited for it, by more than this, it was not
-launched here."""
+"""If a process has run for longer than this machine has waited for it, by more than this margin,
+this machine did not see its launch."""
 
 
 RETRY_S = 1.0
@@ -236,8 +239,8 @@ RETRY_S = 1.0
 
 class Launches:
     """Which instances are launched now: the instances that are wanted and have no process. A launch
-    that failed is repeated a while later, as Ray may still clean up after one that died with its
-    controller. Times are in seconds, of any monotonic clock."""
+    that failed is repeated a while later, because Ray may still be cleaning up after an instance
+    that died with its controller. Times are in seconds, of any monotonic clock."""
 
     def __init__(self) -> None:
         self._retry_at_s: dict[str, float] = {}
@@ -281,23 +284,23 @@ class InstanceStarts:
         """The starts of exactly the instances that were planned at the last look, by instance
         id."""
         self._took_s: deque[float] = deque(maxlen=MAX_MEASURED)
-        """How long the last starts took, from launches that this machine saw."""
+        """How long the latest starts took, of launches that this machine saw."""
         self.last_failed_s: float | None = None
-        """When an instance was last found to be one that cannot start."""
+        """When an instance was last found to be unable to start."""
 
     @property
     def cold_start_s(self) -> float | None:
-        """The median time of the last starts, from the launch until the instance serves."""
+        """The median time of the latest starts, from the launch until the instance serves."""
         return median(self._took_s) if self._took_s else None
 
     @property
     def launched(self) -> Collection[str]:
-        """The instances that have not served yet and may do so."""
+        """The launched instances that have not served yet and may still do so."""
         return {key for key in self.starting if not self._starts[key].has_served}
 
     @property
     def starting(self) -> Collection[str]:
-        """The instances that were launched, and the instances that died and are started again."""
+        """The instances that were launched, and those that died and are being started again."""
         return self._in(StartState.STARTING)
 
     @property

@@ -2,9 +2,9 @@
 
 Each instance is restarted as by a single restart (`emptying.drains`): it is emptied by moves, its
 process is replaced, and it serves again. The next instance begins when the previous one serves. If
-several may be away at once, it begins as soon as the instances that stay can hold the requests of
-the instances that leave. If an instance cannot be restarted, the rolling restart ends: restarts
-that can still be taken back are taken back, and no other begins.
+several instances may be away at once, the next one begins as soon as the instances that stay can
+hold the requests of the instances that leave. If an instance cannot be restarted, the rolling
+restart ends: restarts that can still be taken back are taken back, and no further restart begins.
 
 A rolling restart may change engine arguments: each instance starts with the new ones from its turn
 on. The first instance is always restarted alone, because it is not known yet whether it will serve
@@ -14,14 +14,16 @@ arguments yet get their old arguments back, so that no instance is left half sta
 A process is known by its nonce.
 
 The order, which is part of the cluster's spec, says how far a rolling restart is. So a controller
-that starts again goes on with it; it only counts the time that a new process may take from its own
-start. `RollingRestart` decides the next step, and waits while a step is being saved:
+that starts again goes on with the rolling restart. Only the time that a new process may take is
+then counted from the start of that controller. `RollingRestart` decides the next step, and waits
+while a step is being saved:
 
     Began, Ticked, Stopped   -> ChangeSpec, if a step is due
     SpecChanged              -> Tell, of the restarts that are over, and of how all of it ended
     SpecNotChanged           -> nothing changed: the next step is tried a while later
 
-A step without an answer was not saved; an operator's order is given up then.
+A step without an answer counts as not saved. If it was the first step of an operator's order, the
+order is given up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,16 +43,16 @@ from controller.core.record.event_log import EventKind, Number
 
 NO_OTHER_SERVES = "no other instance serves"
 RETRY_S = 1.0
-"""The pause before a step that could not be saved, for example because a disk is full, is tried
-again."""
+"""The pause before a step is tried again that could not be saved, for example because a disk is
+full."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceNow:
-    """An instance as the controller sees it. `nonce`: the nonce of its process; empty if none was
-    heard. `removes`: the instance is to be removed. `restarts`: the nonce of the process that a
-    claim to restart it names; empty if there is no such claim. `is_away`: that process has ended,
-    and the next one does not serve yet.
+    """An instance as the controller sees it. `nonce`: the nonce of its process; empty if no process
+    was heard. `removes`: whether the instance is to be removed. `restarts`: the nonce of the
+    process that a claim to restart it names; empty if there is no such claim. `is_away`: that
+    process has ended, and the next one does not serve yet.
 
     The machine adds `ordered`: whether the order to restart it still holds; and `away_s`: how long
     ago its process ended for that order (None: it has not ended)."""
@@ -66,9 +68,9 @@ class InstanceNow:
     ordered: bool = False
     away_s: float | None = None
     takes_requests: bool = False
-    """Whether it may get new requests now."""
+    """Whether the instance may get new requests now."""
     num_tokens: int = 0
-    """KV tokens that its requests hold or wait for."""
+    """The KV tokens that its requests hold or wait for."""
     num_requests: int = 0
     free_tokens: int = 0
     free_places: int | None = None
@@ -80,7 +82,7 @@ class InstanceNow:
     max_model_len: int = 0
 
     def with_load(self, load: InstanceSnapshot) -> "InstanceNow":
-        """The same instance with the figures of its last status."""
+        """The same instance with the figures of its latest status."""
         size, places = load.block_size, load.max_num_running
         num_requests = load.num_running + load.num_queued
         return replace(
@@ -95,10 +97,10 @@ class InstanceNow:
 @dataclass(frozen=True, slots=True)
 class RollingStep:
     """One step of a rolling restart. `begins`: instances whose restart begins now. `taken_back`:
-    instances whose restart is taken back, as another one failed. `waits`: why no restart begins, if
-    the reason is not just that it is another instance's turn. `engines`: by instance, the arguments
-    that change with this step. `put_back`: the instances in `engines` whose process is replaced
-    once more, because it must not keep its new arguments."""
+    instances whose restart is taken back because another restart failed. `waits`: why no restart
+    begins, if the reason is not just that it is another instance's turn. `engines`: by instance,
+    the arguments that change with this step. `put_back`: the instances in `engines` whose process
+    is replaced once more, because it must not keep its new arguments."""
 
     order: RollingOrder
     begins: tuple[str, ...] = ()
@@ -154,14 +156,15 @@ def rolling_step(
 def stopped(
     order: RollingOrder, instances: Sequence[InstanceNow], why: str, now_s: float
 ) -> RollingStep:
-    """An operator ends the rolling restart: restarts that can be taken back are taken back."""
+    """Ends the rolling restart by an operator's order: restarts that can still be taken back are
+    taken back."""
     known = {each.instance_id: each for each in instances}
     return _ended(replace(order, state="stopped", why=why), known, now_s)
 
 
 def _added(order: RollingOrder, instances: Sequence[InstanceNow]) -> tuple[str, ...]:
-    """Instances that came, or stay after all, during the rolling restart, and have other arguments
-    than it gives."""
+    """Instances that were added, or stay after all, during the rolling restart, and whose arguments
+    differ from those that it gives."""
     known = {*order.left, *order.done, *(turn.instance_id for turn in order.under_way)}
     return tuple(
         each.instance_id
@@ -171,8 +174,8 @@ def _added(order: RollingOrder, instances: Sequence[InstanceNow]) -> tuple[str, 
 
 
 def _turn(now: InstanceNow, instances: Sequence[InstanceNow], now_s: float) -> Turn:
-    """The restart of one instance. If it does not serve, its next engine is compared with the
-    others'."""
+    """The restart of one instance. If the instance does not serve, its next engine is compared with
+    the engines of the others."""
     alike = now if now.fingerprint else next((i for i in instances if i.serving), now)
     known = (alike.fingerprint, alike.max_model_len)
     return Turn(now.instance_id, now.nonce, now_s, now.engine, *known)
@@ -224,8 +227,9 @@ def _failed(
 
 
 def _ended(order: RollingOrder, known: Mapping[str, InstanceNow], now_s: float) -> RollingStep:
-    """Takes back the restarts whose process has not ended. The others go on by themselves; if their
-    arguments changed and the new process does not serve yet, they get the old arguments."""
+    """Takes back the restarts whose process has not ended. The other restarts go on by themselves.
+    If an instance among them got new arguments and its new process does not serve yet, it gets its
+    old arguments back."""
     back, put_back, done = list[str](), list[str](), dict(order.done)
     engines: dict[str, EngineChange] = {}
     for turn in order.under_way:
@@ -264,8 +268,8 @@ def _next(
     *,
     proved: bool,
 ) -> tuple[list[str], str]:
-    """The instances whose restart begins now, and why the next one must wait. `proved`: an instance
-    serves with the arguments that all of them get."""
+    """The instances whose restart begins now, and why the next one must wait. `proved`: whether an
+    instance already serves with the arguments that all instances get."""
     away = [turn.instance_id for turn in going]
     changes = any(turn.before != order.engine for turn in going)
     changes = changes or any(known[each].engine != order.engine for each in left)
@@ -276,7 +280,7 @@ def _next(
             break
         now = known[each]
         if not now.nonce or now.restarts not in ("", now.nonce):
-            continue  # it has not started yet, or an earlier restart of it is not over
+            continue  # the instance has not started yet, or an earlier restart of it is not over
         staying = [i for i in known.values() if i.takes_requests and i.instance_id not in away]
         staying = [i for i in staying if i.instance_id != each]
         if known[each].takes_requests and not staying and not order.force:
@@ -289,7 +293,7 @@ def _next(
 
 
 def _hold(leaving: Sequence[InstanceNow], staying: Sequence[InstanceNow]) -> bool:
-    """Whether the staying instances have room for all requests of the leaving ones."""
+    """Whether the staying instances have room for all requests of the leaving instances."""
     if not staying:
         return False
     if sum(each.num_tokens for each in leaving) > sum(max(0, i.free_tokens) for i in staying):
@@ -305,8 +309,8 @@ def _hold(leaving: Sequence[InstanceNow], staying: Sequence[InstanceNow]) -> boo
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """An operator's order, which gets its instances now. `engine_arguments`: the arguments in
-    words."""
+    """An operator's order begins. The machine fills in its instances. `engine_arguments`: the
+    arguments in words."""
 
     order: RollingOrder
     seen: Sequence[InstanceNow]
@@ -325,7 +329,7 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """An operator ends the rolling restart of the spec."""
+    """An operator ends the rolling restart that is in the spec."""
 
     order: RollingOrder
     seen: Sequence[InstanceNow]
@@ -336,7 +340,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class SpecChanged:
-    """The step of `ChangeSpec` is saved, and begun."""
+    """The step of `ChangeSpec` is saved and has begun."""
 
     wall_s: float
 
@@ -352,7 +356,7 @@ Event = Began | Ticked | Stopped | SpecChanged | SpecNotChanged
 @dataclass(frozen=True, slots=True)
 class ChangeSpec:
     """Save the step in the cluster's spec: the order, claims to restart instances, claims that are
-    taken back, changed arguments. `why` and `actor` are for drains that end with it."""
+    taken back, changed arguments. `why` and `actor` are for drains that this step ends."""
 
     order: RollingOrder
     restarts: Mapping[str, Restart] = field(default_factory=dict)
@@ -364,7 +368,7 @@ class ChangeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """An event for the journal."""
+    """Write an event into the journal."""
 
     kind: EventKind
     order: RollingOrder
@@ -388,7 +392,7 @@ class RollingRefusal(StrEnum):
 def refusal(
     present: RollingOrder | None, seen: Sequence[InstanceNow], *, force: bool
 ) -> RollingRefusal | None:
-    """Why no rolling restart can begin now. `present`: the rolling restart in the spec."""
+    """Why no rolling restart can begin now. `present`: the rolling restart that is in the spec."""
     if present is not None and present.goes:
         return RollingRefusal.GOES
     if all(each.removes for each in seen):
@@ -408,15 +412,15 @@ class RollingRestart:
         """Why the restart of the next instance must wait, if the reason is not just that another
         instance is being restarted."""
         self._away_since_s: dict[str, float] = {}
-        """For each instance whose restart was under way at the last look: when its process was seen
-        to have ended for that."""
+        """For each instance whose restart was under way at the latest look, when its process was
+        seen to have ended for that restart."""
         self._emptied_s: dict[str, float] = {}
         """For each instance that this controller saw in this rolling restart: how long it took
         until its process could be ended."""
         self._retry_at_s = float("-inf")
         self._saving: tuple[RollingOrder | None, ChangeSpec, str] | None = None
-        """The order before the step that is being saved, the step, and the words for a first one.
-        Set only between ChangeSpec and its answer, or the next event."""
+        """The order before the step that is being saved, the step itself, and the words for a first
+        step. Set only between ChangeSpec and its answer, or the next event."""
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         match event:
@@ -541,8 +545,8 @@ class RollingRestart:
 
 
 def _restart(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
-    """The claim to restart an instance. At its deadline it is given up, and the requests that are
-    left stay where they run."""
+    """The claim to restart an instance. At its deadline the claim is taken back, and the requests
+    that are left stay where they run."""
     return Restart(
         order.order_id,
         wall_s,
@@ -555,8 +559,8 @@ def _restart(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
 
 
 def _put_back(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
-    """A claim to one more restart, with the old arguments; at once if the process does not serve.
-    It replaces the claim to restart the earlier process."""
+    """A claim to one more restart, with the old arguments. If the process does not serve, it is
+    replaced at once. The claim takes the place of the claim to restart the earlier process."""
     return Restart(
         f"{order.order_id}-back",
         wall_s,

@@ -12,9 +12,9 @@ any reason is open.
     cooling      a while after moves there failed
 
 The instance's record has the first five (`admission.instance_pool`). Of these, `fleet.liveness`
-decides on `stalled`, and the spec (`fleet.cluster_spec`) on `draining` and `cordoned`: it has the
-drains, and operators' marks, such as a cordon. A new reason is a member here with its row in
-`ROWS`, and code that says when it holds; for a mark that is an order
+decides on `stalled`. The spec (`fleet.cluster_spec`) decides on `draining` and `cordoned`, because
+it has the drains and the operators' marks, such as a cordon. A new reason is a member here with its
+row in `ROWS`, and code that says when it holds; for a mark that is an order
 (`controller/api/operations/on_instances.py`). The scheduler, rounds, moves by hand, forecasts,
 statuses and refusals ask what the row stops; none of them asks whether there is any reason at all.
 """
@@ -35,8 +35,8 @@ class Row(NamedTuple):
 
 
 class Closed(StrEnum):
-    """The reasons; the one that stops the most comes first. If several hold, people are told the
-    first one."""
+    """The reasons, in order: the reason that stops the most comes first. If several hold, people
+    are told the first one."""
 
     NOT_SERVING = "not_serving"
     NO_STATUS = "no_status"
@@ -58,7 +58,7 @@ class Closed(StrEnum):
 
     @property
     def stops_named_arrivals(self) -> bool:
-        """Stops even those moves for which an operator named this instance as the destination."""
+        """Stops also those moves for which an operator named this instance as the destination."""
         return ROWS[self].named_arrivals
 
     @property

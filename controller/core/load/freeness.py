@@ -1,8 +1,8 @@
 """Virtual usage, freeness, and room: how free an instance is.
 
-Virtual usage is one number per instance that makes every goal a load balance. Freeness says how
-many more decode steps the instance's batch can run; a larger number is freer. `Room` says what the
-instance can take now: free blocks and places that no known request will take.
+Virtual usage is one number per instance. It turns every goal into the balancing of load. Freeness
+says how many more decode steps the instance's batch can run; a larger number is freer. `Room` says
+what the instance can take now: free blocks and places that no known request will take.
 
 Paper section 4.4.2, Algorithm 1 (CalcVirtualUsage and GetHeadroom), summed over an instance. All
 amounts are in blocks. An instance that is to be emptied is treated as full: a queue head counts
@@ -46,7 +46,7 @@ def headroom_blocks(level: Level, snapshot: InstanceSnapshot) -> int:
 
 
 def total_headroom_blocks(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> int:
-    """H: the sum of the headrooms of the levels that have a running request on this instance, at
+    """H: the sum of the headrooms of the levels that have a running request on this instance; at
     most M."""
     wanted, running = 0, snapshot.num_running_by_rank
     for level in levels:  # `headroom_by_rank` is too slow for each round
@@ -56,7 +56,9 @@ def total_headroom_blocks(snapshot: InstanceSnapshot, levels: Sequence[Level]) -
 
 
 def headroom_by_rank(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> dict[int, int]:
-    """h(p) of each level that has a running request here and keeps a headroom."""
+    """By rank, h(p) of each level that keeps a headroom and has a running request on this
+    instance.
+    """
     running = snapshot.num_running_by_rank
     headrooms = {p.rank: headroom_blocks(p, snapshot) for p in levels if running.get(p.rank, 0) > 0}
     return {rank: blocks for rank, blocks in headrooms.items() if blocks}
@@ -65,9 +67,9 @@ def headroom_by_rank(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> dic
 def instance_virtual_usage(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
     """Sum of V over one instance: used + fill + H + demand(head); infinite when draining.
 
-    The sum is taken over the instance's own counters, which count a shared block once, and over H,
-    which is at most M. A sum over single requests, each with its share of the headroom, would count
-    shared blocks several times and could count more headroom than M.
+    The sum is taken over the instance's own counters, plus H, which is at most M. The counters
+    count a shared block once. A sum over single requests, each with its share of the headroom,
+    would count shared blocks several times and could count more headroom than M.
     """
     if snapshot.draining:
         return math.inf
@@ -90,8 +92,8 @@ def num_in_batch(snapshot: InstanceSnapshot) -> int:
 
 
 def batch_size(snapshot: InstanceSnapshot) -> int:
-    """B: `num_in_batch`, at least 1. `num_in_batch` is not called, because each round computes this
-    for each instance."""
+    """B: `num_in_batch`, at least 1. `num_in_batch` is not called, because each round computes B
+    for each instance, and a call would cost time."""
     return (snapshot.num_running + 1 if snapshot.num_queued else snapshot.num_running) or 1
 
 
@@ -111,8 +113,8 @@ def freest_first(steps: float, instance_id: str) -> tuple[float, str]:
 
 
 def with_another_rank(snapshot: InstanceSnapshot, before: int, after: int) -> InstanceSnapshot:
-    """The same instance once one of its running requests has the rank `after` instead of
-    `before`."""
+    """The same instance after one of its running requests changed its rank from `before` to
+    `after`."""
     running = dict(snapshot.num_running_by_rank)
     running[before] = running.get(before, 0) - 1
     running[after] = running.get(after, 0) + 1
@@ -121,7 +123,7 @@ def with_another_rank(snapshot: InstanceSnapshot, before: int, after: int) -> In
 
 
 def finite(steps: float) -> float | None:
-    """Freeness as a figure of an event: None for a draining instance, which has -inf."""
+    """Freeness as a figure for an event: None for a draining instance, whose freeness is -inf."""
     return steps if math.isfinite(steps) else None
 
 
@@ -132,9 +134,9 @@ def dispatch_headroom_blocks(
     instance's blocks.
 
     They are the headroom of every other level with running requests on the instance, which the new
-    request may not use, and the headroom of its own level if no request of that level runs here
-    yet: then the new request would bring that headroom with it. So the requests of one level gather
-    on few instances.
+    request may not use. If no request of its own level runs on the instance yet, the headroom of
+    its own level is added, because the new request would bring that headroom with it. So the
+    requests of one level gather on few instances.
     """
     running = snapshot.num_running_by_rank
     total = 0
@@ -154,8 +156,8 @@ def dispatch_freeness(
 ) -> float:
     """F_dispatch(p) in decode steps, for a new request of `level`. -inf when draining.
 
-    Unlike F, this subtracts all queued demand and divides by all requests, as a newcomer waits
-    behind every one of them. A level outside `levels` brings no headroom of its own.
+    Unlike F, this subtracts all queued demand and divides by all requests, because a new request
+    waits behind all of them. A level outside `levels` brings no headroom of its own.
     """
     if snapshot.draining:
         return -math.inf
@@ -169,8 +171,9 @@ def dispatch_freeness(
         - dispatch_headroom_blocks(snapshot, level, levels)
     )
     if free_blocks <= 0:
-        # If this were divided, an overload would seem smaller with every further request, and a
-        # whole burst would go to one instance (docs/decisions/0001).
+        # The -inf or negative value is not divided by the number of requests: else an overload
+        # would seem smaller with every further request, and a whole burst would go to one instance
+        # (docs/decisions/0001).
         return snapshot.block_size * float(free_blocks)
     num_reqs = snapshot.num_running + snapshot.num_queued + unreported.num_requests
     return snapshot.block_size * free_blocks / (num_reqs or 1)
@@ -187,14 +190,15 @@ waited behind an evicted request for longer than any other request (S-L: 129 s).
 STEP_TOKENS = 2048
 """While no instance is short of memory, more than `MAX_QUEUED` requests may wait on an instance,
 until their tokens to compute fill one step of the engine. This is the size of a step if the
-engine's own is not known. With only four prompts of 30 tokens in each step, 600 requests/s of one
-output token saturate a simulated H100: the mean TTFT is 1.6 s. It is 13 ms if the prompts may fill
-2,048 tokens. At 1,200 requests/s it is 2.4 s with 2,048 tokens, and 1.7 s with the engine's
-8,192."""
+engine's own is not known.
+
+Measured on a simulated H100 with prompts of 30 tokens and one output token: at 600 requests/s the
+mean TTFT is 1.6 s with only four prompts in each step, and 13 ms if the prompts may fill 2,048
+tokens. At 1,200 requests/s it is 2.4 s with 2,048 tokens, and 1.7 s with the engine's 8,192."""
 GROWTH_DIVISOR = 16
-"""An admission leaves at most a sixteenth of the memory free for growth. Without this limit it
-leaves 320 tokens, which are a third of a memory of 64 blocks: with such a memory a prompt of 57
-blocks waited until a request of 2 blocks ended."""
+"""The share of the memory that an admission leaves free for growth is at most a sixteenth.
+Otherwise an admission would leave 320 tokens free, which are a third of a memory of 64 blocks. With
+such a memory a prompt of 57 blocks waited until a request of 2 blocks ended."""
 
 
 @dataclass(slots=True)
@@ -203,8 +207,8 @@ class Room:
     requests that run on the instance, wait on it or are on their way to it. While it has such
     requests, `growth_blocks` and the watermark stay free for their growth; an idle instance takes
     whatever its memory can hold, as its engine does. `prefill_blocks`: the blocks whose tokens
-    these requests still have to compute; how many of them a prefix cache spares is not known.
-    `claimed_blocks`: all blocks that they have or wait for."""
+    these requests still have to compute; how many of these blocks a prefix cache spares is not
+    known. `claimed_blocks`: all blocks that these requests have or wait for."""
 
     instance_id: str
     free_blocks: int
@@ -245,7 +249,7 @@ class Room:
         num_places = MAX_QUEUED - num_waiting
         step_tokens = snapshot.max_step_tokens or STEP_TOKENS
         if by_step and num_places <= 0 and prefill_blocks * snapshot.block_size < step_tokens:
-            num_places = 1  # for now: the room is counted anew for the next request
+            num_places = 1  # enough for now: the room is computed anew for the next request
         return cls(
             snapshot.instance_id,
             free_blocks,
@@ -285,7 +289,7 @@ class Room:
         """Whether a request that did not fit in the instance's room `before` may fit now, or may
         lack fewer blocks now."""
         if self.num_requests == before.num_requests and self.num_places == before.num_places:
-            return self.free_blocks > before.free_blocks  # the case of most statuses
+            return self.free_blocks > before.free_blocks  # as with most statuses
         return (
             self.spare_blocks > before.spare_blocks
             or self.claimed_blocks < before.claimed_blocks

@@ -24,8 +24,8 @@ class InstanceRef:
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """How many blocks hold `num_tokens`: ceil(num_tokens / block_size). All decisions use this
-    function, as an engine with several groups of KV caches (sliding windows in addition to full
-    attention) would need another count."""
+    function, because an engine with several groups of KV caches (sliding windows in addition to
+    full attention) would count differently."""
     return -(-num_tokens // block_size)
 
 
@@ -58,17 +58,18 @@ class QueueHead:
     arrival_time_s: float
     evicted: bool = False
     evicted_at_s: float | None = None
-    """Seconds since the epoch. The llumlet sets this, as the engine does not know it."""
+    """When the request arrived, in seconds since the epoch. The llumlet sets this, because the
+    engine does not know it."""
 
 
 @value
 class InstanceSnapshot:
     """One instance at one moment, as its llumlet counted it between two steps.
 
-    `num_total_blocks` leaves out the null block; `num_used_blocks` counts a shared block
-    once and cached, unreferenced blocks not at all. `fill_blocks` is summed over the
-    requests in mid-prefill, `queued_demand_blocks` over everything queued. `max_num_running`
-    is how many requests the batch has places for (0: not known).
+    `num_total_blocks` leaves out the null block; `num_used_blocks` counts a shared block once, and
+    does not count cached blocks that no request uses. `fill_blocks` is summed over the requests in
+    mid-prefill, `queued_demand_blocks` over everything queued. `max_num_running` is how many
+    requests the batch has places for (0: not known).
     """
 
     instance_id: str
@@ -104,15 +105,15 @@ class InstanceSnapshot:
 
     @property
     def arrivable_blocks(self) -> int:
-        """M - used - fill: what a request that moves here may take. Running prefills were admitted
-        for the rest of their prompts too; if a move took those blocks, requests would be
-        evicted."""
+        """M - used - fill: what a request that moves to this instance may take. Blocks for the rest
+        of their prompts were promised to running prefills; if a move took those blocks, requests
+        would be evicted."""
         return self.admissible_blocks - self.fill_blocks
 
     @property
     def unclaimed_blocks(self) -> int:
-        """M - used - fill - queued demand: what no request here has or waits for; negative if the
-        requests want more than there is."""
+        """M - used - fill - queued demand: what no request on this instance has or waits for;
+        negative if the requests want more blocks than there are."""
         return self.arrivable_blocks - self.queued_demand_blocks
 
     @property
@@ -127,7 +128,7 @@ def with_batch(
     num_running_by_rank: Mapping[int, int],
 ) -> InstanceSnapshot:
     """The same instance with another batch. Simulations call this hundreds of thousands of times,
-    so it does not use `dataclasses.replace`: that takes 12 us, and this takes 1.1."""
+    so it does not use `dataclasses.replace`, which takes 12 us. This method takes 1.1 us."""
     return InstanceSnapshot(
         snapshot.instance_id,
         snapshot.incarnation,

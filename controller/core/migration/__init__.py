@@ -8,6 +8,6 @@ stage stops it. Three parties decide, each by a machine of its own, on plain val
     frontend      reads one epoch only; where source and destination cannot agree who owns the
                   request, it fences an epoch and so decides
 
-Nothing here copies a byte or sends a message: instructions say what the shell shall do, events
-say what came of it.
+Nothing here copies a byte or sends a message: instructions say what the caller is to do, and events
+say how that went.
 """

@@ -13,15 +13,16 @@ remembers how the move ended.
 Bytes and messages take different ways, so the next stage's PRE_ALLOC, or COMMIT, may arrive before
 the last bytes do. The message is `pending` until they have come.
 
-A destination that hears nothing from its source for the time of a lease frees what it holds. It
-refuses a COMMIT that comes later, and the source then resumes the request. This answer is final, as
-is every answer about a move that is over. When the source has died, the frontend may ask who owns
-the request: a move whose COMMIT did not come is then called off for good, so that the answer stays
-true.
+A destination that hears nothing from its source for the time of a lease frees what it holds. If a
+COMMIT comes later, the destination refuses it, and the source resumes the request. This refusal is
+final, as is every answer about a move that is over. When the source has died, the frontend may ask
+who owns the request. If COMMIT has not come by then, the move is called off for good, so that the
+answer stays true.
 
 A source that counts as dead may be alive: its connection broke, or it was stopped for a while. So a
-destination that has the request and no acknowledgement asks the frontend to confirm that it reads
-the request from here. Once the frontend has confirmed this, it grants the source no fence.
+destination that has the request but no acknowledgement asks the frontend to confirm that it reads
+the request from this destination. Once the frontend has confirmed this, it grants the source no
+fence.
 """
 
 from collections.abc import Mapping
@@ -91,8 +92,8 @@ class SourceDied:
 
 @value
 class ClientLeft:
-    """The frontend itself says that the client left. If the engine had the request, it has ended
-    it."""
+    """The frontend itself reports that the client left. If the engine had the request, it has ended
+    the request."""
 
 
 @value
@@ -102,16 +103,17 @@ class OwnerAsked:
 
 @value
 class OwnerConfirmed:
-    """The frontend reads the request from here, in the hop of this move."""
+    """The frontend confirms that it reads the request from this destination, in the hop of this
+    move."""
 
 
 @value
 class LeaseExpired:
-    """The source said nothing for too long. The machine's own `tick` makes this event."""
+    """The source was silent for too long. The machine's own `tick` makes this event."""
 
 
 def code_of(event: object) -> str:
-    """The code of the reason why this event calls a move off."""
+    """The code for a move that is called off because of this event."""
     match event:
         case MoveMessage(code=code) if code:
             return code
@@ -131,8 +133,8 @@ def code_of(event: object) -> str:
 
 @value
 class Reserve:
-    """Reserve blocks in the engine. `last`: the request stops for this stage, so whatever takes
-    long before a commit must be done with it."""
+    """Reserve blocks in the engine. `last`: the request stops for this stage, so everything that
+    takes long before a commit must be done together with the reservation."""
 
     stage: int
     num_blocks: int
@@ -146,12 +148,12 @@ class Receive:
 
 @value
 class Free:
-    """Free all blocks that are reserved, after a `Reserve` that is under way."""
+    """Free all blocks that are reserved. If a `Reserve` is under way, free them after it."""
 
 
 @value
 class Apply:
-    """Take the request in. `rank`: the new one if it changed during the move, else None."""
+    """Take the request in. `rank`: the new rank if the rank changed during the move, else None."""
 
     rank: int | None
 
@@ -191,9 +193,9 @@ class DestinationMove:
         self.state = DestinationState.RESERVING
         self.stage = 0
         self.hop = 0
-        """The hop in which the request runs here, once COMMIT came."""
+        """The hop in which the request runs on this instance, once COMMIT has come."""
         self.code = ""
-        """Why the move failed."""
+        """The code of the reason why the move failed."""
         self._timing = timing
         self._since_s = now_s
         self._heard_s = now_s
@@ -206,9 +208,10 @@ class DestinationMove:
         self._acknowledged = False
         self._source_is_dead = False
         self._confirmed = False
-        """The frontend reads the request from here, or nobody reads it any more."""
+        """Whether the frontend is known to read the request from this destination, or nobody reads
+        it any more."""
         self._last_change = 0
-        """The number of the newest change of the rank that was heard of."""
+        """The number of the newest change of the rank of which this machine has heard."""
 
     @property
     def over(self) -> bool:
@@ -216,7 +219,7 @@ class DestinationMove:
 
     @property
     def receiving(self) -> bool:
-        """Whether bytes of the source may still come, and are wanted."""
+        """Whether bytes from the source may still come and are wanted."""
         return self.state is _D.RECEIVING
 
     @property
@@ -255,8 +258,8 @@ class DestinationMove:
         return instructions
 
     def tick(self, now_s: float) -> Instructions:
-        """Repeats COMMITTED, refuses a stage for which it does not get ready, or lets the lease
-        expire, when it is due. Mutates."""
+        """Does what is due by now: repeats COMMITTED, refuses a stage for which the instance did
+        not get ready in time, or lets the lease expire. Mutates."""
         if self.state in LEASED and now_s - self._heard_s >= self._timing.lease_s:
             return self.handle(LeaseExpired(), now_s)
         if self.state is _D.RESERVING and now_s - self._since_s >= self._timing.reserve_timeout_s:
@@ -371,8 +374,8 @@ class DestinationMove:
         return [*first, *self._reply(event), *self._tell_asker(isinstance(event, OwnerAsked))]
 
     def _source_died(self, event: SourceDied) -> tuple[DestinationState, Instructions]:
-        """Handles the source's death. If COMMIT has come, the bytes that were sent before it may
-        still be on their way: the receiver says whether they came."""
+        """Handles the source's death. If COMMIT has come, the bytes that the source sent before may
+        still be on their way, and the receiver reports whether they came."""
         if self._has_commit():
             self._source_is_dead = True
             return _D.RECEIVING, []
@@ -391,7 +394,7 @@ class DestinationMove:
         return [Free()]
 
     def _reply(self, event: Any) -> Instructions:
-        """Answers a message for a move that is called off, always in the same way."""
+        """Answers a message about a move that is called off. The answer is always the same."""
         match event:
             case MoveMessage(verb=Verb.ABORT):
                 return [Say(MoveMessage(Verb.ABORTED, self.stage))]
@@ -413,7 +416,7 @@ class DestinationMove:
     def _moved(self, _event: OwnerAsked) -> Instructions:
         return [TellFrontend(True, self.hop)]
 
-    # -- while it is applied, and after --------------------------------------------------
+    # -- while the request is taken in, and after that ------------------------------------------
 
     def _ask_later(self, _event: OwnerAsked) -> Instructions:
         self._asked = True
@@ -515,7 +518,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
 
 
 _ANSWERS = (Reserved, NotReserved, StageCopied, StageLost, CommitApplied, CommitNotApplied)
-"""Answers to questions that were asked before the move was called off."""
+"""The answers to give to questions that were asked before the move was called off."""
 
 
 TABLE = _table()

@@ -37,7 +37,8 @@ class MoveOrder:
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """One stage's copy, as one side saw it. The time includes waits for the bandwidth limit."""
+    """One stage's copy, as the source or the destination measured it. The time includes waits for
+    the bandwidth limit."""
 
     num_blocks: int
     num_bytes: int
@@ -61,10 +62,10 @@ class MoveRecord:
     duration_s: float
     stages: tuple[StageRecord, ...] = ()
     decision: Mapping[str, Number] = field(default_factory=dict)
-    """The figures by which the cluster chose the move, if it did."""
+    """The figures by which the cluster chose the move; empty if the cluster did not choose it."""
     waited: bool = False
-    """The request waited for memory before it moved, or at the destination before its first token
-    there. Then its client waited for memory, and not for the move."""
+    """Whether the request waited for memory: before it moved, or at the destination before its
+    first token there. Then its client waited for the memory, and not for the move."""
 
     @property
     def num_blocks(self) -> int:
@@ -114,20 +115,21 @@ class MoveInFlight:
     stage: int
     num_blocks_copied: int
     num_blocks: int
-    """The request's full blocks and the one that is being filled; 0 while it is queued."""
+    """The number of the request's blocks: the full ones, and the one that is being filled. 0 while
+    the request is queued."""
     reason: str
     age_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """What a move would take, without moving: an estimate by the source."""
+    """What a move would cost: an estimate by the source, which moves nothing."""
 
     num_tokens: int
     num_blocks: int
     num_bytes: int
     expected_copy_time_s: float | None
-    """None: nothing was copied yet, so this is not known."""
+    """None if this is not known, because nothing was copied yet."""
 
 
 # -- the moves that are over --------------------------------------------------------------
@@ -139,7 +141,8 @@ OUTCOMES = ("migrated", "kept", "resumed", "ended")
 
 @dataclass(slots=True)
 class EndedMove:
-    """`downtime_s` and `excess_s` are known when the client got its next token."""
+    """A move that ended. `downtime_s` and `excess_s` are known once the client has got its next
+    token."""
 
     record: MoveRecord
     ended_s: float
@@ -152,7 +155,7 @@ class MoveLog:
 
     def __init__(self) -> None:
         self.recent: deque[EndedMove] = deque(maxlen=MAX_RECENT)
-        """The last moves that ended, the newest last."""
+        """The latest moves that ended, the newest at the end."""
         self.num_by_outcome: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.num_by_reason: Counter[tuple[str, str]] = Counter()
         """How many moves ended, by (outcome, reason)."""
@@ -163,9 +166,10 @@ class MoveLog:
         one. The last number counts the downtimes above all bounds."""
         self.sum_downtimes_s = 0.0
         self._timed: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """(downtime, excess) by move, for the last few that were timed before they ended."""
+        """(downtime, excess) by move, for the latest few that were timed before they ended."""
         self._migrated, self._failed = CountWindow(), CountWindow()
-        """The moves of the last minute. A move whose request ended is in neither."""
+        """The moves that ended within the last minute. A move whose request ended is in neither
+        collection."""
 
     def ended(self, record: MoveRecord, now_s: float, reason: str) -> None:
         """Counts a move that is over. `reason`: one of `cluster_spec.MOVE_REASONS`."""
@@ -180,7 +184,7 @@ class MoveLog:
             self._failed.add(1, now_s)
 
     def timed(self, migration_id: str, downtime_s: float, excess_s: float) -> None:
-        """The request's frontend says how long its client waited in a move."""
+        """The request's frontend reports how long its client waited in a move."""
         self.num_downtimes[bisect_left(DOWNTIME_BOUNDS_S, downtime_s)] += 1
         self.sum_downtimes_s += downtime_s
         for move in self.recent:
@@ -196,37 +200,37 @@ class MoveLog:
         return self._migrated.total(now_s), self._failed.total(now_s)
 
     def typical_excess_s(self) -> float | None:
-        """The median excess of the last moves; None if none was timed."""
+        """The median excess of the latest moves; None if none of them was timed."""
         excesses_s = [move.excess_s for move in self.recent if move.excess_s is not None]
         return median(excesses_s) if excesses_s else None
 
 
-# -- how fast blocks go -------------------------------------------------------------------
+# -- how fast blocks are copied -----------------------------------------------------------
 
 NUM_MOVES_MEASURED = 16
 MAX_LINKS = 256
 _Copied = tuple[int, float]
-"""How much, and in how many seconds."""
+"""(how much was copied, in how many seconds)."""
 
 
 class CopyRates:
-    """How fast blocks were copied lately over each of one instance's links, from the last moves
+    """How fast blocks were copied lately over each of one instance's links, from the latest moves
     over the link that succeeded and copied something.
 
     An instance uses it to estimate how long a move to a destination would take. The controller uses
-    `measured_pace` to estimate how long a drain will take. Both divide all that was copied by all
-    the time that it took. In a mean of the rates of single moves, a move of one block, most of
-    whose time is the round trip, would weigh as much as a move of hundreds of blocks. Waits for the
-    bandwidth limit are part of a copy's time.
+    `measured_pace` to estimate how long a drain will take. Both estimates divide all that was
+    copied by all the time that it took. In a mean of the rates of single moves, a move of one
+    block, most of whose time is the round trip, would weigh as much as a move of hundreds of
+    blocks. Waits for the bandwidth limit are part of a copy's time.
     """
 
     def __init__(self) -> None:
         self._all: deque[_Copied] = deque(maxlen=NUM_MOVES_MEASURED)
         self._by_destination: OrderedDict[str, deque[_Copied]] = OrderedDict()
-        """Counted in bytes; the link that was used last is at the end."""
+        """By link, in bytes; the link that was used most recently is at the end."""
 
     def measured(self, record: MoveRecord) -> None:
-        """Takes a move's record. Ignores a move that failed, or copied nothing."""
+        """Takes a move's record into account. Ignores a move that failed or copied nothing."""
         if record.outcome != "migrated" or record.copy_time_s <= 0 or not record.num_bytes:
             return
         link = self._by_destination.setdefault(
@@ -254,8 +258,8 @@ class MovePace:
 
 
 def measured_pace(records: Iterable[MoveRecord]) -> MovePace | None:
-    """The pace of these moves; None if none of them moved a request. It counts blocks, as the
-    controller does not know how many bytes a block has."""
+    """The pace of these moves; None if none of them moved a request. The pace is in blocks, because
+    the controller does not know how many bytes a block has."""
     moved = [record for record in records if record.outcome == "migrated"]
     if not moved:
         return None

@@ -2,8 +2,8 @@
 move passes before it begins.
 
 Relief, room for blocked requests, drains, evacuations and moves by hand all begin by `leave`, and
-moves to this instance by `arrive`; nothing else adds a move. The live instance and the one of the
-fault simulation are subclasses, so both run this check.
+moves to this instance by `arrive`; nothing else adds a move. The live instance and the instance of
+the fault simulation are subclasses, so both run this check.
 
 A move that is over is remembered for as long as anybody may still ask about it.
 """
@@ -26,7 +26,7 @@ class MoveAway(Protocol):
 
     @property
     def epoch(self) -> Epoch:
-        """The epoch in which the request runs here, or ran here last."""
+        """The epoch in which the request runs on this instance, or last ran on it."""
 
     def tick(self) -> None: ...
 
@@ -57,17 +57,17 @@ class MoveTable(Generic[Away, Here]):
         self._requests_here = requests
         self.max_moves = max_moves
         self.draining = False
-        """No request may move in."""
+        """While set, no request may move to this instance."""
         self.outgoing: dict[str, Away] = {}
         self.incoming: dict[str, Here] = {}
-        """All moves that are remembered, away from here and to here, by migration id in the order
-        in which they began."""
+        """All moves that are remembered, from and to this instance, by migration id in the order in
+        which they began."""
         self._leaving: dict[str, Away] = {}
-        """The last move of each request, by request id."""
+        """The latest move of each request, by request id."""
         self._arriving: dict[str, Here] = {}
-        """The moves to this instance, by migration id. Statuses are pushed often and moves are
-        remembered for long, so a move that is over leaves `_leaving` and `_arriving` at the next
-        tick."""
+        """The moves to this instance, by migration id. Statuses are pushed often, and moves are
+        remembered for long. So a move that is over leaves `_leaving` and `_arriving` at the next
+        tick, although it is still remembered here."""
 
     @property
     def quiet(self) -> bool:
@@ -87,9 +87,9 @@ class MoveTable(Generic[Away, Here]):
     def refusal(
         self, request_id: str, facts: MoveFacts | None = MOVABLE, *, waits: bool = False
     ) -> MoveRefusal | None:
-        """Why no move of this request may begin here now. `facts`: what the engine says of the
-        request, if the engine was asked. `waits`: the move would wait until the instance may begin
-        one more."""
+        """Why no move of this request may begin on this instance now. `facts`: what the engine
+        knows of the request, if it was asked. `waits`: whether the move would wait until the
+        instance may begin one more."""
         return refusal_of(
             facts if request_id in self._requests_here else None,
             moving=self._is_moving(request_id),
@@ -117,8 +117,8 @@ class MoveTable(Generic[Away, Here]):
         return move
 
     def arrive(self, move: Here) -> MoveRefusal | None:
-        """Adds a move to this instance. It is remembered even if it is refused, as messages may
-        come late."""
+        """Adds a move to this instance. The move is remembered even if it is refused, because
+        messages of it may still come."""
         refusal = None
         if move.request_id in self._requests_here or self._is_moving(move.request_id):
             refusal = MoveRefusal.MOVING
@@ -140,9 +140,9 @@ class MoveTable(Generic[Away, Here]):
         return self.leaving_ids() | arriving
 
     def _is_moving(self, request_id: str) -> bool:
-        """Whether the request is leaving or arriving. This is also true after its arrival until its
-        source has let go of it: if the frontend fences this hop, the source goes on in the next
-        one, so no other move may use that hop."""
+        """Whether the request is leaving or arriving. After its arrival this stays true until its
+        source has let go of the request. If the frontend fences this hop, the source goes on in the
+        next hop, so no other move may use that next hop."""
         if self.under_way(request_id) is not None:
             return True
         for move in self.incoming.values():
@@ -152,7 +152,8 @@ class MoveTable(Generic[Away, Here]):
 
     @property
     def _has_place(self) -> bool:
-        """Whether one more move may begin. Moves that are over may still be in the tables."""
+        """Whether one more move may begin. Moves that are over may still be in the tables, and do
+        not count."""
         at_most = len(self._leaving) + len(self._arriving)
         return at_most < self.max_moves or self.num_moves < self.max_moves
 
@@ -164,7 +165,7 @@ class MoveTable(Generic[Away, Here]):
         return None if move is None or move.machine.over else move
 
     def last_away(self, request_id: str, epoch: Epoch = FIRST_EPOCH) -> Away | None:
-        """The request's last move away that began in that epoch or later."""
+        """The request's latest move away that began in that epoch or in a later one."""
         gone = (
             move
             for move in self.outgoing.values()
@@ -179,10 +180,10 @@ class MoveTable(Generic[Away, Here]):
         return any(move.request_id == request_id and not move.machine.over for move in moves)
 
     def is_outdated(self, request_id: str, attempt: int, here: Epoch | None) -> bool:
-        """Whether a later attempt of the request runs here, leaves or arrives. `here`: the epoch in
-        which it runs on this instance, if it does. An order to run an attempt may be under way for
-        seconds; meanwhile the request may have been replayed on another instance and moved here
-        from it."""
+        """Whether a later attempt of the request runs on this instance, leaves it or arrives.
+        `here`: the epoch in which the request runs on this instance, if it does. An order to run an
+        attempt may be under way for seconds. Meanwhile the request may have been replayed on
+        another instance, and may have moved from there to this one."""
         epochs = [FIRST_EPOCH if here is None else here]
         if (away := self.under_way(request_id)) is not None:
             epochs.append(away.epoch)
@@ -192,7 +193,8 @@ class MoveTable(Generic[Away, Here]):
         return max(epochs).attempt > attempt
 
     def handed_on(self, request_id: str, epoch: Epoch) -> bool:
-        """Whether another instance has, or may have, the request in a later hop of this attempt."""
+        """Whether another instance has, or may have, the request in a later hop of this attempt,
+        because it moved away from here."""
         handed = (SourceState.MIGRATED, *IN_DOUBT)
         return any(
             move.request_id == request_id and move.epoch >= epoch and move.machine.state in handed
@@ -200,8 +202,8 @@ class MoveTable(Generic[Away, Here]):
         )
 
     def fencing(self, request_id: str, fenced: Epoch) -> Away | None:
-        """The move whose source waits for the answer whether it has the request back in that
-        epoch."""
+        """The move whose source waits for the frontend's answer: whether the source has the request
+        back in that epoch."""
         move = self.under_way(request_id)
         if move is None or move.machine.state is not SourceState.FENCING:
             return None
@@ -209,7 +211,7 @@ class MoveTable(Generic[Away, Here]):
         return move if Epoch(attempt, hop + 2) == fenced else None
 
     def asked_about(self, request_id: str, epoch: Epoch) -> Here | None:
-        """The move that was to bring the request in that epoch; the last one if there were
+        """The move that was to bring the request in that epoch; the latest one if there were
         several."""
         for move in reversed(self.incoming.values()):
             if (move.request_id, move.epoch) == (request_id, epoch):
@@ -219,13 +221,13 @@ class MoveTable(Generic[Away, Here]):
     # -- the end -------------------------------------------------------------------------
 
     def forget(self, move: Away) -> None:
-        """Forgets a move away at once in any state."""
+        """Forgets a move away at once, whatever its state."""
         self.outgoing.pop(move.migration_id, None)
         if self._leaving.get(move.request_id) is move:
             del self._leaving[move.request_id]
 
     def forget_arrival(self, move: Here) -> None:
-        """Forgets a move to this instance at once, in any state."""
+        """Forgets a move to this instance at once, whatever its state."""
         self.incoming.pop(move.migration_id, None)
         self._arriving.pop(move.migration_id, None)
 

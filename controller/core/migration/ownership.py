@@ -78,17 +78,18 @@ class TokenOrder(Generic[T]):
         """(epoch, first index), both ascending: an epoch counts below the index where the next one
         begins. Epochs that a later one overtook at an earlier index are left out."""
         self.next_index = next_index
-        """How many tokens were delivered so far, and so the index of the next one."""
+        """How many tokens were delivered so far. This is also the index of the next token."""
         self._noticed_index = -1
-        """Index of the last notice delivered in this epoch."""
+        """The index of the latest notice that was delivered in this epoch."""
         self._held: dict[tuple[int, int], T] = {}
         """Held items by (first index, number of tokens)."""
         self._held_keys: list[tuple[int, int]] = []
-        """The keys of `_held` as a heap: earliest first, at one index the notice first."""
+        """The keys of `_held` as a heap: the lowest index first, and of one index the notice first.
+        """
 
     @property
     def gap(self) -> tuple[int, int] | None:
-        """[first, end) of the missing tokens that held items wait for; None if nothing waits."""
+        """The missing tokens for which held items wait, as [first, end); None if nothing waits."""
         return (self.next_index, self._held_keys[0][0]) if self._held_keys else None
 
     def raise_epoch(self, epoch: Epoch, began_index: int | None = None) -> None:
@@ -113,9 +114,10 @@ class TokenOrder(Generic[T]):
     ) -> list[Delivery[T]] | None:
         """Takes one message in; returns what to deliver now, in order. Mutates.
 
-        `item` holds tokens [first_index, first_index + num_tokens). None: they count for nothing,
-        as a higher epoch began before their end, or they are a notice (no tokens) of a lower epoch,
-        about a former owner. Raises ValueError on negative numbers, and then nothing has changed.
+        `item` holds tokens [first_index, first_index + num_tokens). Returns None if the item counts
+        for nothing: a higher epoch began before the end of its tokens, or it is a notice (no
+        tokens) of a lower epoch, about a former owner. Raises ValueError on negative numbers, and
+        then nothing has changed.
         """
         if first_index < 0 or num_tokens < 0:
             raise ValueError(f"bad token range: {num_tokens} tokens at index {first_index}")
@@ -166,7 +168,7 @@ class TokenOrder(Generic[T]):
 
 class Loss(Enum):
     NONE = "none"
-    """The request did not run on the dead instance."""
+    """The request did not run on the dead instance, so it is not lost."""
     ASK = "ask"
     """The announced destination knows whether it has the request."""
     REQUEST = "request"
@@ -192,19 +194,20 @@ class Ownership(Generic[T]):
         self._asking = False
         self._dead: set[tuple[str, int]] = set()
         self._given_up: set[tuple[str, int]] = set()
-        """The incarnations in `_dead` whose messages count for nothing in this attempt only."""
+        """The incarnations in `_dead` whose messages count for nothing, but only in this attempt.
+        """
 
     @property
     def to_ask(self) -> tuple[InstanceRef, Epoch] | None:
-        """(destination, epoch): the owner died, and this destination has not said yet whether it
-        has the request in this epoch. None if nobody has to be asked."""
+        """(destination, epoch) if the owner died and this destination has not said yet whether it
+        has the request in this epoch. None if no instance has to be asked."""
         if not self._asking or self._announced is None:
             return None
         return self._announced.destination, self._announced.epoch
 
     @property
     def holders(self) -> list[InstanceRef]:
-        """The instances that may hold something of the request, and must hear if its client
+        """The instances that may hold something of the request, and so must be told if its client
         leaves."""
         if self._announced is None or self._announced.destination == self.owner:
             return [self.owner]
@@ -217,35 +220,35 @@ class Ownership(Generic[T]):
         self.order.raise_epoch(epoch)
         self.owner = owner
         self._announced, self._asking = None, False
-        self._dead.discard(owner.key)  # only its connection broke
+        self._dead.discard(owner.key)  # the instance lives, only its connection broke
         self._dead -= self._given_up
         self._given_up.clear()
         return epoch
 
     def give_up(self) -> None:
-        """Takes the request for lost: from now on no statement of its holders in this attempt makes
-        one of them the owner. The holders may be alive, and may get the request in a later attempt.
-        Mutates."""
+        """Counts the request as lost. From now on, nothing that its holders say in this attempt
+        makes one of them the owner. The holders may be alive, and may get the request in a later
+        attempt. Mutates."""
         for holder in self.holders:
             self.turn_away(holder)
             self.lost(*holder.key)
 
     def turn_away(self, instance: InstanceRef) -> None:
-        """Notes that the request is lost and that this instance is told to stop it. What the
-        instance says in this attempt before it hears that does not make it the owner. Mutates."""
+        """Notes that the request is lost and that this instance is told to stop it. Messages that
+        the instance sent in this attempt before it was told do not make it the owner. Mutates."""
         if instance.key not in self._dead:
             self._given_up.add(instance.key)
             self._dead.add(instance.key)
 
     def announce(self, destination: InstanceRef, epoch: Epoch) -> None:
-        """Notes that a source announced a move. An announcement that comes late, or is of an epoch
-        that is over, changes nothing. Mutates."""
+        """Notes that a source announced a move. An announcement changes nothing if it comes late,
+        or if its epoch is over. Mutates."""
         if epoch > self.order.epoch and not self._asking and destination.key not in self._dead:
             self._announced = _Announced(destination, epoch)
 
     def moved(self, owner: InstanceRef, epoch: Epoch, began_index: int) -> bool:
-        """Notes that the request runs at this destination now, from that token on. Returns whether
-        this is news. Mutates."""
+        """Notes that the request runs at this destination now, from the token `began_index` on.
+        Returns whether this was not known before. Mutates."""
         if epoch <= self.order.epoch or owner.key in self._dead:
             return False
         self.order.raise_epoch(epoch, began_index)
@@ -255,9 +258,9 @@ class Ownership(Generic[T]):
     def offer(
         self, sender: InstanceRef, epoch: Epoch, first_index: int, num_tokens: int, item: T
     ) -> list[Delivery[T]] | None:
-        """Takes tokens that came in; returns what to deliver now, in order. None: these tokens
-        count for nothing, and so will everything else that this sender says in this epoch.
-        Mutates."""
+        """Takes tokens that came in; returns what to deliver now, in order. Returns None if these
+        tokens count for nothing. Then everything else that this sender says in this epoch will
+        count for nothing too. Mutates."""
         if epoch == self.order.epoch and sender.key != self.owner.key:
             return None
         if epoch <= self.order.epoch:
@@ -269,10 +272,10 @@ class Ownership(Generic[T]):
         return delivered
 
     def fence(self, owner: InstanceRef, fenced: Epoch) -> bool | None:
-        """Decides whether the source gets the request back in the epoch `fenced`. True: granted, or
-        that attempt is over. False: the destination owns the request, or an instance to which the
-        request moved on from the destination. None: the source was taken for dead and gets nothing.
-        Mutates."""
+        """Decides whether the source gets the request back in the epoch `fenced`. Returns True if
+        this is granted, or if that attempt is over. Returns False if the request is owned by the
+        destination, or by an instance to which it moved on from the destination. Returns None if
+        the source was taken for dead: it gets nothing. Mutates."""
         epoch = self.order.epoch
         asked_again = epoch == fenced and owner.key == self.owner.key
         if epoch.attempt > fenced.attempt or asked_again:
@@ -286,8 +289,8 @@ class Ownership(Generic[T]):
         return True
 
     def is_read_from(self, owner: InstanceRef, epoch: Epoch) -> bool:
-        """Whether this instance owns the request in this epoch, so that the request may move on:
-        the source that it came from is granted no fence any more."""
+        """Whether this instance owns the request in this epoch. Then the request may move on,
+        because the source from which it came is granted no fence any more."""
         return self.order.epoch == epoch and self.owner.key == owner.key
 
     def lost(self, instance_id: str, incarnation: int) -> Loss:
@@ -308,14 +311,14 @@ class Ownership(Generic[T]):
         return Loss.ASK
 
     def lost_in(self, epoch: Epoch) -> bool:
-        """Whether the request is lost. In `epoch` it was handed to a destination that is taken for
-        dead, as the source or the destination itself reported. It is lost unless a token or an
-        owner of that epoch, or of a later one, is already known."""
+        """Whether the request is lost. The source, or the destination itself, reported that in
+        `epoch` the request was handed to this destination, which is taken for dead. The request is
+        lost unless a token or an owner of that epoch, or of a later one, is already known."""
         return self.order.epoch < epoch
 
     def disowned(self, epoch: Epoch) -> bool:
         """Whether the request is lost because the destination in `epoch` does not have it and never
-        will. It is, if this is the destination that was asked for the request."""
+        will. This is so if that destination was asked for the request."""
         return self._asking and self._announced is not None and self._announced.epoch == epoch
 
     def _take_over(self, owner: InstanceRef) -> None:

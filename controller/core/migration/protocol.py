@@ -71,13 +71,15 @@ class MoveMessage:
 
 # -- Time limits -------------------------------------------------------------------------
 
-# All time limits that end something of a move, including the limits of links and frontends; `check`
-# asserts their order.
+# All time limits after which something of a move ends, including the limits of links and frontends.
+# `check` asserts their order.
 OPEN_TIMEOUT_S = 5.0
-"""How long a link between two instances waits for a connection, for an answer and for a proof."""
+"""How long a link between two instances waits for a connection, for an answer, and for a proof of
+identity."""
 STALL_TIMEOUT_S = 10.0
 """If a slice does not move for this long, its link breaks and all stages on it fail. Cancelled
-stages end long before that, as the slice that hangs is a copy of their blocks."""
+stages end long before that: the slice that hangs is a copy of their blocks, so the blocks
+themselves can be freed."""
 UNCLEAR_S = 5.0
 """If the owner of a request dies during a move, its frontend asks for this long where the request
 is; then the request counts as lost.
@@ -94,10 +96,11 @@ class MoveTiming:
     """The source gives up a destination that does not answer for this long. If the destination has
     taken nothing of a copy for half of this time, the copy counts as stalled."""
     suspended_timeout_s: float = 2.0
-    """The time that the last copy has, as the request is out of the batch meanwhile."""
+    """How long the final copy may take. The limit is short because the request is out of the batch
+    meanwhile."""
     lease_s: float = 10.0
-    """A destination that hears nothing for this long frees what it holds. The source sends a
-    message in each quarter of this time."""
+    """A destination that hears nothing for this long frees what it holds. The source sends at least
+    one message in each quarter of this time."""
     reserve_timeout_s: float = 20.0
     """A destination refuses a stage for which it is not ready within this time."""
     stage_timeout_s: float = 30.0
@@ -105,7 +108,7 @@ class MoveTiming:
     limit alone requires. For the same time it also believes a destination which says that its
     engine is in a long step."""
     memory_s: float = 60.0
-    """How long a move that is over is remembered, as messages may come late."""
+    """How long a move that is over is remembered, because messages of it may come late."""
 
     def check(self) -> None:
         """Raises AssertionError if a limit ends something that another limit should have ended
@@ -136,7 +139,8 @@ LAST_STAGE_BLOCKS = 2
 last stage stops the request, so it begins when only this many blocks are left; one more block costs
 less than another round trip."""
 MAX_STAGES = 12
-"""Bounds a copy that never catches up (a tight bandwidth limit)."""
+"""The most stages of a move. It bounds a copy that never catches up, for example because of a tight
+bandwidth limit."""
 
 
 def is_last(num_full_blocks_left: int, stage: int, max_stages: int = MAX_STAGES) -> bool:
@@ -145,9 +149,9 @@ def is_last(num_full_blocks_left: int, stage: int, max_stages: int = MAX_STAGES)
 
 
 def blocks_to_reserve(num_tokens: int, block_size: int, *, last: bool) -> int:
-    """How many blocks to reserve in all: the full ones so far. Before the last stage there is room
-    for `block_size` more tokens than there are, because the request decodes on until the answer
-    comes."""
+    """How many blocks to reserve in all: the full ones so far. Before the last stage, one reserves
+    room for `block_size` more tokens than there are, because the request decodes on until the
+    answer comes."""
     if last:
         return blocks_for(num_tokens + block_size, block_size)
     return num_tokens // block_size
@@ -163,7 +167,7 @@ class StageCopied:
 
 @value
 class StageLost:
-    """The stage's bytes will not come: the copy failed, or the receiver let go of the blocks
+    """The stage's bytes will not come. Either the copy failed, or the receiver let go of the blocks
     because it was told to."""
 
     stage: int
@@ -199,9 +203,9 @@ Trigger = Verb | type
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[State]):
     """Which states may follow when an event comes in a state, and what is done. An event without a
-    rule raises an error and changes nothing; so the tables also name messages that a network may
-    bring late, in order to ignore them. `act(machine, event)` returns the instructions, and also
-    the next state where `to` has several."""
+    rule raises an error and changes nothing. So messages that may come late have rules too, which
+    ignore them. `act(machine, event)` returns the instructions, and also the next state where `to`
+    has several."""
 
     to: tuple[State, ...]
     act: Callable[[Any, Any], Any]
@@ -215,8 +219,9 @@ def trigger_of(event: object) -> Trigger:
 
 
 def follow(table: Table[State], state: State, machine: object, event: object) -> Any:
-    """(next state, instructions). Raises IllegalMoveError."""
-    # The same as `trigger_of`, without a call, as simulations come here a hundred thousand times.
+    """Returns (next state, instructions). Raises IllegalMoveError if there is no rule."""
+    # The same as `trigger_of`, written out because simulations run this line a hundred thousand
+    # times.
     trigger = event.verb if type(event) is MoveMessage else type(event)
     try:
         rule = table[state, trigger]

@@ -36,7 +36,8 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The request was sent to an instance, perhaps with the rank before the last change."""
+    """The request was sent to an instance, perhaps with the rank that it had before the latest
+    change."""
 
     request_id: str
 
@@ -54,7 +55,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """TELL_EVERY_S have passed; comes while `has_changes`."""
+    """TELL_EVERY_S have passed. The event comes while `has_changes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +83,31 @@ class _Change:
     confirmed_by: tuple[str, int] | None = None
     """The (instance, incarnation) that confirmed this change."""
     confirmed_epoch: Epoch | None = None
-    """The epoch in which it confirmed the change; None exactly if nobody has."""
+    """The epoch in which it confirmed the change; None exactly if no instance has confirmed it."""
 
 
 class RankChanges:
-    """`routes` knows who owns each request, and is only read here."""
+    """The machine of changed priorities. `routes` knows who owns each request; this machine only
+    reads it."""
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
         self._changes: dict[str, _Change] = {}
-        """By request id: the last change of each live request whose rank was ever changed."""
+        """By request id, the latest change of each live request whose rank was ever changed."""
 
     @property
     def has_changes(self) -> bool:
         return bool(self._changes)
 
     def is_confirmed(self, request_id: str) -> bool:
-        """Whether the present owner has confirmed the last change, if there was one. An owner that
-        took the request back may be in a later hop than its first token here shows."""
+        """Whether the present owner has confirmed the latest change of the rank; also true if the
+        rank never changed. An owner that took the request back may be in a later hop than the
+        frontend knows from its first token."""
         change, route = self._changes.get(request_id), self._routes.live.get(request_id)
         return change is None or (route is not None and _is_confirmed(change, route))
 
     def handle(self, event: Event) -> Sequence[TellRank]:
-        """Takes one event in; returns who to tell. Mutates."""
+        """Takes one event in; returns which owners to tell. Mutates."""
         match event:
             case Changed(request_id, rank):
                 before = self._changes.get(request_id)
@@ -125,8 +128,8 @@ class RankChanges:
         return ()
 
     def _told(self, request_id: str) -> Sequence[TellRank]:
-        """The order to tell the owner. Empty if the rank never changed, or nobody owns the request
-        now."""
+        """The instruction to tell the owner. There is none if the rank never changed, or if nobody
+        owns the request now."""
         change = self._changes.get(request_id)
         if change is None or self._routes.state(request_id) in (RouteState.OVER, RouteState.LOST):
             return ()

@@ -25,7 +25,7 @@ from controller.core.value import value
 
 
 class MoveRefusal(StrEnum):
-    """Why a request cannot move, as its source or its destination says."""
+    """Why a request cannot move, as its source or its destination reports it."""
 
     # Reasons in the request, as its source reports them.
     UNKNOWN = "unknown"
@@ -69,9 +69,9 @@ class ReliefRefusal(StrEnum):
 class MoveFacts:
     """What an engine knows of a request of its own that may keep it from moving.
 
-    `in_prefill`: it runs, and its prompt is still being computed. `leaving`: a move has pinned
-    blocks of it, or has taken it out of the batch or the queue. `never`: why it can never move, as
-    the request is of that kind or its engine moves none.
+    `in_prefill`: the request runs, and its prompt is still being computed. `leaving`: a move has
+    pinned blocks of the request, or has taken it out of the batch or the queue. `never`: why the
+    request can never move: because of what it is, or because its engine moves no requests.
     """
 
     in_prefill: bool = False
@@ -80,7 +80,8 @@ class MoveFacts:
 
 
 MOVABLE = MoveFacts()
-"""No fact speaks against a move. Also used for a request whose engine has not been asked yet."""
+"""The facts by which the request may move. They are also used for a request whose engine has not
+been asked yet."""
 
 
 def refusal_of(
@@ -88,9 +89,9 @@ def refusal_of(
 ) -> MoveRefusal | None:
     """Why a request cannot leave its instance now; None if it can.
 
-    `facts`: None if the instance does not run the request. `moving`: a move of it, away or to here,
-    is not final. `has_place`: the instance may begin one more move. A caller whose move may wait
-    for its turn passes True.
+    `facts`: None if the instance does not run the request. `moving`: a move of the request, from or
+    to this instance, is not final. `has_place`: the instance may begin one more move; a caller
+    whose move may wait for its turn passes True.
     """
     if facts is None:
         return MoveRefusal.UNKNOWN
@@ -146,7 +147,7 @@ REASONS: Mapping[str, Reason] = {
     MoveRefusal.NOT_TAKEN: _there("the destination's engine cannot take it"),
     MoveRefusal.TOO_MANY_MOVES: _there("as many moves as allowed are under way there"),
     MoveRefusal.DRAINING: _there("the destination is draining"),
-    # The request is left where it is.
+    # Relief leaves the request where it is.
     ReliefRefusal.HEADROOM: Reason("it has a headroom here: others make room for it"),
     ReliefRefusal.MOVED_LATELY: Reason("it left that instance a short while ago"),
     ReliefRefusal.MOVES_OFTEN: Reason("it has moved as often as it may within a minute"),

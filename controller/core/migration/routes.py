@@ -5,7 +5,7 @@ A frontend has one such machine for all of its requests. `Ownership` (in this fo
 instance owns a request, and so whose tokens the client reads. `ReplayMachine`
 (controller/core/replay) lets a request that no instance has go on elsewhere. This machine feeds
 both. It makes sure that no request waits for ever, and that no instance decodes for long what
-nobody reads: instances are told which of their tokens are not read, because they would otherwise
+nobody reads. For that, instances are told which of their tokens are not read; otherwise they would
 decode the request to its end.
 
     READ      An instance owns the request, and no token is missing.
@@ -50,8 +50,9 @@ from controller.core.replay import replay_machine as replays
 from controller.core.replay.replay_machine import Replay
 
 MISSING_S = 0.05
-"""Missing tokens, or a missing owner, are asked for after this time, and then again at the same
-interval. In the same interval an instance is told which of its requests are not read."""
+"""The time after which missing tokens, or a missing owner, are asked for, and the interval at which
+they are asked for again. At the same interval an instance is told which of its requests are not
+read."""
 RECEIVED_EVERY = 32
 """A frontend confirms a request's tokens each time that about this many have come. So an instance
 keeps about as many unconfirmed outputs of each request, at 113 bytes a token with two logprobs."""
@@ -78,8 +79,8 @@ class Sent:
 
 class Emitted(NamedTuple):
     """`sender` decoded these tokens in `epoch`, from `first_index` on. `output`: what the client
-    gets of them. A named tuple, as it is made for each item of each step: a frozen dataclass takes
-    three times as long."""
+    gets of them. This is a named tuple because one is made for each item of each step; to make a
+    frozen dataclass takes three times as long."""
 
     sender: InstanceRef
     request_id: str
@@ -101,7 +102,7 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """`owner` says that it owns the request from token `began_index` on."""
+    """`owner` reports that it owns the request from the token `began_index` on."""
 
     request_id: str
     epoch: Epoch
@@ -120,7 +121,7 @@ class NotMoved:
 @dataclass(frozen=True, slots=True)
 class LostThere:
     """A source gave the request to `owner`, which died; or `owner`, which the frontend takes for
-    dead, had the request, and it ended on that instance."""
+    dead, had the request and has ended it."""
 
     request_id: str
     epoch: Epoch
@@ -138,8 +139,8 @@ class FenceAsked:
 
 @dataclass(frozen=True, slots=True)
 class MoveTimed:
-    """Comes from the destination of a move before the first token that it sends. The step of that
-    token took `step_time_s`."""
+    """Reports how long the step of the first token after a move took: `step_time_s`. The
+    destination sends this before that token."""
 
     record: MoveRecord
     step_time_s: float
@@ -184,7 +185,7 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """MISSING_S have passed; comes while `has_to_look`."""
+    """MISSING_S have passed. The event comes while `has_to_look`."""
 
 
 Event = (
@@ -225,8 +226,8 @@ class ConfirmTokens:
 
 @dataclass(frozen=True, slots=True)
 class TellUnread:
-    """Tell an instance which of its tokens are not read and never will be: (request id, attempt,
-    hop), sorted."""
+    """Tell an instance which of its tokens are not read and never will be. Each entry is (request
+    id, attempt, hop); the entries are sorted."""
 
     address: str
     items: tuple[tuple[str, int, int], ...]
@@ -267,7 +268,7 @@ class AskOwner:
 
 @dataclass(frozen=True, slots=True)
 class AskForTokens:
-    """Ask the owner for tokens [first_index, end_index), which did not come."""
+    """Ask the owner for the tokens [first_index, end_index), which have not come."""
 
     owner: InstanceRef
     request_id: str
@@ -285,8 +286,8 @@ class RecordOwner:
 
 @dataclass(frozen=True, slots=True)
 class RecordMove:
-    """The destination's first token came, `downtime_s` after the token before it; None: there was
-    no token before."""
+    """Record that the destination's first token came, `downtime_s` after the token before it (None:
+    there was no token before)."""
 
     record: MoveRecord
     step_time_s: float
@@ -295,7 +296,7 @@ class RecordMove:
 
 @dataclass(frozen=True, slots=True)
 class RecordReplay:
-    """The first token of a replay came; `downtime_s` as in RecordMove."""
+    """Record that the first token of a replay came. `downtime_s` is as in RecordMove."""
 
     request_id: str
     replay: Replay
@@ -336,7 +337,7 @@ class Route:
     ownership: Ownership[Emitted]
     num_prompt_tokens: int
     epoch: Epoch = FIRST_EPOCH
-    """The epoch of the last token."""
+    """The epoch of the latest token."""
     token_s: float | None = None
     timed: MoveTimed | None = None
     """A move whose destination's first token has not come yet."""
@@ -345,8 +346,8 @@ class Route:
     unclear_s: float = 0.0
     """While UNCLEAR: when the request became so."""
     asked_s: float = 0.0
-    """While UNCLEAR: when the frontend asked last for what is missing, or since when it is
-    missing."""
+    """While UNCLEAR: when the frontend last asked for what is missing; before the first question,
+    since when it is missing."""
 
     @property
     def lacks_something(self) -> bool:
@@ -358,7 +359,7 @@ class Route:
         return self.ownership.order.next_index
 
     def silent_s(self, now_s: float) -> float | None:
-        """The time since the last token; None before the first one."""
+        """The time since the latest token; None before the first one."""
         return None if self.token_s is None else now_s - self.token_s
 
 
@@ -471,7 +472,7 @@ class Routes:
     def _moved(self, moved: Moved, now_s: float) -> Instructions:
         request_id, owner, epoch = moved.request_id, moved.owner, moved.epoch
         route = self.live.get(request_id)
-        if route is None:  # its client left meanwhile
+        if route is None:  # the request's client left meanwhile
             return [AbortAt(owner.address, (request_id,))]
         ownership = route.ownership
         if epoch.attempt < ownership.order.epoch.attempt:
@@ -488,8 +489,8 @@ class Routes:
         return told
 
     def _fence_asked(self, asked: FenceAsked, now_s: float) -> Instructions:
-        """Answers a source that asks for its request back. If the request is over here, or lost, it
-        has no owner: the source may have it back, and is told to stop it."""
+        """Answers a source that asks for its request back. If the request is over at this frontend,
+        or lost, it has no owner. Then the source may have it back, and is told to stop it."""
         request_id, epoch, owner = asked.request_id, asked.epoch, asked.owner
         told: list[Instruction] = []
         route = self.live.get(request_id)
@@ -501,7 +502,7 @@ class Routes:
             self._note_what_is_missing(request_id, route, now_s)
             if fenced is None:  # the source was taken for dead
                 if route.ownership.to_ask is not None:
-                    return ()  # it asks again, and the destination has answered by then
+                    return ()  # the source asks again, and the destination has answered meanwhile
                 told += self._lose(request_id, route, owner, now_s)
         told.append(AnswerFence(owner, request_id, epoch, fenced is not False))
         route = self.live.get(request_id)
@@ -552,8 +553,8 @@ class Routes:
         return told
 
     def _not_read(self, emitted: Emitted, now_s: float) -> Instructions:
-        """Handles tokens that are not read. An instance that was taken for dead may have
-        got the request since; then its source does not have it any more."""
+        """Handles tokens that are not read. If an instance that was taken for dead has got the
+        request since, the request's source does not have it any more."""
         request_id, epoch, sender = emitted.request_id, emitted.epoch, emitted.sender
         if emitted.finish_reason is None:
             self._unread.setdefault(sender.address, set()).add((request_id, *epoch))
@@ -570,7 +571,7 @@ class Routes:
         self._note_what_is_missing(request_id, route, now_s)
         return told
 
-    # -- what is lost, and what goes on ----------------------------------------------------
+    # -- what is lost, and how it goes on ----------------------------------------------------
 
     def _is_replaced(self, holder: InstanceRef) -> bool:
         known = self._known.incarnation(holder.instance_id)
@@ -669,9 +670,9 @@ class Routes:
         return told
 
     def _give_up(self, request_id: str, route: Route, now_s: float) -> Instructions:
-        """Takes the request for lost, and aborts it at its holders, which would decode it to the
-        end. What they said before they hear of this does not bring it back, as they will not have
-        it."""
+        """Counts the request as lost, and aborts it at its holders, which would otherwise decode it
+        to the end. Messages that the holders sent before they hear of this do not bring the request
+        back."""
         ownership, holders = route.ownership, route.ownership.holders
         what = "tokens of it were lost on their way" if ownership.to_ask is None else ""
         ownership.give_up()
@@ -706,7 +707,8 @@ class Routes:
 
 
 def _first_of(request_id: str, route: Route, epoch: Epoch, now_s: float) -> Instructions:
-    """Takes a new owner's first token, which tells the downtime of the move or the replay."""
+    """Takes a new owner's first token, from which the downtime of the move or of the replay is
+    known."""
     told: list[Instruction] = []
     route.epoch, downtime_s = epoch, route.silent_s(now_s)
     if (timed := route.timed) is not None:

@@ -20,8 +20,8 @@ Afterwards only two others may stop the move: the destination, which refuses COM
 applies it; or the request's frontend, which reads hop + 2 or later from then on, so that whatever
 the destination does has no effect.
 
-The source does not wait for the end of a copy that is called off, as nobody uses what is still
-copied.
+The source does not wait for the end of a copy that is called off, because nobody uses the bytes
+that are still copied.
 """
 
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ class RequestSuspended:
 
 @value
 class RequestOutgrew:
-    """The request has more blocks by now than are reserved, so it was left in the batch."""
+    """By now the request has more blocks than are reserved, so it was left in the batch."""
 
 
 @value
@@ -119,15 +119,15 @@ class DestinationDied:
 
 @value
 class MoveCancelled:
-    """The move is cancelled by whoever ordered it."""
+    """Whoever ordered the move cancels it."""
 
     code: str
 
 
 @value
 class EpochFenced:
-    """The frontend reads nothing below hop + 2 for this request. Only a source that waits in
-    FENCING is told: a second answer, to a repeated question, is not passed on."""
+    """The frontend reads nothing below hop + 2 for this request. This event comes only while the
+    source waits in FENCING: a second answer, to a repeated question, is not passed on."""
 
 
 @value
@@ -143,12 +143,12 @@ class TimedOut:
 
 @value
 class TookTooLong:
-    """The destination is not at fault: the bytes flow, but too slowly, or this engine is in a long
-    step. The machine's own `tick` makes this event."""
+    """A stage took too long, and the destination is not at fault: the bytes flow, but too slowly,
+    or this engine is in a long step. The machine's own `tick` makes this event."""
 
 
 def code_of(event: object) -> str:
-    """The code of the reason why this event ends a move; empty for an event that has no such
+    """The code of the reason why a move ends with this event; empty for an event that has no such
     code."""
     match event:
         case DestinationDied():
@@ -193,15 +193,15 @@ class Suspend:
 
 @value
 class Resume:
-    """Put the request back into the batch or the queue, emitting in `hop`. Calls off a `Suspend`
-    that is under way."""
+    """Put the request back into the batch or the queue, where it emits in `hop`. A `Suspend` that
+    is under way is called off."""
 
     hop: int
 
 
 @value
 class Release:
-    """Forget the suspended request and free its blocks, without an output."""
+    """Forget the suspended request and free its blocks. The client gets no output for that."""
 
 
 @value
@@ -216,15 +216,16 @@ class AskFence:
 
 @value
 class TellLost:
-    """Tell the request's frontend that the destination died with the request: it may have died
-    before its own message that it owns the request came through. `hop`: the destination's hop."""
+    """Tell the request's frontend that the destination died with the request. The destination may
+    have died before the frontend got its message that it owns the request. `hop`: the destination's
+    hop."""
 
     hop: int
 
 
 @value
 class Close:
-    """The move is over: make its record. This instruction comes once."""
+    """The move is over: make its record. This instruction comes once for each move."""
 
     outcome: SourceState
     code: str
@@ -251,8 +252,8 @@ Instructions = list[Instruction]
 # -- The clock ---------------------------------------------------------------------------
 
 LIMIT_SLACK = 2.0
-"""A stage may take this many times as long as it would need alone under the bandwidth limit,
-because links are shared."""
+"""A stage may take this many times as long as it would take alone under the bandwidth limit,
+because several copies share a link."""
 
 _COPYING = (_S.COPYING, _S.SUSPENDED)
 
@@ -261,10 +262,10 @@ class SourceClock:
     """When the source repeats what it said, and when it gives up waiting. The machine sets when
     something happened last, and gives the time with each question.
 
-    A stage that is copied while the request decodes on costs the request nothing, so the source
-    waits for as long as the bytes need under the bandwidth limit, and longer. The last copy stops
-    the request, so nothing extends its time. The destination is at fault only if it said nothing,
-    or took none of the bytes that were ready for it.
+    A stage that is copied while the request decodes on costs the request nothing. So the source
+    waits for as long as the bytes need under the bandwidth limit, and longer. During the final copy
+    the request does not run, so nothing extends the time of that copy. The destination is at fault
+    only if it said nothing, or took none of the bytes that were ready for it.
     """
 
     def __init__(self, now_s: float, timing: MoveTiming) -> None:
@@ -327,17 +328,18 @@ class SourceMove:
         self.hop = hop
         self.stage = 0
         self.code = ""
-        """Why the move ended as it did."""
+        """The code of the reason why the move ended as it did."""
         self._clock = SourceClock(now_s, timing)
         self._last = False
         self._asked: MoveMessage | None = None
-        """The last PRE_ALLOC, which is also repeated as a sign of life."""
+        """The latest PRE_ALLOC that was sent. It is repeated until it is answered, and after that
+        as a sign of life."""
         self._rank: int | None = None
         self.num_rank_changes = 0
-        """How many changes of the rank the destination was told."""
+        """How many changes of the rank the destination was told of."""
         self._destination_dead = False
         self._unanswered: dict[Verb, MoveMessage] = {}
-        """What the destination must still confirm although the move is over."""
+        """By verb, what the destination must still confirm although the move is over."""
 
     @property
     def over(self) -> bool:
@@ -379,9 +381,10 @@ class SourceMove:
         """Repeats messages and gives up waiting, when it is time. `stalled_s`: how long the
         destination has taken none of the bytes that were ready for it. Mutates."""
         if self.state in OVER and not self._unanswered:
-            return []  # the move is remembered for what comes late, and nothing is due
+            return []  # the move is only remembered for messages that come late, so nothing is due
         clock = self._clock
-        # No lease ends a request that may run at the destination for good: it must hear END.
+        # No lease ends a request that runs at the destination after COMMIT: the destination must
+        # hear END.
         told = Verb.END not in self._unanswered
         up = clock.gives_up(self.state, now_s, stalled_s) if told else None
         if up is not None:
@@ -390,7 +393,7 @@ class SourceMove:
         if silent_s >= clock.timing.retry_s and (repeated := self._repeat()):
             clock.said_s = now_s
             return repeated
-        # Without a word in time the destination's lease would run out.
+        # If the destination heard nothing in time, its lease would run out.
         if silent_s >= clock.timing.lease_s / 4 and self._asked and not self.over:
             clock.said_s = now_s
             return [Say(self._asked)]
@@ -409,7 +412,8 @@ class SourceMove:
         return MoveMessage(Verb.COMMIT, self.stage, hop=self.hop + 1, rank=self._rank)
 
     def _tell(self, message: MoveMessage) -> Instructions:
-        """Sends what `tick` repeats until the destination confirms it; nothing to a dead one."""
+        """Sends a message that `tick` repeats until the destination confirms it. Nothing is sent to
+        a dead destination."""
         if self._destination_dead:
             return []
         self._unanswered[message.verb] = message
@@ -421,7 +425,7 @@ class SourceMove:
         clock = self._clock
         clock.copy_time_s = event.copy_time_s
         if event.last and event.copy_time_s > clock.timing.suspended_timeout_s:
-            # The request would be stopped for nothing.
+            # Otherwise the request would be stopped for nothing.
             return _S.STAYED, self._keep(TookTooLong())
         self._last = event.last
         self._asked = MoveMessage(Verb.PRE_ALLOC, self.stage, event.num_blocks, event.last)
@@ -463,8 +467,8 @@ class SourceMove:
         )
 
     def _resume(self, event: Any) -> Instructions:
-        """Puts the request back. Its new hop is the hop after the destination's, whether or not
-        that one was used."""
+        """Puts the request back. Its new hop is the hop after the destination's, whether or not the
+        destination's hop was used."""
         self.code = self.code or code_of(event)
         cancel: Instructions = [CancelCopy()] if self.state is _S.SUSPENDED else []
         in_doubt = self.state in IN_DOUBT
@@ -536,8 +540,8 @@ class SourceMove:
         return []
 
     def _no_answer_needed(self, _event: object) -> Instructions:
-        """No answer is needed any more, because the destination is dead, or its lease is long
-        over."""
+        """Notes that no answer of the destination is needed any more, because it is dead or its
+        lease is long over."""
         self._unanswered.clear()
         return []
 
@@ -612,8 +616,8 @@ def _table() -> Mapping[tuple[SourceState, Any], Rule[SourceState]]:
         table[state, RequestEnded] = rule(SourceMove._end, _S.ENDED)
         table[state, PriorityChanged] = rule(SourceMove._queue_rank, state)
         table[state, MoveCancelled] = rule(SourceMove._ignore, state)
-        # A destination says ABORTED if its whole incarnation was fenced. Whether it owns the
-        # request is then known to the frontend.
+        # A destination answers ABORTED if its whole incarnation was fenced. In that case the
+        # frontend knows whether the destination owns the request.
         table[state, Verb.ABORTED] = rule(SourceMove._ignore, state)
         table[state, Verb.PRE_ALLOCATED] = rule(SourceMove._ignore, state)
     for state in SourceState:

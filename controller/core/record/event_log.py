@@ -22,7 +22,7 @@ events with one cause can be read together:
                            no room was made
 
 A position is `EPOCH-SEQ`. Each controller has its own epoch, so that no two events ever have the
-same position. The next controller begins with the events that were kept of earlier controllers.
+same position. A controller begins with the events of earlier controllers that were kept.
 """
 
 from collections import deque
@@ -38,39 +38,41 @@ class EventKind(StrEnum):
     has."""
 
     DISPATCHED = "dispatched"
-    """A request was sent to an instance: the score of that instance, and how many instances there
-    were to choose from."""
+    """A request was sent to an instance. The figures: the score of that instance, and how many
+    instances there were to choose from."""
     REJECTED = "rejected"
     """No instance would take the request (overloaded) or could take it (unavailable), or its API
-    key may use no more (live_limit, token_limit). At most one such event is logged every 10 s for
-    each reason and level. It names the last request that was refused, its rank and its Retry-After,
-    and says how many were refused since the previous event."""
+    key has reached a limit (live_limit, token_limit). At most one such event is logged every 10 s
+    for each reason and level. It names the latest request that was refused, its rank and its
+    Retry-After, and says how many were refused since the previous event."""
     ADMITTED = "admitted"
-    """The request entered the batch, for the first time or again: its tokens, and how many of them
-    the prefix cache had."""
+    """The request entered the batch, for the first time or again. The figures: its tokens, and how
+    many of them the prefix cache had."""
     EVICTED = "evicted"
-    """The request lost its blocks because memory was short: how many tokens it had."""
+    """The request lost its blocks because memory was short. The figure: how many tokens it had."""
     MIGRATED = "migrated"
-    """The request has its first token from another instance: downtime, excess, the step that made
-    the token, and the tokens, blocks, bytes and time of the copy, in all and by stage."""
+    """The request has its first token from another instance. The figures: downtime, excess, the
+    time of the step that made the token, and the tokens, blocks, bytes and time of the copy, in all
+    and by stage."""
     MIGRATION_FAILED = "migration_failed"
     """A move came to nothing: the request stayed where it was, or ended. The figures of the copy
     are the same as in `migrated`."""
     REQUEST_LOST = "request_lost"
     """The request was lost with its instance, or an instance that has restarted did not take it. It
-    is to go on elsewhere: the tokens to compute again, and the time since its last token."""
+    is to go on elsewhere. The figures: the tokens to compute again, and the time since its latest
+    token."""
     REQUEST_FOUND = "request_found"
-    """The request was taken for lost, and an instance has it after all."""
+    """The request was taken for lost, but an instance has it after all."""
     REPLAYED = "replayed"
-    """The request was lost with its instance, and has its first token from another one. The loss is
-    its cause: downtime (none if the request had no token before), tokens that were computed again,
-    and the attempt."""
+    """The request was lost with its instance, and has its first token from another instance. The
+    loss is the cause. The figures: downtime (none if the request had no token before), tokens that
+    were computed again, and the attempt."""
     HELD = "held"
-    """Requests have waited at the controller for 2 s: how long the wait is, and how many requests
-    wait."""
+    """Requests have waited at the controller for 2 s. The figures: how long the wait is, and how
+    many requests wait."""
     HELD_ENDED = "held_ended"
     """The controller's queue has been empty for 10 s. The event says how long requests had waited
-    before without such a break, and the largest number of requests that waited at once."""
+    without such a break before, and the largest number of requests that waited at once."""
     INSTANCE_RESERVED = "instance_kept"
     """An instance has been kept free for a held request for 5 s; at most one such event every 10 s.
     The figures: how long the instance has been kept, the blocks that the request needs, and how
@@ -92,11 +94,11 @@ class EventKind(StrEnum):
     """An operator gave the request a new priority level: the level and its rank, who did it, and
     why."""
     FINISHED = "finished"
-    """The request's last token, or a stop string, was delivered: tokens in and out, TTFT, latency,
-    and evictions."""
+    """The request's last token, or a stop string, was delivered. The figures: tokens in and out,
+    TTFT, latency, and evictions."""
     ABORTED = "aborted"
-    """The client left, or an operator ended the request: which of the two, who, and the figures of
-    `finished`."""
+    """The client left, or an operator ended the request. The event says which of the two, who, and
+    the figures of `finished`."""
     FAILED = "failed"
     """The request ended in an error, with the figures of `finished`."""
     INSTANCE_STARTED = "instance_started"
@@ -104,62 +106,64 @@ class EventKind(StrEnum):
     INSTANCE_DIED = "instance_died"
     """The instance's process is gone."""
     NODE_LOST = "node_lost"
-    """All instances of one machine, at least two, are gone, and the cluster has other machines: how
-    many instances."""
+    """All instances of one machine, at least two, are gone, and the cluster has other machines. The
+    figure: how many instances are gone."""
     RAY_LOST = "ray_lost"
     """Ray's head, or the raylet on the controller's machine, is gone: no process can be started or
     ended."""
     RAY_FOUND = "ray_found"
     """Processes can be started and ended again."""
     INSTANCE_STALLED = "instance_stalled"
-    """The instance made no progress for too long: the seconds of silence."""
+    """The instance made no progress for too long. The figure: the seconds of silence."""
     INSTANCE_RECOVERED = "instance_recovered"
-    """The instance reports again: the seconds of silence."""
+    """The instance reports again. The figure: the seconds of silence."""
     INSTANCE_BUSY = "instance_busy"
-    """The instance's process computes though it has no request and no move (a grammar that nobody
-    waits for any more, a thread that spins): for how long, and on how many cores."""
+    """The instance's process computes although it has no request and no move: a grammar that nobody
+    waits for any more, or a thread that spins. The figures: for how long, and on how many cores."""
     INSTANCE_QUIET = "instance_quiet"
-    """The instance is no longer busy without a request: for how long it was."""
+    """The instance is no longer busy without a request. The figure: for how long it was."""
     INSTANCE_FAILED = "instance_failed"
-    """The instance could not start, and is not tried again."""
+    """The instance could not start, and no other start is tried."""
     DRAIN_STARTED = "drain_started"
-    """An instance is to be emptied, or its drain has a new deadline: who wants that and why,
-    whether the instance is then removed, restarted or evacuated, the requests that it had, and the
-    seconds until the deadline."""
+    """An instance is to be emptied, or its drain has a new deadline. The event says who wants that
+    and why, whether the instance is then removed, restarted or evacuated, how many requests it had,
+    and the seconds until the deadline."""
     DRAIN_OVERDUE = "drain_overdue"
-    """The drain's deadline passed, and the drain goes on: the requests that are left, and the
-    requests that cannot move."""
+    """The drain's deadline passed, and the drain goes on. The event says how many requests are
+    left, and which requests cannot move."""
     DRAINED = "drained"
-    """The instance has no request left and gets none: how many were moved, and the seconds that the
-    drain took."""
+    """The instance has no request left and gets none. The figures: how many requests were moved,
+    and the seconds that the drain took."""
     DRAIN_ENDED = "drain_ended"
     """The drain was undone, by an operator or by its deadline, or the instance was removed,
     restarted or evacuated. The event says how many requests were left, how many were moved, and who
     undid it."""
     ROLLING_STARTED = "rolling_started"
-    """All instances are to be restarted, one after the other: who, why, with which engine
-    arguments, and how many instances."""
+    """All instances are to be restarted, one after the other. The event says who wants that and
+    why, the engine arguments, and how many instances there are."""
     ROLLING_STEPPED = "rolling_stepped"
-    """The next process of one instance serves: the seconds that the restart took in all, and how
-    many of them until the instance was empty."""
+    """The next process of one instance serves. The figures: the seconds that the restart took in
+    all, and how many of them passed until the instance was empty."""
     ROLLING_ENDED = "rolling_ended"
-    """Every instance was restarted, or an operator stopped the rolling restart: how many were
-    restarted, how many are left, and the seconds that it took."""
+    """Every instance was restarted, or an operator stopped the rolling restart. The figures: how
+    many instances were restarted, how many are left, and the seconds that the rolling restart took.
+    """
     ROLLING_FAILED = "rolling_failed"
-    """One instance could not be emptied in time, could not start or did not serve, and no other is
-    restarted: whether it gets its old arguments back, and the figures of `rolling_ended`."""
+    """One instance could not be emptied in time, could not start or did not serve, so no other
+    instance is restarted. The event says whether that instance gets its old arguments back, and has
+    the figures of `rolling_ended`."""
     FRONTEND_STARTED = "frontend_started"
     """A process of the frontend began to serve."""
     FRONTEND_DIED = "frontend_died"
     """The frontend's process is gone."""
     FRONTEND_FAILED = "frontend_failed"
-    """The frontend could not start, and is not tried again."""
+    """The frontend could not start, and no other start is tried."""
     CONTROLLER_STARTED = "controller_started"
     """The controller came, or came back."""
     AUTOSCALED = "autoscaled"
-    """Auto-scaling added instances, began to remove one, or keeps one that was to be removed: why,
-    the instances wanted, the requests, the cluster's F_scale, the instances added, and how long a
-    start took lately."""
+    """Auto-scaling added instances, began to remove one, or keeps one that was to be removed. The
+    event says why, and has these figures: the instances wanted, the requests, the cluster's
+    F_scale, the instances added, and how long the latest starts took."""
     AUTOSCALE_PLANNED = "autoscale_planned"
     """Auto-scaling would have added or removed instances, but this is a dry run, or an operator's
     own scale takes precedence. Logged once while that stays so, with the figures of
@@ -169,14 +173,15 @@ class EventKind(StrEnum):
     or an instance cannot be removed. Logged once while that stays so, with the figures of
     `autoscaled`."""
     AUTOSCALE_HELD = "autoscale_held"
-    """An operator's scale wins over auto-scaling from now on: the operator's number."""
+    """From now on an operator's scale takes precedence over auto-scaling. The figure: the
+    operator's number of instances."""
     AUTOSCALE_RELEASED = "autoscale_released"
-    """An operator's scale no longer wins over auto-scaling."""
+    """An operator's scale no longer takes precedence over auto-scaling."""
     OPERATOR = "operator"
-    """Somebody asked for something: `audit.log` has all of it."""
+    """An operator gave an order; `audit.log` has all of it."""
     EVENTS_LOST = "events_lost"
-    """Some events that a member reported did not arrive, because the controller lagged or was away:
-    how many."""
+    """Some events that a member reported did not arrive, because the controller lagged or was away.
+    The figure: how many events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +207,11 @@ class LoggedEvent:
 @dataclass(frozen=True, slots=True)
 class LogPage:
     """Some events of the log, in order. `missed`: how many events the log has forgotten between the
-    position asked for and the first one here; None if it cannot tell (a position of another
-    epoch)."""
+    position asked for and the first event of the page; None if that is not known, because the
+    position is of another epoch."""
 
     entries: tuple[tuple[str, LoggedEvent], ...]
-    """(position, event)."""
+    """The events, each as (position, event)."""
     next_position: str
     """The position after which the next page begins."""
     missed: int | None = 0
@@ -229,7 +234,7 @@ class EventLog:
         self.resize(max_events)
 
     def resize(self, max_events: int) -> None:
-        """The newest events stay. Raises ValueError for a bound below 1."""
+        """Changes the bound. The newest events stay. Raises ValueError for a bound below 1."""
         if max_events < 1:
             raise ValueError("an event log holds at least one event")
         self._events = deque(self._events, maxlen=max_events)
@@ -239,13 +244,14 @@ class EventLog:
         return self._position(self._last_seq)
 
     def append(self, event: LoggedEvent) -> str:
-        """Returns the event's position."""
+        """Appends an event. Returns the event's position."""
         self._events.append(event)
         self._last_seq += 1
         return f"{self._epoch}-{self._last_seq}"
 
     def about(self, request_id: str, kinds: Collection[EventKind]) -> list[LoggedEvent]:
-        """The kept events of these kinds about the request. This looks through all kept events."""
+        """The kept events of these kinds about the request. The method looks through all kept
+        events."""
         return [e for e in self._events if e.kind in kinds and e.request_id == request_id]
 
     def after(self, position: str | None, limit: int) -> LogPage:
@@ -262,7 +268,7 @@ class EventLog:
             end = self._last_seq if epoch == self._epoch else self._ends.get(epoch)
             if end is None or (epoch == self._epoch and seq > end):
                 missed = None
-            elif seq > end:  # the last events of that epoch were not kept
+            elif seq > end:  # the latest events of that epoch were not kept
                 first = max(oldest, end + 1)
                 missed = None
             else:
@@ -276,7 +282,8 @@ class EventLog:
 
     def _restore(self, position: str, event: LoggedEvent) -> None:
         epoch, seq = parse_position(position)
-        if seq != self._last_seq + 1:  # events are missing: forget the events before the gap
+        # events are missing in between: forget the events before the gap
+        if seq != self._last_seq + 1:
             self._events.clear()
             self._ends.clear()
         self._events.append(event)
@@ -290,7 +297,7 @@ class EventLog:
 
 
 def parse_position(position: str) -> tuple[str, int]:
-    """(epoch, sequence number). Raises ValueError."""
+    """Returns (epoch, sequence number). Raises ValueError if the position has another form."""
     epoch, dash, seq = position.rpartition("-")
     if not (dash and epoch.isalnum() and seq.isascii() and seq.isdigit() and len(seq) < 19):
         raise ValueError(f"{position[:40]!r} is not a position in the event log")

@@ -22,15 +22,15 @@ ENDED = frozenset({RequestState.FINISHED, RequestState.ABORTED, RequestState.FAI
 
 
 class Match(IntEnum):
-    """How well a request matches a name, the best match first."""
+    """How well a request matches a given name; the best match comes first."""
 
     ID = auto()
     ALIAS = auto()
-    """The wanted name is the client's id for the request, or the parent's id."""
+    """The given name is the client's id for the request, or the parent's id."""
     BEGINNING = auto()
-    """The wanted name is the beginning of the id."""
+    """The given name is the beginning of the id."""
     SHORTENED = auto()
-    """The wanted name is the id as tables shorten it: `8d36…67f4` of `cmpl-8d36e06fa6a667f4`."""
+    """The given name is the id as tables shorten it: `8d36…67f4` of `cmpl-8d36e06fa6a667f4`."""
     NONE = auto()
 
 
@@ -38,7 +38,7 @@ class Match(IntEnum):
 class RequestRecord:
     """One request. Times are seconds since the epoch, by the frontend's clock.
 
-    `parent_id` is set where one client request became several (`n` > 1).
+    `parent_id` is set if one client request became several requests (`n` > 1).
     """
 
     request_id: str
@@ -56,14 +56,15 @@ class RequestRecord:
     first_token_time_s: float | None
     end_time_s: float | None
     finish_reason: str | None
-    """vLLM's word (stop, length), or why the request was aborted or failed."""
+    """vLLM's finish reason (stop, length), or why the request was aborted or failed."""
     num_moves: int = 0
     rank: int = 0
     num_replays: int = 0
-    """How often the request was lost with its instance and went on, or will go on, elsewhere."""
+    """How often the request was lost with its instance. Each time it went on, or is to go on, on
+    another instance."""
     not_replayable: str = ""
-    """The code of the reason why the request cannot, or could not, go on elsewhere; empty if it
-    can."""
+    """The code of the reason why the request cannot, or could not, go on on another instance; empty
+    if it can."""
     history: tuple[LoggedEvent, ...] = ()
     num_forgotten: int = 0
     """How many events are missing between the first and the second half of `history`."""
@@ -108,8 +109,9 @@ def match_names(
 
 
 def _is_shortened(wanted: str, request_id: str) -> bool:
-    """Whether `wanted` is the id without its first words, and with an ellipsis for each piece that
-    is left out. This takes one pass over the id; a regular expression could take for ever."""
+    """Whether `wanted` is a shortened form of the id: without the id's first words, and with an
+    ellipsis for each piece that is left out. The check takes one pass over the id; a regular
+    expression could take exponentially long."""
     first, *others = wanted.replace("~", "…").split("…")
     words = [place + 1 for place, char in enumerate(request_id) if char in "-_.:/"]
     if not others:
@@ -127,6 +129,7 @@ def _is_shortened(wanted: str, request_id: str) -> bool:
 
 
 def found_order(wanted: str | None, record: RequestRecord) -> tuple[Match, ListingOrder]:
-    """The sort key of a search: how well a request answers to `wanted`, then listing order."""
+    """The sort key of a search: first how well a request matches `wanted`, then the order of
+    `listing_order`."""
     match = Match.NONE if wanted is None else record.match(wanted)
     return (match, listing_order(record))

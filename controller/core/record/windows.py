@@ -26,7 +26,7 @@ class CountWindow:
         if self._slots and self._slots[-1][0] == slot:
             self._slots[-1][1] += number
         else:
-            self._forget(now_s)  # else a window at which nobody looks would grow for ever
+            self._forget(now_s)  # otherwise a window that nobody reads would grow for ever
             self._slots.append([slot, number])
         self._total += number
 
@@ -40,7 +40,7 @@ class CountWindow:
                 return
 
     def total(self, now_s: float) -> int:
-        """The count of the last `window_s` and up to SLOT_S more."""
+        """The count of the last `window_s`, and of up to SLOT_S before that."""
         self._forget(now_s)
         return self._total
 
@@ -58,9 +58,9 @@ class CountWindow:
 
 
 class LatencyWindow:
-    """The latency samples of the last `window_s`, but at most the newest `max_samples`. Do not use
-    their number as a count: at 70 first tokens a second, a minute already has more than 4,096;
-    `LatencyWindows` counts separately. `now_s` must never decrease."""
+    """The latency samples of the last `window_s`, but at most the newest `max_samples`. The number
+    of samples is not a count of what happened: at 70 first tokens a second, a minute already has
+    more than 4,096. `LatencyWindows` counts separately. `now_s` must never decrease."""
 
     def __init__(self, window_s: float = MINUTE_S, max_samples: int = 4096) -> None:
         self._window_s = window_s
@@ -70,8 +70,8 @@ class LatencyWindow:
         self._samples.append((now_s, latency_s))
 
     def percentile(self, share: float, now_s: float) -> float | None:
-        """The smallest sample that a `share` of all samples does not exceed; None without
-        samples."""
+        """The smallest sample that is not exceeded by the given `share` of all samples; None
+        without samples."""
         samples = self._samples
         while samples and samples[0][0] < now_s - self._window_s:
             samples.popleft()
@@ -83,14 +83,14 @@ class LatencyWindow:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles(Generic[Kind]):
-    """The same percentile of all samples, and of each kind that has some."""
+    """The same percentile of all samples, and of each kind that has samples."""
 
     all_s: float | None = None
     by_kind_s: Mapping[Kind, float] = field(default_factory=dict)
 
 
 class LatencyWindows(Generic[Kind]):
-    """A window for all samples, and one for each kind of them."""
+    """A window for all samples, and one window for each kind of samples."""
 
     def __init__(self, window_s: float = MINUTE_S, max_samples: int = 4096) -> None:
         self._window_s, self._max_samples = window_s, max_samples

@@ -1,5 +1,5 @@
-"""The instance's machine of replays: requests that were lost with another instance come here in a
-later attempt.
+"""The instance's machine of replays: requests that were lost with another instance come to this
+instance in a later attempt.
 
 A request with outputs enters as an evicted one: it waits in the engine's queue, and its prompt and
 outputs are computed together once it is admitted. Before that, its grammar is compiled and a seeded
@@ -32,7 +32,7 @@ from enum import StrEnum
 from controller.core.migration.ownership import Epoch
 
 ARRIVING_S = 0.01
-"""The time between two looks at a move to here."""
+"""The time between two looks at a move to this instance that is under way."""
 
 
 class EntryState(StrEnum):
@@ -51,7 +51,7 @@ class Came:
     request_id: str
     attempt: int
     frontend: str
-    """The frontend's address."""
+    """The address of the request's frontend."""
     dispatch_seq: int
 
 
@@ -90,7 +90,7 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """These requests are over, whatever state their entries are in."""
+    """These requests are over, whatever the states of their entries are."""
 
     request_ids: Collection[str]
 
@@ -123,8 +123,8 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class EndEarlier:
-    """End the request if it has moved here meanwhile, in any attempt up to the attempt of
-    `epoch`."""
+    """End the request if it has meanwhile moved to this instance, in any attempt up to the attempt
+    of `epoch`."""
 
     request_id: str
     epoch: Epoch
@@ -139,7 +139,7 @@ class PutIn:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The request runs here: its outputs and moves are looked after from now on."""
+    """The request runs on this instance: its outputs and moves are looked after from now on."""
 
     entry: int
 
@@ -153,7 +153,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class CallOff:
-    """Stop making the grammar and the generator: nobody needs them any more."""
+    """Stop making the grammar and the generator, which nobody needs any more."""
 
     entry: int
 
@@ -182,7 +182,7 @@ class ReentryMachine:
         self._by_number: dict[int, _Entry] = {}
         """The entries that are not over, by their numbers."""
         self._by_request: dict[str, _Entry] = {}
-        """The same entries by request id; a request has one entry at a time."""
+        """The same entries by request id; a request has at most one entry at a time."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 and how it ended. Times are by the caller's clock.
 
 All of this is learned from events. The request's frontend reports the loss and the first token
-after it, and the controller reports the instance to which the request is sent in between. If events
+after it, and in between the controller reports the instance to which the request is sent. If events
 of a frontend were lost, all replays of its requests are forgotten.
 """
 
@@ -18,7 +18,7 @@ from controller.core.record.windows import CountWindow
 MAX_RECENT = 16
 MAX_DEATHS = 1024
 LOST = "lost-"
-"""The beginning of the cause of all events that follow a loss."""
+"""The prefix of the cause of all events that follow from a loss."""
 
 
 class Way(StrEnum):
@@ -47,7 +47,7 @@ class ReplayUnderWay:
     num_tokens: int
     since_s: float
     destination_id: str = ""
-    """Empty while no instance has the request."""
+    """The instance that is to run the request; empty while no instance has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,17 @@ class EndedReplay:
 class ReplayLog:
     def __init__(self) -> None:
         self.under_way: dict[str, ReplayUnderWay] = {}
-        """By request id, the oldest loss first."""
+        """The lost requests that have not gone on or ended yet, by request id; the oldest loss
+        comes first."""
         self.recent: deque[EndedReplay] = deque(maxlen=MAX_RECENT)
-        """The newest last."""
+        """The replays that ended, the newest last."""
         self._num_by_cause: Counter[tuple[Way, str]] = Counter()
-        """How many lost requests ended, by (way, id of the loss), for instances of which the reason
-        why they are gone is not known yet. `died` moves these numbers to `_num_by_reason`."""
+        """How many lost requests ended, by (way, id of the loss), for instances whose reason for
+        being gone is not known yet. `died` moves these numbers to `_num_by_reason`."""
         self._num_by_reason: Counter[tuple[Way, ExitReason]] = Counter()
         self._deaths: OrderedDict[str, ExitReason] = OrderedDict()
         self._went_on, self._failed_lately = CountWindow(), CountWindow()
-        """How many lost requests went on, and how many failed, in the last minute."""
+        """How many lost requests went on, and how many failed, within the last minute."""
         self._handlers: Mapping[EventKind, Callable[[LoggedEvent, float], None]] = {
             EventKind.REQUEST_LOST: self._lost,
             EventKind.REQUEST_FOUND: self._over,
@@ -96,13 +97,13 @@ class ReplayLog:
         return kind in self._handlers
 
     def noted(self, event: LoggedEvent, now_s: float) -> None:
-        """Takes an event of the cluster's log."""
+        """Takes an event of the cluster's log into account."""
         if handle := self._handlers.get(event.kind):
             handle(event, now_s)
 
     def died(self, instance_id: str, incarnation: int, reason: ExitReason) -> None:
-        """Notes why an incarnation is gone. Frontends may have reported the loss of its requests
-        before."""
+        """Notes why an incarnation is gone. Frontends may already have reported that its requests
+        are lost."""
         cause_id = f"{LOST}{instance_id}-{incarnation}"
         self._deaths.setdefault(cause_id, reason)
         if len(self._deaths) > MAX_DEATHS:
@@ -111,25 +112,25 @@ class ReplayLog:
             self._num_by_reason[way, reason] += self._num_by_cause.pop((way, cause))
 
     def reason(self, cause_id: str) -> ExitReason:
-        """Why the instance of this loss is gone. As long as nothing else is known, the reason is a
+        """Why the instance of this loss is gone. Until another reason is known, the reason is a
         death."""
         return self._deaths.get(cause_id, ExitReason.DEATH)
 
     def counts(self) -> Counter[tuple[Way, ExitReason]]:
-        """The number of lost requests since this log began whose outcome is known: one count for
-        each pair of outcome (`Way`) and reason why the instance is gone."""
+        """The number of lost requests since this log began whose outcome is known: a count for each
+        pair of an outcome (`Way`) and the reason why the instance is gone."""
         found = Counter(self._num_by_reason)
         for (way, cause_id), number in self._num_by_cause.items():
             found[way, self.reason(cause_id)] += number
         return found
 
     def last_minute(self, now_s: float) -> tuple[int, int]:
-        """How many lost requests (went on, ended in an error) in the last minute."""
+        """How many lost requests went on, and how many ended in an error, in the last minute."""
         return self._went_on.total(now_s), self._failed_lately.total(now_s)
 
     def num_by_instance(self) -> tuple[Counter[str], Counter[str]]:
-        """How many replays are under way: by the instance to which they go, and by the instance
-        with which they were lost."""
+        """How many replays are under way, counted by the instance to which they go, and by the
+        instance with which they were lost."""
         replays: Iterable[ReplayUnderWay] = self.under_way.values()
         to = Counter(each.destination_id for each in replays if each.destination_id)
         return to, Counter(each.source_id for each in replays)

@@ -3,12 +3,12 @@ tokens that their clients have.
 
 A frontend has one such machine for all of its requests. The machine keeps a copy of each live
 request as it was sent, and of its outputs, within a limit on all tokens. After a loss it asks for
-another instance and sends both there: the outputs in addition to the prompt and not as part of it,
-so that the request is exactly the same. `why_not` says which requests cannot be replayed. A request
-that an instance refused only because that instance had restarted is also sent again, and that does
-not count as a replay. Nor does a replay to an instance that died before it said that it has the
-request: when a host dies, its instances are noticed one after the other, and a request may be sent
-to several of them that are dead already.
+another instance and sends the request and its outputs there. The outputs are sent next to the
+prompt, not as part of it, so that the request stays exactly the same. `why_not` says which requests
+cannot be replayed. A request that an instance refused only because that instance had restarted is
+also sent again, and that does not count as a replay. Neither does a replay count that went to an
+instance which died before it had confirmed that it has the request: when a host dies, its instances
+are noticed one after the other, and a request may be sent to several of them that are dead already.
 
     STANDBY   An instance has the request, or an instance is asked for the first time.
     ASKING    No instance has the request, and another one is asked for.
@@ -53,9 +53,10 @@ ASK_AGAIN_S = 0.25
 MAX_REFUSALS = 6
 AFTER_REFUSAL_S = 0.05
 MAX_NOT_TAKEN = 16
-"""How many replays in a row, none of them taken by an instance, do not count against `max_replays`.
-It is more than a host has instances, so the death of a host ends no request. It is bounded because
-a request may kill each engine before the instance's answer leaves."""
+"""How many replays in a row may be sent to instances that do not take them without counting against
+`max_replays`. The number is larger than the number of instances of a host, so the death of a host
+ends no request. It is bounded because a request may kill each engine before the instance's answer
+leaves."""
 
 
 class CopyState(StrEnum):
@@ -69,9 +70,9 @@ LOST = frozenset({CopyState.ASKING, CopyState.PAUSING})
 
 
 class ReplayRefusal(StrEnum):
-    """Why a request cannot be replayed. A request without output is dispatched again as it came, of
-    whatever kind it is. A request with outputs must go on with exactly the tokens that it would
-    have had."""
+    """Why a request cannot be replayed. A request without output is dispatched again as it came,
+    whatever kind of request it is. A request with outputs must go on with exactly the tokens that
+    it would have had."""
 
     OFF = "off"
     TOO_OFTEN = "too_often"
@@ -106,7 +107,7 @@ def why_not(
     mark: ReplayRefusal | None,
 ) -> ReplayRefusal | None:
     """Why a request whose instance died is not replayed now; None if it is replayed. `num_replays`:
-    how often it was replayed before. `mark`: a reason that was known beforehand."""
+    how often it was replayed before. `mark`: a reason that was known when the request came."""
     if config.max_replays == 0:
         return ReplayRefusal.OFF
     if num_replays >= config.max_replays:
@@ -118,8 +119,8 @@ def why_not(
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A request that was lost with `source_id` and begins `attempt` elsewhere with `num_tokens` to
-    compute."""
+    """A request that was lost with `source_id` and begins again as `attempt` on another instance,
+    with `num_tokens` to compute."""
 
     source_id: str
     num_tokens: int
@@ -129,9 +130,9 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class RequestLoss:
-    """A request that no instance has any more, as `owner` is gone. `what`: what happened, in words.
-    `num_tokens`: how many tokens are to be computed elsewhere. `silent_s`: the time since the
-    client's last token; None if there was none."""
+    """A request that no instance has any more, because `owner` is gone. `what`: what happened, in
+    words. `num_tokens`: how many tokens another instance has to compute. `silent_s`: the time since
+    the client's last token; None if there was none."""
 
     owner: InstanceRef
     what: str
@@ -199,7 +200,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """`owner` does not take the request in this attempt. `retryable`: another instance may."""
+    """`owner` does not take the request in this attempt. `retryable`: whether another instance may
+    take it."""
 
     request_id: str
     owner: InstanceRef
@@ -226,7 +228,7 @@ class NotDispatched:
 
 @dataclass(frozen=True, slots=True)
 class NotSent:
-    """Ask or Send could not be carried out."""
+    """An `Ask` or a `Send` could not be carried out."""
 
     request_id: str
 
@@ -266,8 +268,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Find an instance; Dispatched or NotDispatched is the answer. `request` keeps its place in the
-    order and counts all of its tokens as prompt; its rank is the rank with which it came."""
+    """Find an instance. The answer is Dispatched or NotDispatched. `request` keeps its place in the
+    order, and all of its tokens count as its prompt; its rank is the rank with which it came."""
 
     request: DispatchRequested
 
@@ -287,7 +289,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Give this dispatch back, because no request will come."""
+    """Give this dispatch back, because its request will not come."""
 
     dispatch: Dispatch
 
@@ -307,7 +309,7 @@ class CallOff:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The request cannot be replayed, or not once it has outputs."""
+    """Note why the request cannot be replayed, or why it cannot be replayed once it has outputs."""
 
     request_id: str
     refusal: ReplayRefusal
@@ -358,8 +360,8 @@ class _Loss:
     owner: InstanceRef
     what: str
     counts: bool
-    """Whether the loss counts as a replay. A refusal does not, nor does the loss of an attempt that
-    no instance had taken."""
+    """Whether the loss counts as a replay. A refusal does not count; neither does the loss of an
+    attempt that no instance had taken."""
     asked_s: float | None = None
     """When another instance was first asked for after this loss."""
 
@@ -377,18 +379,18 @@ class _Copy:
     state: CopyState = CopyState.STANDBY
     attempt: int = 0
     is_taken: bool = True
-    """Whether an instance has said that it has this attempt. It is true of the first attempt from
-    the start, because an instance answers that one only with its first token."""
+    """Whether an instance has said that it has this attempt. For the first attempt this is true
+    from the start, because an instance only answers the first attempt with the first token."""
     num_not_taken: int = 0
     """How many attempts in a row were lost before an instance had taken them; at most
     MAX_NOT_TAKEN."""
     num_replays: int = 0
-    """How often the request was replayed: at most once for each attempt after the first, and once
-    for a present loss that counts."""
+    """How often the request was replayed: at most once for each attempt after the first one, plus
+    once for a present loss that counts."""
     num_refusals: int = 0
     """How many refusals came in a row, without a token in between; at most MAX_REFUSALS."""
     loss: _Loss | None = None
-    """The last loss; set in the states of LOST."""
+    """The latest loss; set in the states of LOST."""
     wake_s: float = 0.0
     """While PAUSING: when another instance will be asked for."""
 
@@ -404,19 +406,20 @@ class _Copy:
 class ReplayMachine:
     def __init__(self) -> None:
         self.config = ReplayConfig()
-        """May be set at any time. Requests that have no copy by then do not get one."""
+        """The limit may be set at any time. Requests that have no copy by then do not get one."""
         self._copies: dict[str, _Copy] = {}
         """The copies of all requests that are not over, by request id."""
         self.num_copied_tokens = 0
-        """The tokens of all copies; more than the limit only after the limit was lowered."""
+        """The tokens of all copies together. They exceed the limit only after the limit was
+        lowered."""
 
     def state(self, request_id: str) -> CopyState:
         copy = self._copies.get(request_id)
         return CopyState.OVER if copy is None else copy.state
 
     def is_lost(self, request_id: str) -> bool:
-        """Whether the request waits: no instance has it, and its next attempt was not sent to any
-        instance yet."""
+        """Whether the request waits for an instance: no instance has it, and its next attempt was
+        not sent yet."""
         return self.state(request_id) in LOST
 
     def handle(self, event: Event, now_s: float) -> Instructions:
@@ -555,7 +558,7 @@ class ReplayMachine:
         loss = copy.loss
         assert loss is not None
         if copy.mark in ALWAYS or (copy.mark is not None and copy.num_outputs):
-            # Tokens of the lost attempt came meanwhile.
+            # Tokens of the lost attempt have come meanwhile.
             return [Decline(dispatch), *self._fail(copy, loss.owner, loss.what, copy.mark)]
         copy.attempt += 1
         copy.is_taken = False
