@@ -95,7 +95,7 @@ class ReplaySource:
         """For the request that was asked for last: the events about it, and the offset in the file
         up to which they were collected."""
         self.troubles_s: tuple[float, ...] = ()
-        """The positions of trouble."""
+        """The positions at which something went wrong."""
 
     @property
     def truncated(self) -> bool:

@@ -1,13 +1,14 @@
 """Bounds on uvicorn's connections that apply before a key or a token is known, and an orderly end
 of connections. The endpoint and the control API both use them; uvicorn itself lacks them.
 
-**Bounds.** Anyone who reaches the port may send a request's head, so its bytes and its time are
-bounded. The bytes around a body are bounded too: extensions of chunks, trailers, blank lines.
-Trailers are dropped, because uvicorn appends them to headers that the gate may have judged already.
-When an answer has been sent before its body has arrived in full, the rest of the body is read and
-dropped, up to a limit of bytes and time: a client that is still sending would not read the answer.
-Where the number of connections is limited and exceeded, the oldest connection without a request
-under way is closed. So a client that opens many connections keeps no other client out.
+**Bounds.** Anyone who reaches the port may send the head of a request, so the size of a head and
+the time that it may take are bounded. The bytes around a body are bounded too: extensions of
+chunks, trailers, blank lines. Trailers are dropped, because uvicorn appends them to headers that
+the gate may have judged already. When an answer has been sent before its body has arrived in full,
+the rest of the body is read and dropped, up to a limit of bytes and time: a client that is still
+sending would not read the answer. Where the number of connections is limited and exceeded, the
+oldest connection without a request under way is closed. So a client that opens many connections
+does not keep other clients out.
 
 **Other protocols.** An offer to continue in another protocol (`Upgrade: h2c`, which Java's client
 adds to each request) is ignored, as HTTP allows. The parser cannot ignore it: it takes the bytes
@@ -18,10 +19,10 @@ client of HTTP/1.0, which does not know chunks, gets a stream that ends with the
 
 A client that sends its next request while the server closes the idle connection gets no answer, and
 cannot know whether the request was carried out. uvicorn closes a connection after 5 idle seconds,
-and httpx's pool drops its connections after the same time: of 6,000 requests on used connections
-518 were lost. So connections are kept for longer than clients and load balancers keep theirs. When
-there are too many connections, an answer says by `Connection: close` that it is the last one on its
-connection.
+and httpx's pool drops its connections after the same time: of 6,000 requests on connections that
+had been used before, 518 were lost. So connections are kept for longer than clients and load
+balancers keep theirs. When there are too many connections, an answer says by `Connection: close`
+that it is the last one on its connection.
 
 Touch points (uvicorn 0.54): protocols/http/httptools_impl.py `HttpToolsProtocol`, its `cycle`,
 `pipeline`, `connections`, `shutdown`, `timeout_keep_alive_handler`, `ws_protocol_class`, its
@@ -49,7 +50,7 @@ FIRST_REQUEST_S = 1.0
 MAX_KEPT = 4096
 # A client that sends its request's head byte by byte occupies a descriptor for at most this long.
 HEAD_TIMEOUT_S = 60.0
-# The limit applies to the request line and the headers together; other servers take 8 to 64 KiB. An
+# The limit for the request line and the headers together; other servers allow 8 to 64 KiB. An
 # unfinished header counts from the second read on. One read gets up to 256 KiB, so a single
 # unfinished header may be that long.
 MAX_HEAD_BYTES = 64 * 1024
@@ -180,7 +181,7 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
-        # uvicorn stops this timer as soon as any bytes come. Here only a request does, because
+        # uvicorn stops this timer as soon as any bytes come. Here only a request stops it, because
         # otherwise blank lines would keep a connection open for ever.
         self._unset_keepalive_if_required()
         self._in_headers = True

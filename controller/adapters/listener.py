@@ -88,7 +88,7 @@ def keeper_path(folder: Path, holder: str) -> Path:
 
 # A keeper answers at once. After this time a keeper counts as stopped or hanging, and is skipped.
 PATIENCE_S = 1.0
-# A keeper without a free descriptor can accept no connection, and tries again after this time.
+# A keeper that has no free descriptor can accept no connection, and tries again after this time.
 AGAIN_S = 0.5
 ROOT = 0
 

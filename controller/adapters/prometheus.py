@@ -4,11 +4,11 @@ metrics.
 The controller's `/metrics` is the wire status in Prometheus's text format, with the names and units
 of docs/metrics.md, section Prometheus.
 
-A null field has no sample, and no value is infinite: a freeness of -Inf, which a draining instance
-would have, would spoil every sum and mean over instances. Every known label has a sample from the
-start on, and a figure about waiting requests is 0 if none waits: a rate needs the 0 before the
-first event, and a series with gaps cannot be averaged. Labels have few values (ids, states, levels,
-kinds of events), so no sentence and no request id is a label.
+A null field has no sample, and no value is infinite. Otherwise a draining instance would have a
+freeness of -Inf, which would spoil every sum and mean over instances. Every known label has a
+sample from the start on, and a figure about waiting requests is 0 if none waits: a rate needs the 0
+before the first event, and a series with gaps cannot be averaged. Labels have few values (ids,
+states, levels, kinds of events), so no sentence and no request id is a label.
 
 For each figure of a member there is a row in the tables below. Each figure of the cluster is in the
 function for its subject."""

@@ -64,7 +64,7 @@ DEFAULT_TIMEOUT_S = 5.0
 # counts as lost.
 STREAM_SILENCE_S = 5.0
 # The controller closes an idle connection after 5 s. A call on a connection that is being closed
-# gets no answer, so the client itself closes idle connections well before that.
+# gets no answer. So the client closes its idle connections well before 5 s have passed.
 IDLE_CONNECTION_S = 2.0
 RETRY_S = 0.5
 """How long the follower waits, after the loss of a watch stream, before it tries again."""
@@ -97,8 +97,8 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
     )
     for code in codes.split()
 }
-"""The code in an answer decides before the HTTP status does: some answers with status 409 are
-refusals, not conflicts."""
+"""The code in an answer decides which error is raised; without a known code the HTTP status does.
+Some answers with status 409 are refusals, not conflicts."""
 
 _CUT_OFF = (httpx.ReadError, httpx.RemoteProtocolError)
 _ANSWER_LOST = (*_CUT_OFF, httpx.ReadTimeout)
@@ -323,8 +323,8 @@ class ControlClient:
         repeatable: bool = False,
         key: str = "",
     ) -> Answer:
-        """`timeout_s`: None means the client's own timeout. `key`: the controller recognises a
-        repeated call by it. If the answer is lost, a `repeatable` call is sent again."""
+        """`timeout_s`: None means the client's own timeout. `key`: by this key the controller
+        recognises a repeated call. If the answer is lost, a `repeatable` call is sent again."""
         timeout_s = timeout_s or self._timeout_s
         response = self._send(method, path, body, params, timeout_s, repeatable, key)
         if not response.is_success:
@@ -367,7 +367,7 @@ class ControlClient:
     def _lines(
         self, method: str, path: str, params: Params | None = None, body: WireModel | None = None
     ) -> Iterator[str]:
-        """The lines of a stream, without empty ones."""
+        """The lines of a stream, leaving out empty ones."""
         timeout = httpx.Timeout(self._timeout_s, read=STREAM_SILENCE_S)
         try:
             with self._http.stream(

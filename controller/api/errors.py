@@ -19,10 +19,11 @@ EXIT_NOT_FOUND = 4
 EXIT_REFUSED = 5
 """Refused: the cluster runs already; the name given to `--confirm` is wrong; a bad token; `top`
 without a terminal; a request that cannot move or has ended; an operation without undo; the last
-instance that serves; a question that was not answered with yes, or that nobody could be asked."""
+instance that serves; a confirmation that was not given, or for which there was nobody to ask."""
 EXIT_CONFLICT = 6
-"""Conflict: a name fits several requests, of which not exactly one is live; the cluster has a
-revision other than that of `--if-revision`; the cluster is not as it was shown or planned."""
+"""Conflict: a name fits several requests, and the number of live ones among them is not one; the
+cluster has a revision other than that of `--if-revision`; the cluster is not as it was shown or
+planned."""
 EXIT_WOULD_CHANGE = 10
 """A dry run that would change something."""
 EXIT_TIMED_OUT = 124
@@ -56,7 +57,8 @@ class LlumctlError(Exception):
 
 
 class UsageError(LlumctlError):
-    """A flag, a variable or the config file is wrong. The message begins with the wrong one."""
+    """A flag, a variable or the config file is wrong. The message begins with the name of the flag,
+    variable or file."""
 
     exit_code = EXIT_USAGE
 

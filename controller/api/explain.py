@@ -46,8 +46,8 @@ def explain(history: Sequence[Event], num_forgotten: int = 0) -> tuple[Step, ...
 
 
 def held_back(held: HeldPlaceStatus) -> Waiting:
-    """Why a request waits at the controller: what it needs, what keeps it, and which requests may
-    go ahead."""
+    """Why a request waits at the controller: what it needs, what prevents that, and which requests
+    may go ahead of it."""
     words = (
         status_words.held_place(held),
         status_words.held_why(held),
@@ -182,7 +182,7 @@ def movable(found: Explanation) -> str:
 
 
 def told(step: Step) -> tuple[str, list[str]]:
-    """What happened in this step, in words, and the figures of the decision."""
+    """What happened in this step, in words, with the figures of the decision."""
     if isinstance(step, DispatchStep):
         return _dispatched(step), []
     if isinstance(step, MoveStep):

@@ -1,8 +1,9 @@
 """Names of machines in URLs, and which Host headers name this machine.
 
-A web page may let its own name point to this machine and make a browser call here (DNS rebinding).
-The Host header then has the page's name. The endpoint, the control API, the dashboard in a browser
-and the mailboxes share these few functions and nothing else, so they have a module of their own.
+A web page may let its own host name point to this machine, and so make a browser call this
+machine's ports (DNS rebinding). The Host header then has the page's host name. The endpoint, the
+control API, the dashboard in a browser and the mailboxes share these few functions and nothing
+else, so they have a module of their own.
 """
 
 import ipaddress
@@ -10,9 +11,9 @@ from collections.abc import Collection, Iterable
 
 
 def is_own_host(host: str, own: Collection[str]) -> bool:
-    """Whether the value of a Host header names this machine. (The header does not say to whom the
-    answer goes.) All names of loopback are ours, with any port, because tunnels end at loopback.
-    `own`: further names and addresses, from `own_names`."""
+    """Whether the value of a Host header names this machine. All names of loopback count as this
+    machine's, with any port, because tunnels end at loopback. (The header does not tell who gets
+    the answer.) `own`: further names and addresses, from `own_names`."""
     name = host_name(host)
     if name in own or name == "localhost" or name.endswith(".localhost"):
         return True

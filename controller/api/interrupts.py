@@ -13,7 +13,7 @@ from typing import Any
 
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 AGAIN_S = 0.01
-"""This long after Python has dropped an interrupt, it is raised again."""
+"""When Python has dropped an interrupt, the interrupt is raised again after this time."""
 
 
 @contextlib.contextmanager
@@ -31,8 +31,8 @@ def stops_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Ignores interrupts, also those that would be raised again, so that an impatient user's third
-    Ctrl-C does not stop the undoing halfway."""
+    """Ignores interrupts, including those that would be raised again, so that an impatient user's
+    third Ctrl-C does not stop the undoing halfway."""
     with _handled(signal.SIG_IGN, (signal.SIGINT, signal.SIGALRM, *STOPS)):
         yield
 

@@ -8,9 +8,9 @@ frames that they do not know. A recording names requests and machines, so its fi
 The watch stream has no requests, so `record` asks for them now and then. A frame of requests
 describes a request in full when the request begins, and later says only what changed. Each request
 gets a number, its place among all requests that began in the file; later frames name the request by
-this number. For a held request the recording says only that it waited, at no instance: its place in
-the queue follows from its rank and arrival, its demand from its prompt. The instance that was kept
-for it is in the status.
+this number. Of a held request the recording says only that it waited at no instance. Its place in
+the queue follows from its rank and its arrival, and its demand follows from its prompt. The
+instance that was kept for the request is in the status.
 """
 
 import os
@@ -352,16 +352,17 @@ class RequestRecorder:
             try:
                 with self._connect() as client:
                     found = client.requests(states=LIVE_STATES, limit=MAX_REQUESTS)
-            except LlumctlError:  # the stream says that the controller is gone
+            except LlumctlError:  # the stream already tells that the controller is gone
                 continue
             if self._writer.is_closed:
                 return
-            # The controller's clock, which is the file's: ours may be another machine's.
+            # The time is the controller's clock, as in the whole file; the clock of this machine
+            # may differ.
             frame = self._numbers.frame(found, self._writer.time_s)
             try:
                 if frame is not None:
                     self._writer.append(frame)
-            except LlumctlError:  # the next frame of the stream tells why
+            except LlumctlError:  # the next frame of the stream tells the reason
                 return
 
 

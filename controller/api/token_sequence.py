@@ -15,7 +15,7 @@ from zlib import crc32
 FIRST = 270
 COUNT = 8191
 """Ids [FIRST, FIRST + COUNT) are whole words of the embedded model's vocabulary. COUNT is a prime,
-so that every bit of the checksum counts: answers to similar prompts start far apart."""
+so that every bit of the checksum has an effect, and answers to similar prompts start far apart."""
 STRIDE = 3571
 """The step from one word to the next. With a step of 1 answers would be dull to read, because
 neighbouring ids are spellings of one word."""

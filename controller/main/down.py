@@ -120,7 +120,7 @@ def tear_down(
     the run state is removed. `keep_ray_logs`: whether to copy Ray's logs, which may say why Ray
     died, before the temporary folder is removed.
 
-    If it was interrupted, it may be called again."""
+    If this function was interrupted, it may be called again."""
     with contextlib.suppress(LlumctlError):
         _ask_controller(state, drain, grace_s, progress)
     head = same_process(state.ray_head_pid, state.ray_head_started_s)

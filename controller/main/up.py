@@ -57,7 +57,7 @@ MAX_KEY_FILE_BYTES = 1 << 20
 LOOPBACKS = ("127.0.0.1", "::1")
 FIRST_WORD_S = 5.0
 NEXT_WORD_FACTOR = 1.5
-"""The next message comes when the waiting time has grown by this factor."""
+"""The next message comes when the time waited so far has grown by this factor."""
 BEFORE_ARGS = (LAUNCHING, IMPORTING)
 """The stages of a member's start in which vLLM does not have its arguments yet."""
 TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)

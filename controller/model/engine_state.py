@@ -307,11 +307,12 @@ class WaitingQueue:
 
 @dataclass(slots=True)
 class Pin:
-    """Full blocks that stay used, whatever happens to their request.
+    """Full blocks that stay in use even if their request leaves.
 
-    Each block in `cached` has one reference for the pin. The pinned blocks without a hash are of
-    two kinds: those from `first_block` to before `end_block` still belong to the request, too;
-    `num_left` blocks belong only to the pin, because the request has left them."""
+    Blocks with a hash are in `cached`; the pin holds one reference to each of them. Blocks without
+    a hash are of two kinds. The blocks from `first_block` up to, but not including, `end_block`
+    belong to the request as well as to the pin. `num_left` blocks belong to the pin alone, because
+    the request has left them."""
 
     cached: list[CachedBlock] = field(default_factory=list)
     first_block: int = 0

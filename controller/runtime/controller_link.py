@@ -1,8 +1,8 @@
 """A process's link to the controller: the process says Hello once a second, before and after its
 Welcome.
 
-Llumlets and frontends share this module. From the repeated Hellos a restarted controller rebuilds
-its roster; and they show that a process is alive while its engine still loads.
+Llumlets and frontends share this module. A restarted controller rebuilds its roster from the
+repeated Hellos. They also show that a process is alive while its engine still loads.
 """
 
 import asyncio
@@ -66,8 +66,8 @@ class ControllerLink:
         self._num_told = 0
 
     def tell(self, event: LoggedEvent) -> None:
-        """Reports an event for the controller's log. The events of one turn of the loop go in one
-        message."""
+        """Reports an event for the controller's log. All events of one turn of the event loop go in
+        one message."""
         if not self._untold:
             asyncio.get_running_loop().call_soon(self._tell_controller)
         self._untold.append(event)

@@ -13,8 +13,8 @@ from typing import Any
 
 MAX_MESSAGE_CHARS = 4096
 MAX_TRACEBACK_CHARS = 8192
-# Control characters would steer the reader's terminal. All lines of a message but the first are
-# marked, so that no line can be taken for a record.
+# Control characters could steer the reader's terminal. Every line of a message after the first one
+# is marked, so that no line can be taken for a record.
 _SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0x80, 0xA0))} | {
     ord("\t"): "\t",
     ord("\n"): "\n  | ",

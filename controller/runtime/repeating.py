@@ -1,6 +1,6 @@
-"""The repeated work of a process, in turns: a turn that fails is logged and tried again, and
-neither its loop nor other repeated work ends. Otherwise a full disk, a Ray that is away or a defect
-in one watch would end the process, or a loop that nobody awaits, without a word.
+"""The repeated work of a process, in turns: a turn that fails is logged and tried again; its loop
+goes on, and so does all other repeated work. Otherwise a full disk, a Ray that is away or a defect
+in one watch would end the process, or a loop that nobody awaits, without any message.
 
 This is a module of its own because each kind of process uses it, and none may import another one's
 modules.
@@ -16,7 +16,7 @@ from controller.ports.processes import LauncherLostError
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""The pause after a turn that failed, as ten errors a second would bury the log."""
+"""The pause after a turn that failed, because ten errors a second would bury the log."""
 
 
 class GuardedTurns:
@@ -44,9 +44,8 @@ async def repeat(
     turn: Callable[[], Awaitable[None] | None],
     needed: asyncio.Event | None = None,
 ) -> None:
-    """Takes a turn every `every_s` for ever, the first one after `every_s`. With `needed`, turns
-    are only taken while that event is set, so that a process that has nothing to do does not
-    wake."""
+    """Takes a turn every `every_s` for ever, the first one after `every_s`. `needed`: turns are
+    only taken while this event is set, so that a process that has nothing to do does not wake."""
     while True:
         if needed is not None:
             await needed.wait()

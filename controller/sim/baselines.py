@@ -29,8 +29,8 @@ from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
 from controller.core.scheduler_events import DispatchRequested
 
 MIN_MATCH = 0.3
-"""SGLang's router: if an instance has seen a smaller share of the prompt, the request does not go
-to it for that reason."""
+"""SGLang's router: the least share of the prompt that an instance must have seen in order to be
+chosen for its prefix cache."""
 MAX_LOAD_GAP = 64
 MAX_LOAD_RATIO = 1.5
 """SGLang's router: load alone decides if the busiest instance exceeds the idlest both by
@@ -150,7 +150,8 @@ DISPATCH: Mapping[str, Policy] = MappingProxyType(
 #
 #     defrag     a live cluster's: the lowest below one threshold with the highest above another
 #     balanced   no thresholds: the lowest goes with the highest if it would still be the lower of
-#                the two after a request of average size has moved, else the next lowest does
+#                the two after a request of average size has moved, otherwise the next lowest is
+#                tried
 
 
 @dataclass(frozen=True, slots=True)

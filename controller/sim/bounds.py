@@ -51,8 +51,9 @@ class Future:
         self.last_steps += other.last_steps
 
     def peak_blocks(self, block_size: int) -> int:
-        """Takes n log n. In step t each request that has not ended holds ceil((c + t) / bs) blocks.
-        This is q + t // bs, and one more block if the two remainders together fill one."""
+        """The most blocks that the batch will hold. Takes n log n. In step t each request that has
+        not ended holds ceil((c + t) / bs) blocks. This is q + t // bs, and one more block if the
+        two remainders together fill one."""
         if not self.num_computed:
             return 0
         lasts = np.array(self.last_steps)
@@ -253,14 +254,14 @@ class PooledEngine:
     # -- the future ------------------------------------------------------------------------
 
     def future(self, newcomer: PooledRequest | None = None) -> Future:
-        """The future of the requests here, and of a newcomer.
+        """The future of the requests on this engine and, if there is one, of a new request.
 
         Steps count from the one under way, which is treated as if it were over for all requests.
         Where prompts are computed whole, the steps that compute prompts do not count. Elsewhere a
         request in its prefill may decode at once, or only when all prompts before its own are
         computed. So it is taken to grow from now on, and to leave as late as it may. A request that
         is alone is an exception: it may need all blocks that there are, and must not seem to need
-        more. Without a newcomer no later future has a higher peak.
+        more. Without a new request, no later future has a higher peak.
         """
         config, future = self._config, Future()
         num_done = self._num_decodes + self._decodes
@@ -399,7 +400,8 @@ class PooledCluster:
         return False
 
     def _may_take(self, engine: PooledEngine, num_blocks: int) -> bool:
-        """Whether the engines could, after this, still run to their ends one after the other."""
+        """Whether the engines could still run to their ends one after the other, once these blocks
+        are taken."""
         held = [(each, each.num_held_blocks) for each in self.engines if each is not engine]
         held.append((engine, engine.num_held_blocks + num_blocks))
         num_free = self.num_free_blocks - num_blocks
@@ -415,7 +417,7 @@ class PooledCluster:
         num_wanted = engine.num_blocks_wanted()
         if self._knows_lengths:
             if num_wanted and not self._may_take(engine, num_wanted):
-                return  # until a request ends, here or elsewhere
+                return  # until a request ends, on this engine or another
         else:
             while num_wanted > self.num_free_blocks:
                 self._evict_last()

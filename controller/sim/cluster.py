@@ -109,7 +109,7 @@ class SimEmptying:
         self._scheduler = scheduler
         self._balances = policy.pairing == BALANCED
         self._helps = False
-        cooling = Cooling()  # only dead destinations cool here, and they never come back
+        cooling = Cooling()  # only dead destinations cool in a simulation, and they never come back
         self.closed_to_moves = Openness(scheduler, cooling).closed_to_moves
         self.rounds = ReliefRounds(
             self,
@@ -335,7 +335,7 @@ Holds = Callable[[InstanceSnapshot], bool]
 class Moments:
     """For each instance, the moment from which a condition may be true of it. This is for
     conditions that become true as the free blocks of the instance run out. Each round asks whether
-    each instance needs help or is a source; asking every instance took half of the time of a run.
+    each instance needs help or is a source; to ask every instance took half of the time of a run.
     So an instance is looked at once after each change, and in rounds only from its moment on. If
     `holds` is true of a status, it must also be true of one with fewer free blocks."""
 
@@ -405,7 +405,7 @@ class Loads:
         if not sources:
             return []
         found = list[InstanceSnapshot]()
-        # The fewer ones first: with little load there are no sources.
+        # The fewer ones come first: with little load there are no sources.
         kinds = ((sources, is_source), (list(self._destinations), is_destination))
         for instances, is_one in sorted(kinds, key=lambda kind: len(kind[0])):
             statuses = [each.status() for each in instances]
@@ -530,7 +530,7 @@ class SimCluster:
         self._follow(self._scheduler.handle(requested, self.events.now_s))
 
     def _report_for(self, requested: DispatchRequested) -> None:
-        """Tells the scheduler the statuses on which the dispatch of this request depends. Telling
+        """Tells the scheduler the statuses on which the dispatch of this request depends. To tell
         it all statuses took half of the time of a run. An instance that only decodes gets worse for
         a newcomer, so only the instance that seems best has to report, until the best one has
         reported its present state. With late binding there is an exception: once memory is short on

@@ -97,7 +97,7 @@ class SimInstance:
         between = self._between
         between.append(action)
         if len(between) > 1:
-            return  # an earlier action has arranged that
+            return  # an earlier action has already arranged that
         if self._stretch is not None:
             elapsed_s = (self._events.now_s - self._began_s) / self.slowdown
             num_done = self._stretch.num_steps_within(elapsed_s)
@@ -137,8 +137,8 @@ class SimInstance:
 
     def first_s(self, holds: Callable[[InstanceSnapshot], bool]) -> float:
         """The moment, up to one step early, from which on `holds` is true of the status, until
-        something other than decoding happens here; inf if it does not become true. It must stay
-        true as free blocks become fewer."""
+        something other than decoding happens here; inf if it does not become true. If `holds` is
+        true of a status, it must also be true of one with fewer free blocks."""
         stretch, freest = self._stretch, self.freest_status()
         if holds(freest):
             return -math.inf

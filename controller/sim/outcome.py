@@ -314,8 +314,8 @@ def _quantiles(values: Values) -> tuple[float, ...]:
 # growing.
 #
 # A long queue is no steady state either, even if it does not grow, when a request in it waits for a
-# good part of the run: the queue is left over from the time before, and the run ends before the
-# next queue would have formed.
+# large part of the run: then the queue is left over from an earlier time, and the run ends before
+# the next queue would have formed.
 
 MAX_GROWTH = 1 / 3
 """A growth by more than this share of the mean counts as growing."""

@@ -226,8 +226,8 @@ def _begun_before(client: "ControlClient", report: "ScaleReport") -> "ScaleRepor
 
 
 def _wanted(text: str) -> tuple[int | None, int | None]:
-    """The number of instances, or else the change of their number: (target, change), one of which
-    is None. Raises UsageError."""
+    """Returns the target number of instances, or else the change of their number: (target, change),
+    of which one is None. Raises UsageError."""
     found = _TARGET.fullmatch(text.strip())
     if found is None:
         raise UsageError(

@@ -176,7 +176,8 @@ def _head(trouble: str = "", age_s: float = 0.0) -> str:
     return f"{clock}  stale for {duration(age_s)}: {trouble}" if trouble else clock
 
 
-# Escape sequences: home, erase the rest of the line, of the screen; clear, cut lines, wrap them.
+# Escape sequences: go to the upper left corner; erase the rest of the line; erase the rest of the
+# screen; clear the screen; cut long lines; wrap long lines again.
 _HOME, _END_OF_LINE, _END = "\x1b[H", "\x1b[K", "\x1b[J"
 _CLEAR, _CUT, _WRAP = "\x1b[2J", "\x1b[?7l", "\x1b[?7h"
 

@@ -203,7 +203,7 @@ class Pool:
         self._idle: list[Connection] = []
 
     async def exchange(self, message: bytes, answer: Answer, timeout_s: float) -> None:
-        """Like Connection.exchange, on any connection. The timeout includes connecting."""
+        """Like Connection.exchange, on any connection. The timeout includes the time to connect."""
         try:
             async with asyncio.timeout(timeout_s):
                 connection = self._take() or await Connection.open(self._endpoint)
@@ -238,7 +238,7 @@ _BEGIN = "-----BEGIN CERTIFICATE-----"
 @cache
 def tls_context(url: str, certificate: str = "") -> ssl.SSLContext | None:
     """The TLS context; None for plain http. It is cached, as loading the authorities takes 36 ms.
-    Raises OSError (SSLError too).
+    Raises OSError, of which SSLError is a kind.
 
     The certificate of a cluster on this machine is known, and only this certificate is trusted,
     whatever names it has (the address may be 127.0.0.1). For other endpoints the system's

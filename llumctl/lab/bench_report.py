@@ -1,8 +1,8 @@
 """Computes figures from results, and shows them as text, JSON, a line per request, and pictures.
 
-Latencies count from the time when a request was due, not from the time when it was sent: a late
-client must not make a server look fast. Only right answers to requests that were due after the
-warm-up have latencies.
+Latencies count from the time when a request was due, not from the time when it was sent: otherwise
+a client that sends late would make a server look fast. Only right answers to requests that were due
+after the warm-up have latencies.
 """
 
 import json

@@ -183,8 +183,15 @@ async def listening(
 # -- sessions: a `llumctl top` for each web socket ------------------------------------------
 #
 # Page and process speak the protocols of textual-serve's page script and of Textual's driver for
-# browsers. The page sends JSON lists. The process reads and writes packets: a letter, four bytes of
-# length, and a payload. A packet `D` is what a terminal would read or draw, `M` is JSON about it.
+# browsers. This server translates between the two.
+#
+# The page sends JSON lists, as textual-serve's page script does.
+#
+# The process reads and writes packets, as Textual's driver for browsers does: a letter, four bytes
+# of length, and a payload. The letter is one of two:
+#
+# - `D`: the payload is what a terminal would read or draw.
+# - `M`: the payload is JSON about the session, such as the size of the terminal.
 
 DRIVER = "textual.drivers.web_driver:WebDriver"
 LEAVE_S = 2.0
@@ -218,8 +225,8 @@ class Session:
         )
 
     async def send(self, packet: bytes) -> None:
-        """Waits while the process does not read. If the process has ended, the packet is
-        dropped."""
+        """Sends a packet to the process, and waits while the process does not read. If the process
+        has ended, the packet is dropped."""
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError, RuntimeError):
@@ -252,8 +259,8 @@ class Session:
             await process.wait()
 
     async def _leave(self, process: Process) -> None:
-        """Asks the process to end. Its output is read meanwhile, because a process that is blocked
-        in a write does not read."""
+        """Asks the process to end. Its output is read meanwhile, because a process whose write
+        blocks would not read the request to end."""
         await self.send(leave())
         assert process.stdin is not None
         assert process.stdout is not None

@@ -366,7 +366,7 @@ def replay_line(progress: Progress, live: Liveness, width: int, glyphs: Glyphs) 
 
 
 def _track(progress: Progress, width: int, glyphs: Glyphs) -> str:
-    """The track of the replay: `=` is past, `O` is now, `!` is trouble."""
+    """The track of the replay: `=` is past, `O` is now, `!` is where something went wrong."""
     inner = width - 2
     now = _place(progress.position_s, progress, inner)
     past, present = ("=", "O") if glyphs is ASCII else ("━", glyphs.bullet)

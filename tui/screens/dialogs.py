@@ -319,7 +319,8 @@ class ChooseScreen(ListDialog[AnyOrder | Together | None]):
 
 @dataclass(frozen=True, slots=True)
 class SortRow:
-    """A column by which a table can be sorted. `largest_first`: the order that choosing it sets."""
+    """A column by which a table can be sorted. `largest_first`: whether the largest value comes
+    first once the column is chosen."""
 
     id: str
     largest_first: bool

@@ -149,8 +149,8 @@ def _spellings(word: str, part: str) -> list[Token]:
 # competes with a comma or a closing brace. Measured with xgrammar: 160 of 160 generations under
 # five schemas were valid JSON within 88 tokens.
 
-# A generation ends only after a sentence. Measured over 64 chats: 290 tokens on average when
-# greedy (median 229), 207 at temperature 1 (median 143).
+# A generation ends only after a sentence. Over 64 chats it had 290 tokens on average when greedy
+# (median 229), and 207 at temperature 1 (median 143).
 _END = 0.1
 
 _PROSE = {"noun": 0.3, "determiner": 0.25, "preposition": 0.25, "verb": 0.1, ".": 0.1}
@@ -196,9 +196,9 @@ _BLANK = 1e-13
 _SPECIAL = 1e-17
 
 # The spread of logits around their level. At 4, all words of a kind together weigh little more than
-# the best of them alone, so sampling at temperature 1 ends sentences about as often as greedy
-# decoding (every 17 and every 13 tokens). A mark is the only token of its kind, and has its share
-# only if its spread is small.
+# the best of them alone. So sampling at temperature 1 ends a sentence about as often (every 17
+# tokens) as greedy decoding does (every 13 tokens). A mark is the only token of its kind, and has
+# its share only if its spread is small.
 _WORD_SPREAD = 4.0
 _MARK_SPREAD = 1.0
 _MANY = 11
@@ -248,7 +248,7 @@ def _unlisted(kind: str) -> float:
     if kind in ("whitespace", " "):
         return _BLANK
     if kind in ('",', '"}', '"]', '":'):
-        return _BYTE  # as openers of strings, like '"', they would put a brace first
+        return _BYTE  # otherwise they would put a brace first, because like '"' they open strings
     if kind == "digit" or any(mark in kind for mark in '"{}[],') or kind == ":":
         return _JSON
     return _BYTE if len(kind) == 1 or kind == "byte" else _WORD
@@ -357,7 +357,7 @@ def tokenizer_config() -> dict[str, Any]:
 # -- the weights -----------------------------------------------------------------------------------
 # The weights: random layers that choose the words, and the grammar in a strip of their own.
 #
-# The last len(STATES) of the HIDDEN channels hold the state of the last token, one-hot. The
+# The final len(STATES) of the HIDDEN channels hold the state of the latest token, one-hot. The
 # embedding writes these channels, no layer changes them, and the output head turns them into the
 # grammar's levels. All other weights are random, so the choice within a kind depends on every token
 # before.

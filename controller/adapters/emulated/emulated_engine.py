@@ -267,7 +267,7 @@ class EmulatedMoves:
         live = arriving.live
         moved = self._decoded(state)
         num_tokens = len(live.prompt) + moved.num_outputs
-        live.wrong_from = moved.wrong_from  # before the model asks for hashes, which depend on it
+        live.wrong_from = moved.wrong_from  # before the model asks for hashes, which depend on this
         self._model.moves.commit(
             request_id, MovingState(num_tokens, moved.rank, moved.queued, moved.evicted)
         )
@@ -342,7 +342,8 @@ class EmulatedMoves:
         out = self._outgoing.get(request_id)
         if out is None:
             out = self._outgoing[request_id] = _Outgoing(live, block_hashes(live, self._block_size))
-        elif out.live is not live:  # the request left and came back; its old pins are still held
+        # the request left and came back, and its old pins are still held
+        elif out.live is not live:
             out.live, out.hashes = live, block_hashes(live, self._block_size)
         return out
 
@@ -386,14 +387,14 @@ class Pace:
         self._clock = clock
         self._sleep = sleep
         self._due_s: float | None = None
-        """When the last step should have ended; None before the first step and after a rest."""
+        """When the previous step should have ended; None before the first step and after a rest."""
         self._ended_s = 0.0
         self._began_s = 0.0
         self.total = Emulation()
 
     def begin(self) -> None:
-        """Begins a step. If the last step should have ended just now, this step counts from that
-        moment; otherwise it counts from now."""
+        """Begins a step. If the previous step should have ended a moment ago, this step counts from
+        that moment; otherwise it counts from now."""
         now_s = self._clock()
         follows = self._due_s is not None and now_s - self._due_s <= MAX_CATCH_UP_S
         self._began_s = self._due_s if follows and self._due_s is not None else now_s
@@ -415,7 +416,8 @@ class Pace:
         self._ended_s = now_s
 
     def rest(self) -> None:
-        """The engine has nothing to do. The next step will count from its own beginning."""
+        """Notes that the engine has nothing to do. The next step will count from its own
+        beginning."""
         self._due_s = None
 
 
@@ -473,9 +475,9 @@ class EmulatedEngine:
         self._rest_if_idle()
 
     def step(self) -> Sequence[StepOutputs]:
-        """Takes as long as the profile says, or as long as its own bookkeeping takes if that is
-        longer. All tokens of the step are decided at once, so they count from `after-schedule`
-        on."""
+        """Runs a step. It takes as long as the profile says, or as long as its own bookkeeping
+        takes if that is longer. All tokens of the step are decided at once, so they count from
+        `after-schedule` on."""
         self._pace.begin()
         result = self._model.step()
         self.on_phase("after-schedule")

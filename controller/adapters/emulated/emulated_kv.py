@@ -101,7 +101,7 @@ class EmulatedKvTransfer:
         self._receives: dict[str, _Copy] = {}
         self._turns: dict[_Link, asyncio.Lock] = {}
         self._waiting_since_s: dict[_Link, float] = {}
-        """For each link, since when it has waited for the peer to say that it took a stage."""
+        """For each link, since when it has waited for the peer to confirm a stage."""
 
     def start(self, blocks: KvBlocks, tell: Tell) -> None:
         self._blocks = blocks
@@ -157,7 +157,7 @@ class EmulatedKvTransfer:
     def _begin(
         self, copies: dict[str, _Copy], peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> _Copy:
-        """Notes that a stage is under way. Raises ValueError if it is so already."""
+        """Notes that a stage is under way. Raises ValueError if it is already under way."""
         if stage_id in copies:
             raise ValueError(f"stage {stage_id} is under way already")
         loop = asyncio.get_running_loop()

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 SPEC_FILE = "spec.json"
 MAX_SPEC_BYTES = 16 << 20
 SCHEMA_VERSION = 3
-"""In version 1 each instance had one drain order, which contained the order before it. Version 2
-had cordons where there are marks now."""
+"""Earlier versions: in version 1 each instance had one drain order, which contained the order
+before it; version 2 had cordons in place of marks."""
 
 
 class _Version(BaseModel):
@@ -70,8 +70,8 @@ class SpecFile:
         return kept.spec if kept.nonce == self._nonce else None
 
     def save(self, spec: ClusterSpec) -> None:
-        """Blocks the event loop while it writes, so that changes keep their order. In 50 tries on
-        the local disk of a busy machine this took 2 ms as a rule, and at most 7 ms."""
+        """Writes the spec. This blocks the event loop, so that changes keep their order. In 50
+        tries on the local disk of a busy machine this took 2 ms as a rule, and at most 7 ms."""
         kept = _Kept(nonce=self._nonce, spec=spec)
         try:
             user_files.replace(self.path, kept.model_dump_json(indent=2) + "\n")
@@ -138,7 +138,8 @@ class IncarnationFile:
 
     def keep(self, member_id: str, last: LastIncarnation) -> None:
         try:
-            # Each line begins with the newline, so that a line after a torn one can still be read.
+            # Each line begins with the newline, so that a line that follows a torn one can still be
+            # read.
             self._append(b"\n" + msgspec.json.encode((member_id, last)))
         except OSError as error:
             log.error("%s: incarnation %d is not kept: %s", member_id, last.incarnation, error)

@@ -146,7 +146,7 @@ OnRefused = Callable[[Scope, str], Awaitable[None]]
 class Guard:
     """Decides who may call. The holder of the control token may do everything, the holder of the
     view token may only look (GET). Browsers are refused: a page that makes a browser call the
-    control API is recognised by its Origin, or by a foreign Host.
+    control API can be recognised by its Origin header, or by a foreign Host header.
 
     `on_refused` is called when the holder of the view token tries to act. `on_acted` is called
     before a call that may act gets its answer."""

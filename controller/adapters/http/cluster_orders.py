@@ -64,7 +64,7 @@ class RollingHandler(_OnRolling[RollingRequest]):
                 await asyncio.to_thread(check, given, spec.engine.args, after)
             except UsageError as error:
                 raise ApiError(400, "bad_setting", error.message, error.hint) from error
-            self.check()  # again, because checking the engine took time
+            self.check()  # again, because the check of the engine arguments took time
 
     def check(self) -> None:
         self.operated.check_revision(self.wanted.if_revision)

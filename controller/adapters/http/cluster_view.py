@@ -91,7 +91,7 @@ class ClusterLabels:
     engine: str
     endpoint_url: str
     started_at_s: float
-    """Seconds since the epoch."""
+    """When the cluster was started, in seconds since the epoch."""
 
 
 def cluster_status(
@@ -534,7 +534,7 @@ def engine_changes(controller: ControllerProcess) -> tuple[EngineChangeStatus, .
 T = TypeVar("T")
 
 _OTHERWISE = {"incarnation", "queue_head", "emulation"}
-"""Fields of which the code below computes the values."""
+"""The fields whose values are computed below."""
 _COUNTED = InstanceStatus.model_fields.keys() & InstanceSnapshot.__annotations__.keys() - _OTHERWISE
 _PUSHED = InstanceStatus.model_fields.keys() & StatusPushed.__annotations__.keys() - _OTHERWISE
 

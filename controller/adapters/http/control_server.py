@@ -110,7 +110,8 @@ from controller.runtime.messages.requests import TrafficAsked
 log = logging.getLogger(__name__)
 
 MAX_WATCHERS = 64
-# Watch streams never end by themselves. A server that stops waits only this long for them.
+# Watch streams never end by themselves. A server that stops waits this long for them, and no
+# longer.
 LAST_BYTES_S = 1
 # Clients without a token may connect too. When there are more connections than this, the oldest one
 # without a request is closed.
@@ -370,8 +371,8 @@ PING_EVERY_S = 1.0
 # Events, or requests, that come this close together are sent together.
 GATHER_S = 0.05
 PAGE_EVENTS = 500
-# A status for watchers is built again after this time. With 64 instances it takes 3 ms to build: 64
-# watchers, each with a status of its own, took four cores.
+# A status for watchers is built again after this time. With 64 instances it takes 3 ms to build.
+# When each of 64 watchers had a status of its own, that took four cores.
 STATUS_LASTS_S = 0.05
 LATEST = "latest"
 
@@ -472,9 +473,9 @@ TRAFFIC_EVERY_S = 1.0
 
 
 class TrafficStream(StreamingResponse):
-    """Begins the recording when the stream is made, and ends it even if the first line was never
-    read. The operators' log has an entry for both. Raises ApiError if another recording is under
-    way."""
+    """Begins the recording when the stream is made, and ends it when the stream ends, even if the
+    first line was never read. The operators' log has an entry for both. Raises ApiError if another
+    recording is under way."""
 
     def __init__(self, traffic: Traffic, asked: TrafficAsked, log: OperatorLog) -> None:
         if not traffic.takes(asked):

@@ -337,7 +337,7 @@ class SteerReports:
     async def several(
         self, instance_ids: Iterable[str], revision: int, *, lately: bool = False
     ) -> list[DrainReport]:
-        """Reports on several drains. The reports are made at the same time, so that the time of
+        """Reports on several drains. The reports are made at the same time, so that the wait for
         frontends that do not answer is spent only once."""
         reports = (self.of(each, revision, lately=lately) for each in instance_ids)
         return list(await asyncio.gather(*reports))
@@ -345,7 +345,7 @@ class SteerReports:
     async def of(self, instance_id: str, revision: int, *, lately: bool = False) -> DrainReport:
         """The drain as it is now. With `lately`, the list of requests that cannot move may be a
         second old. `revision`: the spec's revision, read before this report or after the caller's
-        own change. A client that continues from this revision is told if others have changed the
+        own change. A client whose next order names this revision is told if others have changed the
         spec since."""
         controller = self._controller
         progress = controller.drains.progress(instance_id)
@@ -421,7 +421,8 @@ class SteerReports:
         report = await self.planned(instance_id, claim)
         leaving = await self._controller.drain_forecasts.lately(instance_id)
         pace = measured_pace(move.record for move in self._controller.operator_moves.log.recent)
-        link = Link(1, None if pace is None else pace.blocks_per_s)  # a link whose unit is blocks
+        # a link whose unit is blocks in place of bytes
+        link = Link(1, None if pace is None else pace.blocks_per_s)
         requests = (each.request for each in leaving.departures if each.destination_id)
         late = evacuation(requests, link, within_s).too_late
         code = ReliefRefusal.TOO_LATE
@@ -479,8 +480,8 @@ def caused_by(operation: Operation, claim: AnyClaim) -> AnyClaim:
 
 
 def drain_claim(wanted: DrainRequest) -> Drain:
-    """The claim to drain an instance. Like the claims of the next functions, it has no cause and no
-    actor; `caused_by` adds them."""
+    """The claim to drain an instance. Like the claims that the functions below make, it has no
+    cause and no actor; `caused_by` adds them."""
     return Drain("", time.time(), deadline_of(wanted), wanted.on_deadline, reason=wanted.reason)
 
 

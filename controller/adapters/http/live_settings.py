@@ -88,7 +88,7 @@ class LiveSettings:
             if was[key].value != becomes[key].value
         )
         releases = MODE in patch.changes and keeper.spec.autoscale_hold is not None
-        if changes or releases:  # else this patch itself may have made the present revision
+        if changes or releases:  # otherwise this patch itself may have made the present revision
             keeper.check_revision(patch.if_revision)
         answer = SettingChanges(
             dry_run=patch.dry_run,
@@ -193,8 +193,8 @@ def _policy(name: str) -> Policy:
 
 
 def _autoscale(settings: Settings) -> LiveAutoscale:
-    """The cold start is measured and is no setting. The cluster acts when two checks in a row find
-    the same need."""
+    """The configuration of auto-scaling. `cold_start_s` is measured, so it is not a setting. The
+    cluster acts when two checks in a row find the same need."""
     interval_s = settings.autoscale.check_interval_s
     config = with_fixed(
         AutoscaleConfig,

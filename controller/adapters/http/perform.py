@@ -5,7 +5,7 @@ out, and `Orders` does what all orders share. One lock is held during the checks
 change of the spec: if two operators act on the same revision, the second one gets a conflict.
 `OperatorLog` records each order in the audit log, before and after it, and in the cluster's events.
 Writing the audit log takes time, so the checks are repeated after that. `operations_done` reads the
-log again, and says which operations could be undone now."""
+audit log again, and says which operations could be undone now."""
 
 import asyncio
 import logging

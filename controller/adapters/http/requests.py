@@ -33,7 +33,7 @@ from controller.runtime.controller.queries import Found
 
 MAX_REFERENCE_CHARS = 256
 MAX_MATCHES = 200
-"""More than one client's request can have choices."""
+"""How many requests may match a reference: more than one client's request can have choices."""
 MAX_REQUESTS = 10_000
 _LISTED_MATCHES = 10
 _ON_AN_INSTANCE = (CoreState.RUNNING, CoreState.EVICTED, CoreState.WAITING)

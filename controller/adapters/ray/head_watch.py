@@ -2,8 +2,8 @@
 
 Ray's own calls cannot tell: without a head each of them blocks for a minute or more, and would
 block the controller too. So a thread tries to connect to the head every second, and once more
-before each call. A head that is stopped (SIGSTOP) still accepts connections, so its stop is not
-noticed."""
+before each call. A head that is stopped (SIGSTOP) still accepts connections, so it is not noticed
+that the head has stopped."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ CONNECT_TIMEOUT_S = 3.0
 CALL_TIMEOUT_S = 1.5
 """The limit for a check before a call. The controller's event loop waits for such a check."""
 RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""The variable says how long each of Ray's processes waits for a lost head before it ends."""
+"""The variable in which Ray's processes find how long to wait for a lost head before they end."""
 RECONNECT_DEFAULT_S = 60.0
 NO_HEAD = "Ray's head at {address} does not answer"
 NO_RAYLET = "Ray's raylet on the controller's machine is gone"

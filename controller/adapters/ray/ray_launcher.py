@@ -85,7 +85,7 @@ class RayLauncher:
         if handle := self._handles.get(member_id):
             self._refuse_if_lost()
             ray.kill(handle, no_restart=True)
-            del self._handles[member_id]  # if the kill raised, it is tried again
+            del self._handles[member_id]  # if the kill raised an error, it is tried again
 
     def _look(self) -> LauncherLoss | None:
         return None if self.head is None else self.head.look(CALL_TIMEOUT_S)
@@ -115,8 +115,8 @@ def launch_actor(namespace: str, name: str, plan: ActorPlan, log_dir: str) -> An
     if plan.node_id is not None:
         options["label_selector"] = {"ray.io/node-id": plan.node_id}
     else:
-        # By default Ray fills one machine before it takes the next: four instances without GPUs
-        # were all on the second of two machines, and would have died with that machine.
+        # By default Ray fills one machine before it uses the next. Four instances without GPUs were
+        # all placed on the second of two machines, and would have died with that machine.
         options["scheduling_strategy"] = "SPREAD"
     actor = ray.remote(RayMember).options(**options)
     return actor.remote(name, plan.role, plan.arguments, log_dir, namespace)

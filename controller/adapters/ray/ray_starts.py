@@ -36,19 +36,20 @@ _REASON = re.compile(r"(?:[\w.]+(?:Error|Exception|Exit)\b.*|Fatal Python error:
 @dataclass(frozen=True, slots=True)
 class Starts:
     run: str
-    """The run of the cluster. Starts in another run do not count."""
+    """The run of the cluster to which these starts belong. Starts in another run do not count."""
     num_failed: int = 0
     """How many starts in a row failed before the present one."""
     reason: str = ""
-    """Why the last failed start failed."""
+    """Why the latest failed start failed."""
     is_open: bool = False
-    """Whether the last start has neither served nor noted why it ended."""
+    """Whether the latest start has neither served nor noted why it ended."""
     has_served: bool = False
     log_bytes: int = 0
-    """The length of the log when the last start began."""
+    """The length of the log when the latest start began."""
     pid: int = 0
     process_started_s: float = 0.0
-    """When the last process began. By this and `pid`, `down` finds the process without Ray."""
+    """When the latest process began. By this time and `pid`, `down` finds the process without
+    Ray."""
 
     @property
     def given_up(self) -> bool:
@@ -99,8 +100,8 @@ class Start:
 
     @property
     def delay_s(self) -> float:
-        """How long to wait before this start. When a member is given up, the first start that only
-        reports this does not wait; if that start fails too, the next start waits."""
+        """How long to wait before this start. When a member is given up, the next start only
+        reports that, without a wait. If that start fails too, the one after it waits."""
         num_failed = self._starts.num_failed
         if self._starts.given_up and num_failed == MAX_FAILED_STARTS:
             return 0.0

@@ -1,9 +1,9 @@
 """The connection between two instances: the port at which an instance receives blocks, the check of
 every connection to this port, and the stream of slices.
 
-Anyone who reaches the port can connect. Within 5 s a connection must say for which link it comes,
-and prove that it knows the link's key. Until then the connection gets no answer and costs a socket
-and 48 bytes. When there are too many such strangers, the oldest is closed.
+Anyone who reaches the port can connect. Within 5 s a connection must name the link for which it
+comes, and prove that it knows the link's key. Until then the connection gets no answer and costs a
+socket and 48 bytes. When there are too many such strangers, the oldest is closed.
 
 Each end of a link makes a secret for it, and tells it to the other end through the mailbox, which
 is encrypted and admits only the cluster's processes. The link's key is computed from both secrets.

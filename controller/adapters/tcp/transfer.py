@@ -49,8 +49,8 @@ from controller.ports.engine import Frames, KvBlocks, Peer, StageCopy, TransferE
 class RateLimit:
     """A limit in bytes per second, kept as an account that one `take` may overdraw.
 
-    The first bytes may go at once, and the next ones when the account is balanced again. Idle time
-    is not saved up, so in any t seconds at most rate x t bytes and the bytes of one `take` are
+    The first bytes may go at once. The next ones may go when the account is balanced again. Idle
+    time is not saved up, so in any t seconds at most rate x t bytes and the bytes of one `take` are
     sent. Times must not decrease. The limit may differ at each call; each value applies to the time
     before that call."""
 
@@ -85,7 +85,7 @@ class CopyJob:
     """One side of a stage: its blocks, and the future that says how the copy ended.
 
     The job is made on the event loop's thread, and a link's thread works on it. The future is done
-    only when no thread touches the blocks any more. `fail` returns before that."""
+    only when no thread touches the blocks any more. `fail` may return earlier than that."""
 
     def __init__(self, peer_key: tuple[str, int], block_ids: Sequence[int]) -> None:
         self.peer_key = peer_key
@@ -110,8 +110,8 @@ class CopyJob:
 
     @contextlib.contextmanager
     def hands_on(self) -> Iterator[bool]:
-        """Encloses all code that touches the blocks. It yields False if they must not be touched
-        any more."""
+        """A context for all code that touches the blocks. It yields False if they must not be
+        touched any more."""
         with self._lock:
             self._held = not self._over
         try:
@@ -806,8 +806,8 @@ class TcpKvTransfer:
             self._all_over.set()
 
     def _drop(self, link: Link) -> bool:
-        """Returns False if the link was dropped before. Its other end knows of it then, or is
-        gone."""
+        """Drops the link. Returns False if the link was dropped before. After that, its other end
+        knows that the link is over, or is gone."""
         for links in (self._sending, self._receiving):
             if links.get(link.peer.key) is link:
                 del links[link.peer.key]

@@ -273,11 +273,11 @@ class VllmEngine:
 # Makes vLLM compile and load at its start everything that it would otherwise compile and load at
 # its first use.
 #
-# A first request with log probabilities compiled a kernel in the middle of a step, and the other
-# requests waited: for 2.4 s with a warm compiler cache, for 26 s with a cold one. vLLM's own
-# warm-up leaves that kernel out. The first structured output makes the backend, which takes 15 ms
-# for the embedded model's 4,096 tokens, and longer with a larger vocabulary. All other first uses
-# (sampling, penalties, biases, seeds, long prompts) were measured and took as long as a step.
+# The first request with log probabilities compiled a kernel in the middle of a step, while all
+# other requests waited: for 2.4 s with a warm compiler cache, and for 26 s with a cold one. vLLM's
+# own warm-up leaves that kernel out. The first structured output makes the backend, which takes 15
+# ms for the embedded model's 4,096 tokens, and longer with a larger vocabulary. All other first
+# uses (sampling, penalties, biases, seeds, long prompts) were measured and took as long as a step.
 #
 # The warm-up runs no request, so nothing is left in the scheduler, the caches, the statistics or
 # the generators.

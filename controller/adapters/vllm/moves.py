@@ -334,7 +334,7 @@ class GrammarReplay:
             self._num_fed += 1
 
     def finish(self, output_token_ids: Sequence[int]) -> None:
-        """Feeds all outputs. Raises ValueError, even if the only reason is that the grammar is not
+        """Feeds all outputs. Unlike `feed`, it also raises ValueError if the grammar is not
         compiled yet."""
         if not self._decoded.structured_output_request.is_grammar_ready:
             raise ValueError("its grammar is not compiled here yet")
@@ -345,12 +345,13 @@ class GrammarReplay:
 # The destination's half of a move: blocks and a place in the batch, then the request itself.
 #
 # Until its commit, an arriving request is unknown to vLLM's scheduler. Only the KV cache manager
-# knows it, because it has given it blocks. At the commit these blocks enter the prefix cache,
-# because only then they have their content.
+# knows the request, because it has given blocks to it. These blocks enter the prefix cache at the
+# commit, because they do not have their content before.
 #
-# When a request arrives, vLLM's watermark is left free, as on an admission, but not when it grows.
-# The blocks that running prefills still need are left free in both cases: vLLM gives them blocks
-# chunk by chunk, and would evict a request if an arriving one had taken those blocks.
+# When a request arrives, vLLM's watermark is left free, as on an admission. When the request grows
+# later, the watermark may be used. The blocks that running prefills still need are left free in
+# both cases: vLLM gives them blocks chunk by chunk, and would evict a request if an arriving one
+# had taken those blocks.
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,8 +112,8 @@ class BatchSlots:
         self._scheduler.max_num_active_reqs += 1
 
     def enter(self, request: Any) -> None:
-        """Lets the request into the place that was kept for it. If the request has an adapter, its
-        row must have been removed from the worker's batch before."""
+        """Lets the request into the place in the batch that was kept for it. If the request has an
+        adapter, its row must have been removed from the worker's batch before."""
         self.give_back()
         if request.lora_request is None:
             request.status = self._running

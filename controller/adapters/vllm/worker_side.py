@@ -156,7 +156,8 @@ class RewindableGenerators(dict[int, torch.Generator]):
 
 
 class _Rewind:
-    """The object on which vLLM calls `generator.set_offset(generator.get_offset() - 4)`."""
+    """The object on which vLLM calls `generator.set_offset(generator.get_offset() - 4)` in order to
+    turn a generator back."""
 
     def __init__(self, generator: torch.Generator, before_step: torch.Tensor | None) -> None:
         self.plain = generator

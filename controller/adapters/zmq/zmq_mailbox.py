@@ -106,7 +106,7 @@ _BYTES_ACKED = struct.Struct("=120xQ")
 
 
 class Doorkeeper:
-    """Limits the strangers at an inbox. It runs a thread, which ends with the inbox's context. A
+    """Limits the strangers at an inbox. It runs a thread that ends with the inbox's context. A
     flood of connections cannot outrun the thread: libzmq stops accepting while 1,000 of its events
     wait."""
 

@@ -90,8 +90,8 @@ class ScaleReport(AnswerModel):
     undrained: tuple[str, ...] = ()
     draining: tuple[DrainReport, ...] = ()
     holds_autoscale: bool = False
-    """Whether auto-scaling is on, or in its dry-run mode, but leaves the number as it is until an
-    operator releases it."""
+    """Whether auto-scaling is on, or in its dry-run mode, but leaves the number of instances as it
+    is until an operator releases auto-scaling."""
 
 
 class Scale(OnCluster[ScaleRequest, ScaleReport]):
@@ -175,7 +175,8 @@ MAX_ENGINE_ARGS = 64
 
 class RollingRequest(SpecOrderBody):
     """Restarts all instances, one after the other. If an instance is not empty at its deadline, its
-    restart is given up, and with it the rest; the requests that are left stay where they run."""
+    restart is given up, and so are the restarts of all later instances; the requests that are left
+    stay where they run."""
 
     at_once: int = Field(default=1, ge=0, le=MAX_INSTANCES)
     """How many instances may be away at a time; 0: as many as the others have room for."""
@@ -300,7 +301,7 @@ class SettingList(AnswerModel):
 
 class SettingsPatch(SpecOrderBody):
     """Makes all `changes` or, if one is wrong, none. A change of `autoscale.mode`, even to the
-    value that it has, releases auto-scaling from an operator's scale."""
+    value that it already has, releases auto-scaling from an operator's scale."""
 
     # Infinity and NaN get through here: each setting has its own bounds, and a refusal by those
     # names the setting.
@@ -336,7 +337,8 @@ class SettingChanges(AnswerModel):
     """The settings whose value changed."""
     roles: tuple[InstanceRole, ...] = ()
     releases_autoscale: bool = False
-    """Whether the change ends an operator's own scale, which until then wins over auto-scaling."""
+    """Whether the change ends an operator's own scale, which takes precedence over auto-scaling
+    until then."""
     revision: int = 0
 
 
@@ -462,7 +464,8 @@ def assignments(values: Iterable[tuple[str, SettingValue]]) -> str:
 
 def preview(changes: SettingChanges) -> list[str]:
     """`sources: i-1 (-81), i-0 (86, new); no more: i-4`: which instances rescheduling would relieve
-    of requests, and which may take some, with their freeness. Empty if no role may change."""
+    of requests, and which instances may take some, each with its freeness. Empty if no role may
+    change."""
     if not changes.roles:
         return []
     if all(each.now == each.then for each in changes.roles):
@@ -472,9 +475,9 @@ def preview(changes: SettingChanges) -> list[str]:
 
 def _side(roles: Iterable[InstanceRole], role: str) -> str:
     ordered = sorted(roles, key=lambda each: (_role_steps(each), each.instance_id))
-    if role == "destination":  # the freest is chosen first, as the least free source is
+    if role == "destination":  # the freest destination is chosen first, as the least free source is
         ordered.sort(key=lambda each: -_role_steps(each))
-    ordered.sort(key=lambda each: each.now == role)  # what changes is named first
+    ordered.sort(key=lambda each: each.now == role)  # the roles that change come first
     then = [_named(each, each.now != role) for each in ordered if each.then == role]
     gone = [each.instance_id for each in ordered if each.now == role != each.then]
     words = f"{role}s: {_listed(then) or 'none'}"

@@ -90,7 +90,7 @@ class DrainReport(AnswerModel):
     reason: str = ""
     actor: str = ""
     removes_instance: bool = False
-    """Whether the instance is removed once it is drained (scale-in)."""
+    """Whether the instance is removed once it is drained, as in a scale-in."""
     evacuates_instance: bool = False
     """Whether the instance is removed at the deadline, whatever requests it still has."""
     restarts_instance: bool = False
@@ -125,15 +125,16 @@ class _Emptying(OnInstance[Wanted, DrainReport]):
         return emptying(report, status)
 
     def outcome(self, report: DrainReport) -> Outcome:
-        """Undrain can take the order back as long as the instance's process runs."""
+        """What to show for the order. It can be undone by `undrain` as long as the instance's
+        process runs."""
         text = drain_progress(report).removeprefix(f"{self.instance_id}: ")
         return Outcome(text, can_undo=report.changes, awaits=awaited(report))
 
 
 class DrainRequest(SpecOrderBody):
     """Empties an instance. `on_deadline` never ends a request: with `keep` the drain goes on and
-    reports what is left; with `abort` the drain ends, and the requests that are left stay where
-    they run."""
+    reports which requests are left; with `abort` the drain ends, and the requests that are left
+    stay where they run."""
 
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now. None: no deadline."""
@@ -156,8 +157,8 @@ class Drain(_Emptying[DrainRequest]):
 
     @classmethod
     def of_each(cls, targets: Sequence[str], wanted: DrainRequest | None = None) -> list[Self]:
-        """Each order names the other instances of the command, so that none of them is a
-        destination for requests."""
+        """Makes an order for each instance. Each order names the other instances of the command, so
+        that none of them is a destination for requests."""
         return _together(super().of_each(targets, wanted))
 
     @property
@@ -224,8 +225,9 @@ Marked = TypeVar("Marked", bound=MarkReport)
 
 
 class Marking(OnInstance[Wanted, Marked]):
-    """Makes or removes a mark. A mark is an operator's reason against an instance, which lasts
-    until an operator takes it back. The controller carries out all such orders in the same way."""
+    """An order that makes or removes a mark. A mark is an operator's reason against an instance,
+    which lasts until an operator takes it back. The controller carries out all orders of this class
+    in the same way."""
 
     mark: str
     """The mark's reason in `controller/core/load/closed.py`, where a row says what the reason
@@ -235,7 +237,7 @@ class Marking(OnInstance[Wanted, Marked]):
 
     @classmethod
     def words(cls, report: Marked) -> str:
-        """The report in one line, which begins with the instance's id."""
+        """The report in one line that begins with the instance's id."""
         raise NotImplementedError
 
     @classmethod
@@ -245,8 +247,8 @@ class Marking(OnInstance[Wanted, Marked]):
 
     @classmethod
     def of_each(cls, targets: Sequence[str], wanted: Wanted | None = None) -> list[Self]:
-        """Each order names the other instances of the command: an instance that the command marks
-        does not count as one that would still serve."""
+        """Makes an order for each instance. Each order names the other instances of the command,
+        which do not count as instances that would still serve."""
         orders = super().of_each(targets, wanted)
         return _together(orders) if cls.marks else orders
 
@@ -259,7 +261,7 @@ class Marking(OnInstance[Wanted, Marked]):
         return Plan((self.words(report), *self.consequences(client.status())), order, name)
 
     def consequences(self, status: ClusterStatus) -> tuple[str, ...]:  # noqa: ARG002
-        """Further lines of the plan."""
+        """Further lines of the plan, after the first line."""
         return ()
 
     def outcome(self, report: Marked) -> Outcome:
@@ -294,8 +296,8 @@ class _Cordoning(Marking[Wanted, CordonReport]):
 
 class CordonRequest(MarkRequest):
     """Lets an instance get no new requests and no moves. Its requests go on there, and may move
-    away as from any other instance. The cordon outlives a restart of the controller and of the
-    instance."""
+    away as they may from any other instance. The cordon outlives a restart of the controller and of
+    the instance."""
 
 
 class Cordon(_Cordoning[CordonRequest]):
@@ -421,8 +423,8 @@ ORDERS: tuple[type[Order[Any, Any]], ...] = (Drain, Undrain, *MARKS, Restart, Ev
 
 
 def _together(orders: list[Given]) -> list[Given]:
-    """The orders of one command, each with the ids of the others, so that all are carried out or
-    none."""
+    """The orders of one command, each with the ids of the others, so that either all of them are
+    carried out or none."""
     targets = [each.target for each in orders]
     return [
         each.but(with_ids=tuple(other for other in targets if other != each.target))
@@ -433,8 +435,8 @@ def _together(orders: list[Given]) -> list[Given]:
 def emptying(
     report: DrainReport, status: ClusterStatus, others: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """What emptying an instance would take, and what would be left. `others`: instances that are
-    emptied too."""
+    """What emptying an instance would take, and what would be left. `others`: other instances that
+    are emptied at the same time."""
     return (
         would_move(report),
         capacity(status, (report.instance_id, *others)),

@@ -52,8 +52,8 @@ class Kind(StrEnum):
 
 
 class Danger(StrEnum):
-    """How the console gives an order. `choose`: the operator chooses what the order says.
-    `confirm`: the operator confirms its plan, which may ask for a typed name."""
+    """How the console asks before it gives an order. `choose`: the operator chooses what the order
+    says. `confirm`: the operator confirms its plan, which may ask for a typed name."""
 
     NONE = "none"
     CHOOSE = "choose"
@@ -119,8 +119,8 @@ class Order(Generic[Wanted, Report]):
     order."""
 
     kind: str
-    """The order's name. The audit log stores it as the name of the order that takes an operation
-    back."""
+    """The order's name. In the audit log, an operation's entry has the name of the order that takes
+    the operation back."""
     about: Kind
     does: str
     """One line for the control API's description of itself."""
@@ -135,7 +135,7 @@ class Order(Generic[Wanted, Report]):
     """Whether the order changes the cluster's spec. Such orders are carried out one after the
     other, and may name the revision that they are about."""
     keyed: bool = False
-    """Whether carrying the order out twice has more effect than once. A client then sends the order
+    """Whether the order has more effect if it is carried out twice. A client then sends the order
     with a key, by which the controller recognises a repetition if the answer was lost."""
     repeatable: bool = False
     """Whether the order names the state that it makes, so that it may be sent twice even without a

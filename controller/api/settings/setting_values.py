@@ -2,7 +2,7 @@
 which values are allowed, in words; what is wrong with a value; and which settings may be changed
 while the cluster runs.
 
-The setting's type says what a text means: `on` is true for a switch, and a word for
+The setting's type says what a text means: `on` means true for a switch, and stays a word for
 `autoscale.mode`. Pydantic knows the words of a switch: on, true, yes, 1 and off, false, no, 0.
 
 The settings that match a pattern in LIVE may be changed while the cluster runs. A setting is a
@@ -77,7 +77,7 @@ def converted(table: type, key: str, text: str) -> Any:
 
 def value_of(key: str, text: str) -> Any:
     """The inverse of `quantities.setting_value`. If the setting is unknown, or cannot have this
-    value, the result has the type that the text looks like; the validation of the settings then
+    value, the result has the type that the text seems to have. The validation of the settings then
     refuses it."""
     name, _, rest = key.partition(".")
     key = rest.rpartition(".")[2]

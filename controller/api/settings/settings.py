@@ -50,8 +50,9 @@ class ClusterTable(Table):
     ray_address: str | None = None
     """`host:port` of a running Ray head. None: the cluster starts a Ray of its own."""
     host: str = "127.0.0.1"
-    """The address on which the cluster's processes listen to each other. Several machines need an
-    address that the others reach: `auto` takes each machine's address as Ray knows it."""
+    """The address on which the cluster's processes listen to each other. With several machines it
+    must be an address that the other machines can reach: `auto` takes each machine's address as Ray
+    knows it."""
     start_timeout_s: Seconds = 600.0
     """How long `up` waits for the cluster. An instance that auto-scaling adds counts as failed if
     it does not serve after this time."""
@@ -61,7 +62,7 @@ class EndpointServer(Table):
     """Where the OpenAI-compatible API is served, to whom, and how much of it."""
 
     host: str = "127.0.0.1"
-    """The address of the endpoint; any but a loopback address needs `api_key_file`."""
+    """The address of the endpoint; any other than a loopback address needs `api_key_file`."""
     port: Port = 8000
     """The port of the endpoint."""
     api_key_file: str | None = None
@@ -70,8 +71,9 @@ class EndpointServer(Table):
     call, and may ask for any level."""
     allowed_hosts: HostNames = ()
     """Host headers under which clients may call an endpoint without API keys, in addition to `host`
-    and names of loopback. Other names are answered 403, because pages in a browser can call here
-    under any name. With API keys every name is allowed."""
+    and names of loopback. Other names are answered 403. Otherwise a web page could point its own
+    host name at this machine and call the endpoint from a browser (DNS rebinding). With API keys
+    every name is allowed."""
     served_model_name: ModelNames = ()
     """The model's names for clients; answers have the first one. Empty: `cluster.model`."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 2 * 1024 * 1024
@@ -82,7 +84,8 @@ class EndpointServer(Table):
     """A request that takes longer is answered 504, and a stream ends with an error. None: no
     limit."""
     write_timeout_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
-    """A client that reads nothing of its answer for this long is cut, and its request aborted."""
+    """A client that reads nothing of its answer for this long is disconnected, and its request is
+    aborted."""
 
 
 class EndpointTable(EndpointOptions, EndpointServer):
@@ -123,8 +126,8 @@ class EmulatedTable(Table):
     prefix_caching: bool = True
     """Whether prompts that begin alike share KV blocks."""
     speed: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
-    """How many times faster than the profile the engines run, and with them all times of the
-    scheduler that are not settings."""
+    """How many times faster than the profile the engines run. All times of the scheduler that are
+    not settings get shorter by the same factor."""
     num_blocks: Annotated[int, Field(ge=1)] | None = None
     """How many KV blocks an instance has. None: as many as in the profile."""
 
@@ -133,8 +136,8 @@ class EvacuateTable(Table):
     """`[evacuate]`: instances that must be gone at a given moment; docs/draining.md."""
 
     notice_s: Seconds = 30.0
-    """How long an instance's requests may take to move to others after a SIGTERM to its process.
-    Then the process ends, and is not started again."""
+    """How long an instance's requests may take to move to other instances after its process got a
+    SIGTERM. Then the process ends, and is not started again."""
 
 
 class ConsoleTable(Table):
@@ -142,7 +145,7 @@ class ConsoleTable(Table):
     and `llumctl status` raise an alarm. 0 switches an alarm off."""
 
     readonly: bool = False
-    """Whether the dashboard begins read-only; the key `R` allows changes."""
+    """Whether the dashboard begins read-only; the key `R` switches to changes being allowed."""
     alarm_head_waited_s: Limit = 10.0
     """An alarm if the first request of a queue, or any request at the controller, has waited this
     long."""
@@ -154,7 +157,8 @@ class ConsoleTable(Table):
     alarm_failed_moves: Count = 30
     """An alarm if this many moves failed in the last minute and fewer succeeded."""
     alarm_move_s: Limit = 15.0
-    """An alarm if a move has been under way for this long; nearly all take under a second."""
+    """An alarm if a move has been under way for this long. Nearly all moves take less than a
+    second."""
 
 
 class OwnCommandTable(Table):

@@ -21,7 +21,7 @@ from controller.api.state import run_state, user_files
 from controller.api.text.quantities import moment
 
 FILE = "audit.log"
-# As long as the longest reason, so that a reason is recorded whole.
+# The same as the length of the longest reason, so that a reason is recorded whole.
 MAX_FIELD_CHARS = MAX_REASON_CHARS
 MAX_TAIL_BYTES = 1 << 18
 DOWN = "down"
@@ -42,8 +42,8 @@ class AuditLog:
         cause_id: str,
         reason: str = "",
     ) -> None:
-        """`outcome`: begun, done, or why not. Raises LlumctlError if the entry cannot be written;
-        then the operation should not be done either."""
+        """Writes an entry. `outcome`: begun, done, or why not. Raises LlumctlError if the entry
+        cannot be written; then the operation should not be done either."""
         self.write_all(
             [(action, target)], actor=actor, outcome=outcome, cause_id=cause_id, reason=reason
         )

@@ -46,7 +46,7 @@ class RunState:
     endpoint_url: str
     ray_address: str
     owns_ray: bool
-    """`down` stops Ray only if `up` started it."""
+    """Whether `up` started Ray. Only then `down` stops it."""
     ray_head_pid: int | None
     ray_head_started_s: float | None
     """When the head process was created, in seconds since the epoch. The time distinguishes the

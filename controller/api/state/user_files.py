@@ -25,8 +25,8 @@ _KINDS = {
 
 
 def opened(path: Path, *, takes_pipe: bool = False) -> BinaryIO:
-    """Opens a regular file. `takes_pipe`: a pipe without a name will do, too. A shell makes such a
-    pipe of `<(COMMAND)`; it has a writer and can be read once. Raises OSError."""
+    """Opens a regular file. `takes_pipe`: a pipe without a name is accepted too. A shell makes such
+    a pipe from `<(COMMAND)`; it has a writer and can be read once. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
@@ -44,7 +44,7 @@ def opened(path: Path, *, takes_pipe: bool = False) -> BinaryIO:
 
 
 def read(path: Path, max_bytes: int) -> bytes:
-    """Raises OSError."""
+    """Reads the file. Raises OSError."""
     return read_with_status(path, max_bytes)[0]
 
 

@@ -1,6 +1,6 @@
-"""Alarms: trouble that an operator must see, each with its causes in one line, so that nobody has
-to look for them in the panes: `i-6: 61 wait, head for 3m02s needs 180 of 86 blocks; P99 TTFT 2m46s;
-memory is full everywhere`.
+"""Alarms: problems that an operator must see. Each has its causes in one line, so that nobody has
+to look for the causes in the panes: `i-6: 61 wait, head for 3m02s needs 180 of 86 blocks; P99 TTFT
+2m46s; memory is full everywhere`.
 
 The dashboard's alarm line and `llumctl status` say the same. `[console]` has the limits. The rules
 come first in this file, the words about causes after them.
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 CLUSTER = "cluster"
 CLEARED_SHARE = 0.8
 """A figure that has passed its limit stays an alarm until it is below this share of the limit.
-Otherwise an alarm would come and go with every status when its figure wavers about the limit."""
+Otherwise an alarm would come and go with every status when its figure goes up and down around the
+limit."""
 _STATES = ("failed", "stalled", "restarting")
 """The states of a member that are alarms by themselves, the worst first."""
 _LOAD, _MOVES, _BUSY = len(_STATES), len(_STATES) + 1, len(_STATES) + 2
@@ -82,7 +83,7 @@ class _Limits:
 
     def all_over(self, subject: str, **values: float) -> dict[str, float]:
         """The names of the limits that these values pass, each with the quotient that `over`
-        returns."""
+        returns for it."""
         overs = {name: self.over(subject, name, value) for name, value in values.items()}
         return {name: over for name, over in overs.items() if over}
 

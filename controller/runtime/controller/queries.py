@@ -27,7 +27,7 @@ from controller.runtime.messages.requests import (
 Answer = RequestsAnswered | RankChangeAnswered | AbortAnswered | MoveAnswered | MoveRefusalsAnswered
 
 # A frontend answers within milliseconds, an instance between two steps. A large body may hold up
-# the event loop of either.
+# the event loop of either of them.
 PATIENCE_S = 2.0
 # An instance answers between two steps, which take some hundred milliseconds with a long prefill.
 REFUSALS_PATIENCE_S = 0.5
@@ -54,8 +54,8 @@ class Found:
 
 
 class MemberQueries:
-    """`send` takes a member's id. `epoch` distinguishes this controller's questions from the
-    questions of its predecessor."""
+    """Asks members. `send` takes a member's id. `epoch` distinguishes this controller's questions
+    from those of its predecessor."""
 
     def __init__(self, send: Callable[[str, Message], None], epoch: str) -> None:
         self._send = send
@@ -70,7 +70,8 @@ class MemberQueries:
         patience_s: float | None = None,
     ) -> Any:
         """Sends the question that `asked` makes of a query id, and returns its answer.
-        `patience_s`: None takes PATIENCE_S. Raises TimeoutError and MemberDiedError."""
+        `patience_s`: how long to wait; None means PATIENCE_S. Raises TimeoutError and
+        MemberDiedError."""
         query_id = f"{self._epoch}-{next(self._query_ids)}"
         answer = asyncio.get_running_loop().create_future()
         self._pending[query_id] = _Pending(member_id, answer)
@@ -116,7 +117,7 @@ class MemberQueries:
     async def refusals(
         self, request_ids: Mapping[str, Sequence[str]]
     ) -> dict[str, Mapping[str, str]]:
-        """For each instance that answered, the codes of the requests that cannot move now, by
+        """For each instance that answered: the codes of those requests that cannot move now, by
         request id."""
         asked = {
             instance_id: partial(MoveRefusalAsked, request_ids=tuple(ids))

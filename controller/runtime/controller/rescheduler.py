@@ -77,7 +77,7 @@ class Rescheduler:
 
     @config.setter
     def config(self, config: ReschedulingConfig) -> None:
-        """Applies this configuration from the next round on, which begins now."""
+        """Uses this configuration from the next round on. That round begins now."""
         self._handle(RulesChanged(replace(self.machine.rules, config=config)))
         self._changed.set()
 
@@ -104,9 +104,10 @@ class Rescheduler:
             self._changed.clear()
             try:
                 self.round()
-            except Exception:  # the next round may succeed, and dispatch must go on
+            except Exception:  # the next round may succeed, and dispatch must go on in any case
                 log.exception("a round of rescheduling failed")
-            # A timer costs a third of `asyncio.wait_for`, ten times a second.
+            # A timer costs a third of what `asyncio.wait_for` costs, and it is used ten times a
+            # second.
             timer = asyncio.get_running_loop().call_later(self.config.interval_s, self._changed.set)
             await self._changed.wait()
             timer.cancel()

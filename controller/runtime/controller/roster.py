@@ -42,7 +42,8 @@ from controller.runtime.messages.move_messages import MoveLimitsSet
 
 @dataclass(frozen=True, slots=True)
 class LiveAutoscale:
-    """`start_timeout_s`: an instance that does not serve after this time counts as failed."""
+    """The settings of auto-scaling that may change while the cluster runs. `start_timeout_s`: an
+    instance that does not serve after this time counts as failed."""
 
     config: AutoscaleConfig = field(
         default_factory=lambda: AutoscaleConfig(first_check_after_s=10.0)
@@ -60,7 +61,7 @@ class LiveConfig:
 
 
 class Member(Incarnations):
-    """A member: which incarnation its process is, and what the process says. `said`: its last
+    """A member: which incarnation its process is, and what the process says. `said`: its latest
     Hello, with the figures of its process. The other attributes are the controller's own."""
 
     __slots__ = ("detail", "heard_s", "kind", "member_id", "num_live_reqs", "phase", "said")
@@ -111,7 +112,7 @@ class RosterChange:
     died: int | None = None
     began_serving: bool = False
     failed: bool = False
-    """The member says for the first time that it cannot start."""
+    """Whether the member reports for the first time that it cannot start."""
 
 
 @dataclass(slots=True)
@@ -179,8 +180,8 @@ class Roster:
         return None
 
     def fence(self, member_id: str, why: str) -> Member:
-        """Takes a live member for dead. If its process says Hello again, it is a new incarnation,
-        which drops what it ran."""
+        """Takes a live member for dead. If its process says Hello again, the process becomes a new
+        incarnation, which drops what it ran before."""
         member = self.members[member_id]
         member.handle(incarnations.TakenForDead())
         member.num_live_reqs = 0
@@ -188,9 +189,9 @@ class Roster:
         return member
 
     def lost_with(self, member: Member) -> list[Member]:
-        """All instances of the node of a member that is gone, if all of these instances are gone
-        and the cluster has other nodes; otherwise no instance. If a node has a single instance, its
-        death says nothing about the node."""
+        """All instances of the node of a member that is gone, if all of them are gone and the
+        cluster has other nodes. Otherwise no instance. With a single instance on a node, its death
+        says nothing about the node, so the result is empty."""
         there = [each for each in self.instances() if each.node == member.node]
         elsewhere = any(each.node not in ("", member.node) for each in self.instances())
         gone = elsewhere and len(there) > 1 and not any(each.alive for each in there)
@@ -258,13 +259,13 @@ def _phases(push: StatusPush) -> tuple[StepPhase, ...]:
 
 # A frontend takes the controller for dead after 1 s of silence.
 DIRECTORY_EVERY_S = 0.4
-# A frontend that was silent for so long gets no directories, as they would pile up.
+# A frontend that was silent for this long gets no directories, because they would pile up.
 SILENCE_S = 5.0
 
 
 class Directories:
-    """Tells the frontends which instances serve, at once when that changes; and now and then the
-    instances' loads."""
+    """Tells the frontends which instances serve, at once when that changes, and from time to time
+    what their loads are."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""The controller's part in a recording of the traffic: what the frontends tell waits here for the
+"""The controller's part in a recording of the traffic: what the frontends report waits here for the
 reader of the recording.
 
-There is one recording at a time. The reader brings its key, so that it goes on with the same
-recording after a lost connection, or with the next controller. The requests that wait are bounded:
-a reader that lags loses some, and is told how many.
+There is one recording at a time. The reader sends the recording's key, so that it can go on with
+the same recording after a lost connection, or with the next controller. The requests that wait are
+bounded: a reader that lags loses some, and is told how many.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from controller.runtime.messages.requests import RequestTraffic, TrafficAsked, TrafficTold
 
-# A frontend stops recording by itself when it hears nothing for several times as long.
+# A frontend stops recording by itself when it has heard nothing for several times this interval.
 ASK_EVERY_S = 1.0
 MAX_WAITING_BYTES = 32 << 20
-# A line of this size takes 3 ms of the event loop.
+# To encode a line of this size takes 3 ms of the event loop.
 MAX_BATCH_BYTES = 128 << 10
-# What a request takes in addition to its hashes.
+# The bytes of a request in addition to its hashes.
 REQUEST_BYTES = 400
 
 
@@ -59,7 +59,7 @@ class TrafficRecording:
         began do not count as lost."""
         known = self._frontends.get(told.frontend_id)
         if known is None or known.incarnation != told.incarnation:
-            # After it was fenced, a frontend tells only of requests that it notes from then on.
+            # After it was fenced, a frontend only reports requests that it notes from then on.
             known = _Frontend(told.incarnation, told.num_before)
             self._frontends[told.frontend_id] = known
         self._num_lost += max(0, told.num_before - known.num_told)
@@ -99,7 +99,7 @@ class TrafficRecording:
 
 
 class Traffic:
-    """The recording that is on, if there is one. `ask` sends a message to all frontends."""
+    """The recording that is under way, if there is one. `ask` sends a message to all frontends."""
 
     def __init__(self, ask: Callable[[TrafficAsked], None]) -> None:
         self._ask = ask

@@ -130,8 +130,8 @@ class FrontendKeys:
 
 
 class NotDispatchedError(Exception):
-    """The cluster does not take this request. `retry_after_s`: in how many seconds the client may
-    try again."""
+    """Raised when the cluster does not take a request. `retry_after_s`: in how many seconds the
+    client may try again."""
 
     def __init__(self, code: RejectCode, retry_after_s: int = 1) -> None:
         super().__init__(code)
@@ -152,11 +152,11 @@ class Dispatcher:
         self._known = known
         self._keys = keys
         self.asked = Asking(known, own, keys.refusal_alone)
-        """The requests for which there is no decision yet."""
+        """The requests about which there is no decision yet."""
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        """What the call of `find` for each request waits for, by request id."""
+        """By request id, the future for which the call of `find` waits."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        """The last timer of each of these requests."""
+        """The latest timer of each of these requests."""
         self._bypass: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class Dispatcher:
             while True:
                 await waiting
                 if self._waiting.get(request_id) is not waiting:
-                    return None  # it was aborted, and is asked for anew
+                    return None  # the request was aborted, and is asked for again
                 told = self.asked.handle(Resumed(request_id), loop.time())
                 if not told:
                     return None
@@ -189,7 +189,7 @@ class Dispatcher:
                     self._do(instruction)
                 waiting = self._waiting[request_id] = loop.create_future()
         except asyncio.CancelledError:
-            if self._waiting.get(request_id) is waiting:  # the client left, not `abort`
+            if self._waiting.get(request_id) is waiting:  # the client left; this is not an `abort`
                 self.take(Aborted(request_id))
             raise
         finally:
@@ -201,8 +201,8 @@ class Dispatcher:
     # -- events --------------------------------------------------------------------------
 
     def heard_controller(self, directory: Directory) -> None:
-        """Tells the machine that the controller was heard. Must be called after the controller's
-        directory is known."""
+        """Tells the machine that the controller was heard. Call this after the controller's
+        directory has been learned."""
         self.take(
             ControllerHeard(
                 directory.controller,

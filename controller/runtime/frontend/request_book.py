@@ -1,6 +1,6 @@
-"""What a frontend knows of its requests: the live ones, and the last ones that ended.
+"""What a frontend knows of its requests: the live requests, and the latest ones that ended.
 
-A request's history is kept here, as the frontend stays the same wherever the request runs.
+A request's history is kept here, because the frontend stays the same wherever the request runs.
 """
 
 import time
@@ -26,8 +26,8 @@ from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.messages.requests import RequestsAsked
 
 MAX_HISTORY = 64
-"""How many events are kept for a request. The first ones say where it came from and the last ones
-where it is, so events in the middle are dropped."""
+"""How many events are kept for a request. The earliest events say where the request came from and
+the latest ones where it is, so the events in between are dropped."""
 
 
 @dataclass(slots=True)
@@ -106,8 +106,8 @@ ALONE = "by the frontend alone: the controller is silent"
 NO_LABELS: Mapping[str, str] = {}
 FINISHED = RequestState.FINISHED
 _OUTCOMES = {"error": RequestState.FAILED, "abort": RequestState.ABORTED}
-"""How a request ended, by vLLM's finish reason. With any other reason the request finished as its
-client wanted."""
+"""By vLLM's finish reason, how a request ended. With any reason that is not listed, the request
+finished as its client wanted."""
 _ENDS = {
     RequestState.FINISHED: EventKind.FINISHED,
     RequestState.ABORTED: EventKind.ABORTED,
@@ -147,7 +147,7 @@ class RequestBook:
         self._on_event = on_event
         self._observer = observer
         self.on_ended: Callable[[RequestRecord], None] = lambda record: None
-        """Called with each request that has ended, without its history."""
+        """Called with the record, without history, of each request that has ended."""
         self._max_ended = max_ended
         self._wall_clock, self._clock = wall_clock, clock
         self._live: dict[str, BookEntry] = {}
@@ -276,7 +276,8 @@ class RequestBook:
     # -- replays -------------------------------------------------------------------------
 
     def marked(self, request_id: str, mark: ReplayRefusal) -> None:
-        """Notes that the request cannot be replayed, or not once it has outputs."""
+        """Notes why the request cannot be replayed, or why it cannot be replayed once it has
+        outputs."""
         if entry := self._live.get(request_id):
             entry.not_replayable = mark
 
@@ -292,7 +293,8 @@ class RequestBook:
         entry.instance_id = entry.incarnation = None
 
     def found(self, request_id: str, num_replays: int) -> None:
-        """Notes that the request was not lost after all; `moved` has told where it is."""
+        """Notes that the request was not lost after all. Where the request is was already noted by
+        `moved`."""
         if entry := self._live.get(request_id):
             entry.state, entry.num_replays = RequestState.RUNNING, num_replays
             self._tell(entry, EventKind.REQUEST_FOUND, f"{entry.instance_id} has it after all", {})
@@ -384,11 +386,12 @@ class RequestBook:
 
     def refused(self, request_id: str, reason: str) -> None:
         """Notes that no instance takes the request. The event does not go to the cluster's log,
-        where the controller sums up refusals."""
+        because the controller sums up refusals there."""
         self.ended(request_id, RequestState.FAILED, reason, is_news=False)
 
     def answer(self, asked: RequestsAsked) -> tuple[tuple[RequestRecord, ...], int]:
-        """The matching requests in listing order, and how many match in all."""
+        """The answer to a question about requests: the matching ones in listing order, and how many
+        match in all."""
         matching = [
             entry.record(self._frontend_id, history=asked.history)
             for entry in (*self._live.values(), *self._ended.values())
@@ -443,6 +446,6 @@ def _matches(entry: BookEntry, asked: RequestsAsked) -> bool:
         and (asked.instance_id is None or entry.instance_id == asked.instance_id)
         and (not asked.states or entry.state in asked.states)
         and (asked.matching is None or match_names(asked.matching, *names) is not Match.NONE)
-        # If an instance is asked about, ended requests are listed only if `states` names them.
+        # An answer about one instance contains ended requests only if `states` names them.
         and (asked.instance_id is None or bool(asked.states) or entry.state not in ENDED)
     )

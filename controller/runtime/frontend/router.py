@@ -69,9 +69,9 @@ log = logging.getLogger(__name__)
 
 
 class RouteRunner:
-    """`on_failed` is called with a live request (id, why) that ends here and may be sent again,
-    `on_refused` with a request that no instance would take, `on_sent` with a request that is sent
-    to another instance."""
+    """`on_failed`: called with a live request (id, why) that ends here and may be sent again.
+    `on_refused`: called with a request that no instance would take. `on_sent`: called with a
+    request that is sent to another instance."""
 
     def __init__(
         self,
@@ -138,8 +138,8 @@ class RouteRunner:
             rank=request.rank,
         )
         self._mailbox.send(to.address, encode(add), frames)
-        self._on_sent(request_id)  # its rank may have changed since it was encoded
-        self._book.dispatched(dispatch)  # the instance prepares the request meanwhile
+        self._on_sent(request_id)  # the request's rank may have changed since it was encoded
+        self._book.dispatched(dispatch)  # the instance prepares the request in the meantime
 
     def address_lost(self, address: str) -> None:
         for entry in self._known:
@@ -162,7 +162,7 @@ class RouteRunner:
         for instruction in self.machine.handle(routes.Looked(), asyncio.get_running_loop().time()):
             try:
                 self.carry_out(instruction)
-            except Exception:  # the other requests are looked after anyway
+            except Exception:  # the other requests are looked after in any case
                 log.exception("%s failed", type(instruction).__name__)
         if not self.machine.has_to_look:
             self._has_to_look.clear()
@@ -232,7 +232,7 @@ class RouteRunner:
                 tell(request_id, message)
 
     def send(self, address: str, message: Message) -> None:
-        if address:  # unknown if the instance is in no list and was not announced
+        if address:  # the address is unknown if the instance is in no list and was not announced
             self._mailbox.send(address, encode(message))
 
     async def _ask(self, request: DispatchRequested) -> None:
@@ -249,7 +249,8 @@ class RouteRunner:
             self._answer(request_id, replays.NotSent(request_id))
 
     def _answer(self, request_id: str, event: routes.Event) -> None:
-        """Ends the search that is under way for the request: this event is its outcome."""
+        """Ends the search that is under way for the request. This event is the outcome of the
+        search."""
         self._pending.pop(request_id, None)
         self.take(event)
 
@@ -352,7 +353,7 @@ class RankRunner:
             self._send(told.owner.address, RankSet(told.request_id, told.rank, told.number))
 
 
-# The operator's reason is for the record, and not for the client.
+# The operator's reason is recorded, but not told to the client.
 TOLD_TO_THE_CLIENT = "an operator ended this request"
 
 
@@ -373,7 +374,8 @@ class RouterEvents:
 
 
 class Router:
-    """The app adds a handler to `inbox` that decodes OutputsEmitted and passes it to `accept`."""
+    """A frontend's side of the cluster. The app adds a handler to `inbox` that decodes
+    OutputsEmitted and passes it to `accept`."""
 
     def __init__(
         self,
@@ -451,7 +453,7 @@ class Router:
         return [*live, *(r for r in self.dispatcher.asked if r not in live)]
 
     def why_not_ready(self) -> str:
-        """Why a request that comes now would get no instance; empty if it would get one."""
+        """Why a request that came now would get no instance; empty if it would get one."""
         return self.dispatcher.why_not_ready()
 
     def start(self) -> None:
@@ -506,8 +508,8 @@ class Router:
         cause_id: str | None = None,
         actor: str | None = None,
     ) -> None:
-        """Forgets these requests and has their instances free their blocks. `outcome`: how they
-        ended for their clients. `actor`: who wanted that."""
+        """Forgets these requests and has their instances free their blocks. `outcome`: how the
+        requests ended for their clients. `actor`: who ended them."""
         self.routes.take(routes.Aborted(request_ids))
         for request_id in request_ids:
             self._book.ended(request_id, outcome, reason, cause_id, actor)
@@ -578,7 +580,7 @@ class Router:
 
     def _aborted(self, asked: AbortAsked) -> AbortAnswered:
         """Ends the request as an operator asked, unless it is a dry run. Its siblings end with it,
-        as one HTTP answer holds the choices of all of them."""
+        because one HTTP answer has the choices of all of them."""
         record = self._book.find(asked.request_id)
         if record is None or record.state in ENDED:
             return AbortAnswered(asked.query_id, "unknown" if record is None else "ended")

@@ -1,8 +1,9 @@
-"""What a frontend tells of prompts without their text: hashes of their beginnings, and its part in
-a recording of the traffic, which has lengths, times and hashes of requests that end.
+"""What a frontend reports of prompts without their text. For dispatch it reports hashes of their
+beginnings. For a recording of the traffic it reports lengths, times and hashes of requests that
+have ended.
 
-The hashes tell which prompts begin alike and nothing else, for a recording and (`PromptPrefixes`)
-for the controller.
+The hashes only tell which prompts begin alike. They are used in a recording and, by
+`PromptPrefixes`, for the controller.
 
 For a recording, a request costs a note when it comes and when it ends. Prompts are hashed
 afterwards, a few blocks in each turn of the event loop. The number of requests whose prompts wait
@@ -30,9 +31,9 @@ HASH_BYTES = 8
 
 
 def prefix_hashes(key: bytes, token_ids: Sequence[int], num_hash_tokens: int) -> Iterator[bytes]:
-    """A hash for each full block of `num_hash_tokens` tokens. It covers all tokens from the
-    prompt's beginning to the block's end. A different key, of up to 64 bytes, gives different
-    hashes.
+    """A hash for each full block of `num_hash_tokens` tokens. Each hash covers all tokens from the
+    prompt's beginning to the block's end. `key`: up to 64 bytes; with another key the hashes are
+    different.
 
     A block of 16 tokens takes 0.9 us at any place in the prompt, as each hash continues the one
     before it.
@@ -64,9 +65,10 @@ class PromptPrefixes:
     """What a frontend tells the controller of a prompt's beginning, so that requests that begin
     alike can go to an instance that has this beginning in its prefix cache.
 
-    These are a few hashes, which name the prompt up to the end of each of its leading blocks; no
-    text and no tokens. They stay in the memory of the controller and the frontends; recordings have
-    hashes of their own, under a key. While the controller does not ask, nothing is hashed.
+    It tells only a few hashes, no text and no tokens. Each hash names the prompt from its beginning
+    to the end of one of its leading blocks. They stay in the memory of the controller and the
+    frontends; recordings have hashes of their own, under a key. While the controller does not ask,
+    nothing is hashed.
     """
 
     def __init__(self) -> None:
@@ -76,8 +78,9 @@ class PromptPrefixes:
         self._on = on
 
     def of(self, token_ids: Sequence[int], *apart: str | None) -> tuple[int, ...]:
-        """The hashes of a prompt; empty while hashing is switched off. Prompts with different
-        values in `apart` (a cache salt, an adapter) share no cached blocks, and so no hashes."""
+        """The hashes of a prompt; empty while hashing is switched off. `apart`: for example a cache
+        salt or an adapter. Prompts with different values in it share no cached blocks, so they get
+        different hashes."""
         if not self._on:
             return ()
         key = b"" if not any(apart) else blake2b(repr(apart).encode(), digest_size=64).digest()
@@ -89,10 +92,10 @@ TELL_EVERY_S = 0.2
 # The controller asks anew every second. A recording for which nobody asks any more is over, so that
 # no frontend goes on recording for a dead controller.
 ASKED_FOR_S = 5.0
-# These take about 0.3 ms of the event loop.
+# Hashes to compute in one turn: they take about 0.3 ms of the event loop.
 HASHES_PER_TURN = 256
-# Bounds of the requests that have ended and were not reported yet. Their prompts take some 40 bytes
-# per token.
+# Limits for the requests that have ended and were not reported yet. Their prompts take some 40
+# bytes per token.
 MAX_WAITING = 2_000
 MAX_WAITING_TOKENS = 2_000_000
 MAX_HASH_BYTES_TOLD = 256 << 10
@@ -130,7 +133,7 @@ class TrafficRecorder:
         self._begin(b"")
 
     def _begin(self, key: bytes) -> None:
-        """Forgets the previous recording. An empty key means that there is none now."""
+        """Forgets the previous recording. An empty key means that there is no recording now."""
         self._key = key
         if key:
             self._is_recording.set()
@@ -140,7 +143,8 @@ class TrafficRecorder:
         self._ended: deque[_Ended] = deque()
         self._num_waiting_tokens = 0
         self._num_before = 0
-        """How many requests have ended and do not wait any more: they were reported, or lost."""
+        """How many requests have ended and do not wait any more, because they were reported or
+        lost."""
 
     def asked(self, asked: TrafficAsked) -> None:
         if asked.key != self._key:
@@ -155,7 +159,7 @@ class TrafficRecorder:
     def ended(self, record: RequestRecord) -> None:
         noted = self._live.pop(record.request_id, None)
         if noted is None:
-            return  # it came before the recording
+            return  # the request came before the recording began
         num_tokens = len(noted.token_ids)
         if (
             len(self._ended) >= MAX_WAITING
@@ -209,7 +213,7 @@ class TrafficRecorder:
         request, record = ended.noted.request, ended.record
         try:
             hashes = await _joined(prefix_hashes(key, ended.noted.token_ids, self._num_hash_tokens))
-        except Exception:  # the other requests are reported anyway
+        except Exception:  # the other requests are reported in any case
             log.exception("a request cannot be recorded")
             return None
         return RequestTraffic(
@@ -224,7 +228,7 @@ class TrafficRecorder:
 
 
 async def _joined(hashes: Iterator[bytes]) -> bytes:
-    """Joins the hashes. After each few, and at least once, it lets other tasks run."""
+    """Joins the hashes. After every few hashes, and at least once, it lets other tasks run."""
     pieces: list[bytes] = []
     while True:
         few = list(itertools.islice(hashes, HASHES_PER_TURN))

@@ -1,7 +1,7 @@
-"""The thread of one engine: it runs steps, and between two steps commands of other threads.
+"""The thread of one engine: it runs steps and, between two steps, the commands of other threads.
 
-Only this thread touches the engine. Commands queue and run between two steps, in their order. The
-results of steps and commands go to the event loop in the order in which they came.
+Only this thread touches the engine. Commands wait in a queue and run between two steps, in their
+order. The results of steps and commands go to the event loop in the order in which they came.
 """
 
 import asyncio
@@ -29,11 +29,12 @@ HEARTBEAT_S = 1.0
 # the instance may have been fenced (core/fleet/liveness).
 LONG_TURN_S = 2.0
 # After a step that admits or ends a request the engine pauses for this long, so that the event loop
-# gets the interpreter. Otherwise the first or last token waits for the next step's scheduling (1.5
-# ms in the median at 8 streams, 0.4 ms with the pause). The first token of a prompt that takes
+# gets the interpreter. Otherwise the first or final token waits while the next step is scheduled:
+# 1.5 ms in the median at 8 streams, 0.4 ms with the pause. The first token of a prompt that takes
 # several steps still waits, because the engine reports admissions and not first tokens.
 YIELD_S = 50e-6
-# If the controller does not answer within this time, because it is away, the engine goes on.
+# If the controller does not answer within this time, it is taken to be away, and the engine goes
+# on.
 ANSWER_S = 1.0
 CPU_WINDOW_S = 1.0
 
@@ -48,11 +49,12 @@ class StepTimes:
     def __init__(self) -> None:
         self.num_steps = 0
         self.step_time_s = 0.0
-        """How long the last step took."""
+        """How long the latest step took."""
         self.busy_s = 0.0
-        """The time of all steps, with the time between steps that followed each other."""
+        """The time of all steps together, including the time between steps that followed each
+        other."""
         self._ended_s: float | None = None
-        """When the last step ended; None if there was no work since."""
+        """When the latest step ended; None if there was no work since then."""
 
     def step(self, started_s: float, ended_s: float) -> None:
         self.num_steps += 1
@@ -79,8 +81,8 @@ class ProcessCpu:
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """The average over the last full window of CPU_WINDOW_S, or over a longer time if this is
-        called less often. None before the first window is over."""
+        """The average number of busy cores over the latest full window of CPU_WINDOW_S, or over a
+        longer time if this method is called less often. None before the first window is over."""
         passed_s = self._now_s() - self._from_s
         if passed_s >= CPU_WINDOW_S:
             cpu_s = self._cpu_s()
@@ -131,16 +133,17 @@ class EngineThread:
         self._build_engine = build_engine
         self.status_interval_s = status_interval_s
         self.status_phases: Sequence[StepPhase] = ("before-return",)
-        """The phases of a step at which statuses may be pushed; without any, statuses are only sent
-        when somebody asks. Like `status_interval_s`, this may be set at any time by any thread."""
+        """The phases of a step at which statuses may be pushed. If it is empty, statuses are only
+        sent when somebody asks. Any thread may set this at any time, as it may set
+        `status_interval_s`."""
         self._listener = listener
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.command = self._commands.put
         """Lets a command run between two steps; may be called from any thread."""
         self._last_dispatch_seq = 0
         self._status_wanted = False
-        """A status is wanted before it is due: there is more room than in the last status, and
-        requests may wait for that room at the controller; or somebody asked. At most one such
+        """Whether a status is wanted before it is due. Either there is more room than in the latest
+        status, for which requests may wait at the controller; or somebody asked. At most one such
         status is sent for each request that ends or leaves. Used on the engine's thread."""
         self._pushed_s = 0.0
         self._cpu = ProcessCpu()
@@ -183,7 +186,7 @@ class EngineThread:
         self.command(lambda _: self._want_status(bool(self.status_phases)))
 
     def answer_pull(self) -> None:
-        """Sends a status after the commands so far, because somebody asked for it."""
+        """Sends a status after the commands so far, because somebody asked for a status."""
         self.command(lambda _: self._want_status(True))
 
     def cleared(self) -> None:
@@ -210,7 +213,8 @@ class EngineThread:
             self._call(listener.on_died, error)
 
     def _tell_built(self, engine: Engine, built: "Future[StepListener | None]") -> None:
-        """Runs on the event loop's thread. If it fails, the engine's thread, which waits, ends."""
+        """Runs on the event loop's thread. If this fails, the engine's thread, which waits for it,
+        ends."""
         try:
             built.set_result(self._listener.on_built(engine))
         except BaseException as error:
@@ -273,7 +277,8 @@ class EngineThread:
         self._call(listener.report, self._status(engine, took))
 
     def _run_commands(self, engine: Engine) -> None:
-        """Runs the queued commands. Without work it waits for a command or the heartbeat."""
+        """Runs the queued commands. If there is no work, it waits for a command or for the
+        heartbeat."""
         try:
             command = self._commands.get(block=not engine.has_work(), timeout=HEARTBEAT_S)
             while True:

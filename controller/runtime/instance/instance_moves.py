@@ -97,9 +97,9 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
         self.block_size = block_size
         self.controller_address = controller_address
         self.rates = CopyRates()
-        """The rates of the last copies from this instance."""
+        """How fast blocks were copied from this instance lately, by destination."""
         self.leaves_at_s: float | None = None
-        """When this instance will be ended, by the host's clock; None: that is not planned."""
+        """When this instance will be ended, by the host's clock; None: no end is planned."""
         self._peers: set[InstanceRef] = set()
         """The instances to which the transfer may have links."""
         self._dead: set[InstanceRef] = set()
@@ -147,9 +147,9 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
 
     def client_left(self, request_id: str, epoch: Epoch = FIRST_EPOCH) -> None:
         """Called when the request's client left, or its frontend is gone; the engine has been told.
-        A request that is not here any more is ended at the instance to which it went last. `epoch`:
-        the epoch in which the request was here; earlier moves do not count, because it has come
-        back since."""
+        A request that is not on this instance any more is ended at the instance to which it moved
+        most recently. `epoch`: the epoch in which the request was on this instance. Moves before
+        that epoch do not count, because the request has come back since."""
         if move := self.under_way(request_id) or self.last_away(request_id, epoch):
             move.handle(source.RequestEnded("client_left"))
         for arriving in list(self.incoming.values()):
@@ -248,7 +248,7 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
     def receive(self, envelope: MoveEnvelope, payload: Sequence[Any]) -> None:
         """Takes a message of the other side of a move, even if the move is forgotten here. A new
         request for an earlier incarnation is ignored. Messages about moves of that incarnation
-        count, as the moves are still remembered here."""
+        count, because this instance still remembers those moves."""
         if envelope.arriving is not None and envelope.destination.key != self._host.me.key:
             return
         try:
@@ -281,8 +281,8 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
             self._answer_for_forgotten(envelope)
 
     def _answer_for_forgotten(self, envelope: MoveEnvelope) -> None:
-        """Answers a message for a move that is forgotten here, as if the move had not brought its
-        request. If another move brought the request, the source knows that."""
+        """Answers a message for a move that is forgotten here, as if that move had not brought its
+        request here. If another move brought the request here, the source knows that."""
         answers = {
             Verb.PRE_ALLOC: MoveMessage(Verb.REFUSED, envelope.message.stage, code="forgotten"),
             Verb.COMMIT: MoveMessage(Verb.REFUSED, envelope.message.stage, code="forgotten"),
@@ -314,7 +314,8 @@ def _tick(move: OutgoingMove | IncomingMove) -> None:
 
 @contextmanager
 def _logged(migration_id: str) -> Iterator[None]:
-    """Logs the failure of one move, so that the others still come to an end."""
+    """A context in which the failure of one move is logged, so that the other moves still come to
+    an end."""
     try:
         yield
     except Exception:
@@ -354,7 +355,7 @@ class OrderedMoves:
 
     def _plan(self, request_id: str, engine: Engine) -> tuple[MoveFacts | None, int, int]:
         """Runs on the engine's thread. Returns the request's facts, and how many tokens and blocks
-        a move would copy; 0 for a request that is queued or cannot move."""
+        a move would copy. Both numbers are 0 for a request that is queued or cannot move."""
         moves = engine.moves
         facts = moves.facts(request_id)
         if refusal_of(facts) is not None or moves.is_queued(request_id):
@@ -379,9 +380,9 @@ class OrderedMoves:
         self._moves.answer(MoveAnswered(asked.query_id, "", plan))
 
 
-# A destination's snapshot is taken this long before the controller notes its arrival: the message
-# crosses the network once, and waits for both event loops. Without this allowance, the snapshot
-# would seem to count requests that were only just sent to the destination.
+# A destination takes its snapshot this long before the controller notes that it arrived: the
+# message crosses the network once, and waits for both event loops. Without this allowance, the
+# snapshot would seem to count requests that were only just sent to the destination.
 STATUS_LAG_S = 0.02
 NUM_STEPS_MEASURED = 15
 
@@ -427,9 +428,9 @@ class ChosenMoves:
     # -- what is to be done --------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
-        """Hands an event to the machine and carries out its instructions. A move that begins comes
-        last, and its answer is the next event. This is a loop, as a drain may begin hundreds of
-        moves in one look."""
+        """Hands an event to the machine and carries out its instructions. An instruction to begin a
+        move comes last, and its answer is the next event. This is a loop because a drain may begin
+        hundreds of moves in one look."""
         following: Event | None = event
         while following is not None:
             instructions = self.machine.handle(following, self._host.now_s())

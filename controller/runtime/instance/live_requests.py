@@ -1,6 +1,6 @@
-"""The requests that live on an instance: what is known of each, how its outputs get to its frontend
-(`Emission`: as they come, and again if they got lost), and the llumlet as moves see it
-(`MoveHost`).
+"""The requests that live on an instance: what is known of each, how its outputs get to its
+frontend, and the llumlet as moves see it (`MoveHost`). `Emission` sends outputs as they come, and
+again if they got lost.
 """
 
 import time
@@ -32,8 +32,8 @@ MAX_HOPS = 32
 class PastInstances:
     """The instances that a request has left by moves. Times are in seconds, by the llumlet's clock.
 
-    The list travels with the request. Its times travel as ages, because clocks differ between
-    machines; so the duration of each move, some tens of milliseconds, is not counted.
+    The list travels with the request. Its times are sent as ages, because clocks differ between
+    machines. So the duration of each move, some tens of milliseconds, is missing in the ages.
     """
 
     _hops: list[tuple[str, float]] = field(default_factory=list)
@@ -72,12 +72,12 @@ class LiveRequest:
     unconfirmed: deque[UnconfirmedOutput] = field(default_factory=deque)
     rank: int = 0
     evicted_at_s: float | None = None
-    """When the request lost its blocks last; seconds since the epoch."""
+    """When the request last lost its blocks, in seconds since the epoch."""
     rank_change: int = 0
-    """The number of the last change of the request's rank that this instance has applied, as the
-    frontend counts the changes; 0: none."""
+    """The number of the latest change of the request's rank that this instance has applied; 0:
+    none. The frontend numbers the changes."""
     arrived_by: MoveRecord | None = None
-    """The move that brought the request, until its first token here."""
+    """The move that brought the request; None after the request's first token on this instance."""
     past_instances: PastInstances = field(default_factory=PastInstances)
 
     @property
@@ -148,8 +148,8 @@ class MoveHost(Protocol):
 # -- outputs, to frontends -------------------------------------------------------------------------
 
 
-# How many finished requests that arrived by a move are remembered, because outputs that their
-# source sent may have been lost with it.
+# How many finished requests that arrived by a move are remembered. Outputs that their source sent
+# may have been lost with it.
 MAX_FINISHED_KEPT = 64
 # The least time between two computations of a percentile; statuses are pushed every few
 # milliseconds.
@@ -178,8 +178,8 @@ class Emission:
         self._gone: set[str] = set()
         """Frontends whose processes are gone."""
         self._knows_load: dict[str, None] = {}
-        """The frontends that were sent the scheduler's statistics of a busy engine, the last one
-        last. vLLM's metrics go on showing these statistics until others come."""
+        """The frontends that were sent the scheduler's statistics of a busy engine, the latest one
+        at the end. vLLM's metrics go on showing these statistics until others come."""
         self._finished: OrderedDict[str, LiveRequest] = OrderedDict()
         self._ttft = LatencyWindows[int]()
         self._ttft_p99: Percentiles[int] = Percentiles()
@@ -191,7 +191,7 @@ class Emission:
             timed: list[MoveTimed] = []
             for emitted in step.emitted:
                 live = self._requests.get(emitted.request_id)
-                if live is None:  # aborted since
+                if live is None:  # the request was aborted meanwhile
                     continue
                 items.append(
                     OutputItem(
@@ -224,8 +224,8 @@ class Emission:
                 self._send(frontend, items, self._engine.encode(step.body))
 
     def _tell_load(self, body: Any) -> None:
-        """Sends statistics without tokens, as of a step in the middle of a long prompt, to one
-        frontend. Each counts what the prefix cache had of prompts since the statistics before."""
+        """Sends statistics without tokens, for example of a step in the middle of a long prompt, to
+        one frontend. The prefix-cache figures of each message count from the message before."""
         reader = next(reversed(self._knows_load), None)
         if reader is None:
             reader = next((each for each in self._frontends if each not in self._gone), None)
@@ -238,15 +238,15 @@ class Emission:
         self._knows_load[frontend] = None
 
     def tell_rest(self) -> None:
-        """Called when the engine has nothing to do. Tells the frontends whose last statistics said
-        otherwise."""
+        """Called when the engine has nothing to do. Tells the frontends whose latest statistics
+        showed a busy engine."""
         readers, self._knows_load = self._knows_load, {}
         for frontend in readers:
             self._send(frontend, (), self._engine.encode_rest())
 
     def frontend_lost(self, address: str) -> None:
-        """Handles the loss of a frontend. Where frontends answer for each other, another frontend
-        corrects the statistics that the lost one showed last."""
+        """Handles the loss of a frontend. If frontends answer for each other, another frontend
+        corrects the statistics that the lost frontend showed."""
         self._gone.add(address)
         if address in self._knows_load:
             del self._knows_load[address]
@@ -276,7 +276,7 @@ class Emission:
         return output.body if output.encoded else self._engine.encode_one(output.body, request_id)
 
     def ttft_p99(self) -> Percentiles[int]:
-        """The P99 time to first token, in all and by rank."""
+        """The P99 time to first token, over all requests and by rank."""
         now_s = time.monotonic()
         if now_s >= self._percentile_at_s:
             self._percentile_at_s = now_s + PERCENTILE_EVERY_S

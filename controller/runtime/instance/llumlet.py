@@ -107,7 +107,7 @@ from controller.runtime.messages.requests import (
 log = logging.getLogger(__name__)
 
 # The same limit as in the engine's own guard, which sees only requests that the engine has. The
-# grammar was admitted once, so an instance that is too busy to compile it leaves the request to
+# grammar was admitted once, so if this instance is too busy to compile it, the request is left to
 # another instance.
 GRAMMAR_TIMEOUT_S = 60.0
 NO_GRAMMAR = "its grammar does not compile there"
@@ -123,7 +123,7 @@ class _Entering:
     prepared: Any = None
     generator: Any = None
     compiling: Future[Any] | None = None
-    """The compile of the request's grammar, if there is one."""
+    """The compilation of the request's grammar, if the request has one."""
 
 
 class Reentries:
@@ -181,7 +181,7 @@ class Reentries:
                 case CallOff(number):
                     compiling = self._entering.pop(number).compiling
                     if compiling is not None:
-                        compiling.cancel()  # if it has not begun
+                        compiling.cancel()  # if it has not begun yet
                 case Account(dispatch_seq):
                     self._account(dispatch_seq)
 
@@ -194,7 +194,7 @@ class Reentries:
 
     async def _prepare(self, number: int, entering: _Entering) -> None:
         if number not in self._entering:
-            return  # called off before it began
+            return  # the entry was called off before it began
         try:
             await self._make(entering)
         except ValueError as error:
@@ -269,16 +269,16 @@ async def _compiled(compiling: "Future[Any]") -> None:
     except asyncio.CancelledError:
         if not compiling.cancelled():
             raise
-        raise TimeoutError from None  # nobody compiles it here any more
-    except Exception:  # its text may quote the grammar
+        raise TimeoutError from None  # no entry here waits for the compilation any more
+    except Exception:  # the error's text may quote the grammar
         raise ValueError(NO_GRAMMAR) from None
 
 
-# How long other threads, which work for moves, wait at most while the engine's thread holds the
-# GIL. The default of 5 ms is a whole step of a small model.
+# How long other threads, which work for moves, wait at most for the GIL while the engine's thread
+# holds it. Python's default of 5 ms is a whole step of a small model.
 SWITCH_INTERVAL_S = 0.0005
-# If the controller does not end a process that must go, the process ends itself this long after its
-# time.
+# If the controller does not end a process that must go, the process ends itself this long after
+# that moment.
 END_MARGIN_S = 2.0
 
 
@@ -342,7 +342,7 @@ class Llumlet:
             self._stopped.set_exception(error)
 
     async def run(self) -> None:
-        """Serves until the engine thread dies; raises the error that it died of."""
+        """Serves until the engine thread dies; raises the error of which it died."""
         self._stopped = asyncio.get_running_loop().create_future()
         self._mailbox.start(self._inbox.take, self._on_lost)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -388,13 +388,13 @@ class Llumlet:
             self.serving = serving = Serving(
                 self._member, self._mailbox, engine, self._thread, self._transfer
             )
-        except Exception as error:  # no socket or no memory for a buffer
+        except Exception as error:  # there is no socket or no memory for a buffer
             log.exception("the engine was built but cannot serve")
             self._member.report("failed", f"{type(error).__name__}: {error}")
             return None
         self._inbox.handlers |= serving.handlers
         self._inbox.with_payload |= serving.payload_handlers
-        gc.freeze()  # so that no collection walks the engine's objects again
+        gc.freeze()  # so that no garbage collection walks the engine's objects again
         info = EngineInfo(
             engine.max_model_len, engine.num_gpu_blocks, engine.block_size, engine.supported_tasks
         )
@@ -431,7 +431,7 @@ class Serving:
         self._engine = engine
         self._thread = thread
         self._loop = asyncio.get_running_loop()
-        self._frontends: list[str] = []  # an engine's frontend_index is a position here
+        self._frontends: list[str] = []  # an engine's frontend_index is a position in this list
         self.requests: dict[str, LiveRequest] = {}
         self.blocks, self.fingerprint = engine.moves.blocks, engine.moves.fingerprint
         self.transfer = transfer
@@ -581,8 +581,8 @@ class Serving:
             self._stop_unread(request_id, Epoch(attempt, hop))
 
     def _stop_unread(self, request_id: str, epoch: Epoch) -> None:
-        """Aborts the request, whose tokens nobody reads, unless it runs here in another epoch or
-        may have moved on."""
+        """Aborts the request, because nobody reads its tokens, unless it runs here in another epoch
+        or may have moved on."""
         live = self.requests.get(request_id)
         if live is None or live.epoch != epoch or self.instance_moves.handed_on(request_id, epoch):
             return
@@ -624,8 +624,8 @@ class Serving:
         self.emission.tell_rest()
 
     def happened(self, events: Sequence[EngineEvent], num_steps: int) -> None:
-        """Reports the events to the controller's log, and to each request's frontend for the
-        request's history."""
+        """Reports the events to the controller's log, and to the history of each request at its
+        frontend."""
         cause_id = f"step-{self._member.member_id}-{self._member.incarnation}-{num_steps}"
         by_frontend: dict[str, list[LoggedEvent]] = {}
         for event in events:
@@ -685,7 +685,8 @@ class Serving:
         return replace(head, evicted_at_s=live.evicted_at_s)
 
     async def _tick_moves(self) -> None:
-        """Ticks the moves; sleeps while there are none, so that an idle instance takes no time."""
+        """Ticks the moves. It sleeps while there are none, so that an idle instance uses no CPU
+        time."""
         while True:
             await self.instance_moves.busy.wait()
             await asyncio.sleep(MOVES_TICK_S)

@@ -68,7 +68,7 @@ STATE = source.SourceState
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What the engine's thread found for one stage between two steps. Only the first stage has
+    """What the engine's thread found out for one stage between two steps. Only the first stage has
     `outputs`."""
 
     pinned: PinnedBlocks | None
@@ -114,7 +114,7 @@ class OutgoingMove:
 
     @property
     def epoch(self) -> Epoch:
-        """The epoch in which the request runs here, or ran here last."""
+        """The epoch in which the request runs on this instance, or last ran on it."""
         return Epoch(self._attempt, self.machine.hop)
 
     def begin(self) -> None:
@@ -150,7 +150,7 @@ class OutgoingMove:
 
     @property
     def _num_blocks(self) -> int:
-        """The number of the request's blocks at the last look; 0 while it is queued."""
+        """The number of the request's blocks at the latest look; 0 while it is queued."""
         return 0 if self._queued else blocks_for(self._num_tokens, self._block_size)
 
     def _carry_out(self, instructions: Sequence[source.Instruction]) -> None:
@@ -182,7 +182,7 @@ class OutgoingMove:
                     host.between_steps(self._resume)
                 case source.Release():
                     live = host.requests.get(order.request_id)
-                    if live is self._live:  # else a later attempt came in
+                    if live is self._live:  # otherwise a later attempt came in
                         del host.requests[order.request_id]
                     host.between_steps(lambda engine: engine.moves.release(order.request_id))
                     host.push_status()
@@ -371,9 +371,10 @@ class OutgoingMove:
 
     def _close(self, outcome: source.SourceState, code: str) -> None:
         record = self._record(outcome, code)
-        if outcome is not STATE.MIGRATED:  # else the frontend, which knows the downtime, logs it
+        # otherwise the frontend, which knows the downtime, logs it
+        if outcome is not STATE.MIGRATED:
             self._host.tell(_failed(record, self._host.me), self._live.frontend)
-        # A move that is over is remembered for long, and its prompt and tokens are not.
+        # A move that is over is remembered for long, but its prompt and its tokens are not kept.
         self._live = replace(self._live, frames=[], unconfirmed=deque())
         self._outputs, self._suspended, self._encoded = (), None, {}
         self._on_closed(record)
@@ -486,7 +487,7 @@ class IncomingMove:
         self.machine = DestinationMove(host.now_s())
         self._reserved: ReservedBlocks | None = None
         self._compiling: Future[Any] | None = None
-        """The compile of the request's grammar."""
+        """The compilation of the request's grammar."""
         self._holds_something = False
         """Whether the engine has a reservation of this move. Used on the engine's thread."""
         self._num_received = 0
@@ -497,8 +498,8 @@ class IncomingMove:
         self._unconfirmed: list[UnconfirmedOutput] = []
 
     def begin(self, refusal: MoveRefusal | None) -> None:
-        """Begins with the first message. `refusal`: this llumlet's own reason not to take the
-        request."""
+        """Begins with the first message. `refusal`: why this llumlet itself refuses the request, if
+        it does."""
         start = self.machine.start(self._first.message)
         if refusal is None and self._arriving.fingerprint != self._host.fingerprint:
             refusal = MoveRefusal.FINGERPRINT
@@ -516,8 +517,8 @@ class IncomingMove:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Drops the prompt and the tokens of a move that is over, as the move is remembered for
-        long."""
+        """Drops the prompt and the tokens of a move that is over, because the move itself is
+        remembered for long."""
         if self.machine.over:
             self._frames, self._outputs, self._state, self._unconfirmed = [], (), [], []
             self._compiling = None
@@ -558,7 +559,8 @@ class IncomingMove:
                     self._apply(rank)
                 case destination.Drop(hop=hop):
                     live = host.requests.get(request_id)
-                    if live is not None and live.epoch == self._in(hop):  # else it came back later
+                    # otherwise the request came back later
+                    if live is not None and live.epoch == self._in(hop):
                         del host.requests[request_id]
                         host.between_steps(lambda engine: engine.moves.drop(request_id))
                 case destination.EndRequest():
@@ -591,8 +593,9 @@ class IncomingMove:
         self._reserve_when_ready(wanted, first)
 
     def _reserve_when_ready(self, wanted: destination.Reserve, reserve: _Reserve) -> None:
-        """The last stage waits for the request's grammar, unless the request has no outputs: the
-        engine queues such a request until its grammar is compiled."""
+        """Reserves blocks as soon as that makes sense. The final stage waits for the request's
+        grammar, unless the request has no outputs: the engine queues such a request until its
+        grammar is compiled."""
         if wanted.last and self._outputs and self._compiling is not None:
             compiled = asyncio.wrap_future(self._compiling)
             compiled.add_done_callback(partial(self._on_compiled, reserve))
@@ -602,7 +605,7 @@ class IncomingMove:
     def _on_compiled(self, reserve: _Reserve, compiled: "asyncio.Future[Any]") -> None:
         compiles = not compiled.cancelled() and compiled.exception() is None
         if self.machine.state is not destination.DestinationState.RESERVING:
-            return  # called off meanwhile
+            return  # the move was called off meanwhile
         if compiles:
             self._host.between_steps(reserve, self._on_reserved)
         else:
@@ -714,7 +717,7 @@ class IncomingMove:
         )
         live.unconfirmed.extend(self._unconfirmed)
         newer = self._host.requests.get(self.request_id)
-        if newer is None or newer.epoch < live.epoch:  # else it ended this attempt
+        if newer is None or newer.epoch < live.epoch:  # otherwise the engine has ended this attempt
             self._host.requests[self.request_id] = live
         self.handle(destination.CommitApplied())
 

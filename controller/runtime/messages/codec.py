@@ -29,7 +29,7 @@ _AnyMessage: Any = functools.reduce(operator.or_, _KINDS)
 
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
 decode: Callable[[bytes | memoryview], Message] = msgspec.msgpack.Decoder(_AnyMessage).decode
-"""Raises msgspec.DecodeError for a frame that is no message."""
+"""Decodes a message. Raises msgspec.DecodeError for a frame that is no message."""
 
 
 def encode_tokens(token_ids: Sequence[int]) -> bytes:
@@ -39,7 +39,8 @@ def encode_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def decode_tokens(frame: Any) -> Sequence[int]:
-    """Raises ValueError for a frame that does not hold whole integers."""
+    """The tokens in a payload frame. Raises ValueError for a frame that does not hold whole
+    integers."""
     return array("i", bytes(frame))
 
 
@@ -59,7 +60,8 @@ class Inbox:
         self.with_payload = with_payload or {}
 
     def take(self, head: bytes | memoryview, payload: Sequence[memoryview]) -> None:
-        """Raises msgspec.DecodeError for a frame that is no message."""
+        """Gives the message to its handler. Raises msgspec.DecodeError for a frame that is no
+        message."""
         message = decode(head)
         kind = type(message)
         if kind in self.handlers:

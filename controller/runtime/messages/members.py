@@ -34,7 +34,7 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
 
 LAUNCHING = "launching"
 IMPORTING = "importing vLLM"
-"""`LAUNCHING` and this are the `detail` of a member that starts, before vLLM has seen its
+"""`LAUNCHING` and this text are the `detail` of a member that starts, before vLLM has seen its
 arguments."""
 
 
@@ -69,11 +69,11 @@ class Hello(Message, frozen=True):
     num_first_tokens: int = 0
     """Only from a frontend: how many first tokens its clients got in the last minute."""
     leaves_in_s: float | None = None
-    """How long until this process is ended, whatever requests it has then; None: that is not
+    """How long until this process is ended, whatever requests it has then; None: no end is
     planned."""
     generation: int | None = None
-    """The generation of the arguments of the member's engine; None: the member has not been told
-    them yet."""
+    """The generation of the arguments of the member's engine; None if the member has not been told
+    any arguments yet."""
     fingerprint: str = ""
     """The engine's fingerprint. It is the same for all engines between which requests can move."""
 
@@ -95,7 +95,8 @@ class InstanceEntry(msgspec.Struct, frozen=True, array_like=True):
     info: EngineInfo
     snapshot: InstanceSnapshot | None
     takes_requests: bool = True
-    """Whether no order keeps new requests away. A stalled instance may still have True."""
+    """Whether no order keeps new requests away from it. The value may be True even for a stalled
+    instance."""
 
     @property
     def ref(self) -> InstanceRef:
@@ -103,14 +104,14 @@ class InstanceEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Directory(Message, frozen=True):
-    """Controller to frontends: the instances that serve, with their last known statuses.
+    """Controller to frontends: the instances that serve, with their latest known statuses.
     `controller`: names the controller's process."""
 
     instances: tuple[InstanceEntry, ...]
     controller: str = ""
     num_frontends: int = 1
     room_to_grow_tokens: int | None = None
-    """With late binding: the setting of `HoldingConfig`. None without late binding."""
+    """With late binding: the setting of that name in `HoldingConfig`. None without late binding."""
     takes_requests: bool = True
     """Whether any instance may get new requests; an instance that drains or is stalled may not."""
     hold_timeout_s: float = 30.0
@@ -135,8 +136,8 @@ class StatusPushed(Message, frozen=True):
     """Moves of which the instance is the source."""
     num_moves_in: int = 0
     cpu_cores: float | None = None
-    """How many cores the instance's process used over the last second or so; None in the first
-    second."""
+    """How many cores the instance's process used, on average over about the last second; None in
+    the first second."""
     busy_s: float = 0.0
     """The time of all steps of the engine, with the time between steps that followed each other."""
 

@@ -24,8 +24,8 @@ class MoveAsked(Message, frozen=True):
 
 
 class MoveAnswered(Message, frozen=True):
-    """Source to controller: a plan, or the record of a move that is over. With neither, `code` says
-    why the move was not begun."""
+    """Source to controller: a plan, or the record of a move that is over. If it has neither, `code`
+    says why the move was not begun."""
 
     query_id: str
     code: str
@@ -88,8 +88,8 @@ class CommittedRequest(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes | None
     record: MoveRecord
     rank_change: int = 0
-    """The number of the last change of the request's rank that the source knows, as the frontend
-    counts the changes."""
+    """The number of the latest change of the request's rank that the source knows. The frontend
+    numbers the changes."""
     rank: int = 0
     evicted_at_s: float | None = None
 
@@ -137,8 +137,9 @@ class RequestNotMoved(OfEpoch, frozen=True):
 
 
 class RequestLost(OfEpoch, frozen=True, kw_only=True):
-    """Source to frontend: I gave the request to `owner` in `hop`, and `owner` died. Or `owner`
-    itself says to a frontend that takes it for dead: I had the request in `hop`, and it ended."""
+    """To the frontend, from one of two senders. The source reports: I gave the request to `owner`
+    in `hop`, and `owner` died. Or `owner` itself, which the frontend takes for dead, reports: I had
+    the request in `hop`, and it ended."""
 
     owner: InstanceRef
 
@@ -165,8 +166,9 @@ class OwnerConfirmed(OfEpoch, frozen=True):
 
 
 class MoveTimed(Message, frozen=True):
-    """Destination to frontend, before the first token that it sends, which may be the last: the
-    step of that token took `step_time_s`. The frontend measures the downtime by its own clock."""
+    """Destination to frontend, before the first token that it sends: the step of that token took
+    `step_time_s`. That token may also be the request's final one. The frontend measures the
+    downtime by its own clock."""
 
     record: MoveRecord
     step_time_s: float
@@ -183,7 +185,7 @@ class TransferMessage(Message, frozen=True):
 
 class ReliefOrdered(Message, frozen=True):
     """Controller to a source, in each round: relieve yourself. Without `relief`: begin no more
-    moves. An order ends by itself if no other follows."""
+    moves. The order ends by itself if no other order follows."""
 
     round_id: str
     relief: ReliefOrder | None = None

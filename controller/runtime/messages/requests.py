@@ -83,7 +83,8 @@ class AddRequest(Message, frozen=True):
 
 
 class DispatchUnused(Message, frozen=True):
-    """Frontend to instance: no request will come for this dispatch; count it as reported."""
+    """Frontend to instance: no request will come for this dispatch, so count the dispatch as
+    reported."""
 
     incarnation: int
     dispatch_seq: int
@@ -113,8 +114,8 @@ class OutputsEmitted(Message, frozen=True):
 
 
 class OutputsReceived(Message, frozen=True):
-    """Frontend to instance, now and then: for each request, (request id, index of the next token
-    that the frontend lacks)."""
+    """Frontend to instance, from time to time: for each request, (request id, index of the next
+    token that the frontend lacks)."""
 
     items: tuple[tuple[str, int], ...]
 
@@ -251,7 +252,7 @@ class RequestTraffic(msgspec.Struct, frozen=True, array_like=True):
 
 class TrafficTold(Message, frozen=True):
     """Frontend to controller, several times a second while `key`'s recording is on. `num_before`:
-    how many requests of the recording ended at this frontend before the requests of this message,
+    how many requests of the recording had ended at this frontend before those of this message,
     whether they were reported or lost. `num_live`: how many requests of the recording have not
     ended."""
 

@@ -158,8 +158,8 @@ def with_requests(trace: Trace, num_requests: int) -> Trace:
         while len(requests) < num_requests:
             repetition += 1
             shift_s, shift = repetition * period_s, repetition * num_hashes
-            # Equal hashes are one object in memory: a million of Mooncake's requests have 30
-            # million hashes, a third of them different.
+            # Equal hashes share one int object, to save memory: a million Mooncake requests have 30
+            # million hashes, of which only 10 million are distinct.
             shifted: dict[int, int] = {}
             for request in once[: num_requests - len(requests)]:
                 for number in request.prefix_hashes:

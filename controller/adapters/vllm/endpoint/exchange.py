@@ -3,9 +3,9 @@
 The request: its body is read once, up to a limit and within a time, and then given to the app in
 one piece. The answer: an error of the app is sent in our shape (answers.py), also within a stream.
 The head of a stream waits until the request has an instance (`Placing`), because a request may wait
-for minutes and then be refused, and its status has to say so. When the deadline passes, the app is
-told that the client has left, which makes vLLM abort the request. Further output of the app is
-dropped, and the client gets an error."""
+for minutes and then be refused, and then the status of the answer has to say so. When the deadline
+passes, the app is told that the client has left, which makes vLLM abort the request. Further output
+of the app is dropped, and the client gets an error."""
 
 import asyncio
 import math

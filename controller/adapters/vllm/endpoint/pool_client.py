@@ -60,7 +60,7 @@ REFUSALS = {
         "rate limit: this API key has used the tokens that it may use in a minute",
     ),
 }
-# If an engine ends a request with an error, this is the reason, as engines have no other one. vLLM
+# The reason of an engine that ends a request with an error; engines give no other reason. vLLM
 # would answer 500.
 UNFOLLOWABLE = "the structured output that was asked for cannot be compiled, or costs too much"
 NOT_COMPILED_YET = (

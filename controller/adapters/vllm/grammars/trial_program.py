@@ -52,8 +52,8 @@ READ_TIMEOUT_S = 60.0
 MAX_STEP_S = 0.25
 """The CPU time that a token may take, for its bitmask and for its acceptance each."""
 WALK_TOKENS = 64
-# The walk ends once its tokens have taken this long. A good grammar takes up to 10 ms a token, and
-# 64 such tokens would take more than the 0.5 s of a short trial.
+# The walk along a text ends once its tokens have taken this long. A good grammar takes up to 10 ms
+# a token; 64 such tokens would take more than the 0.5 s of a short trial.
 WALK_S = 0.25
 GROWING = 2
 """If a token takes more than this many times the median, the grammar gets slower with its text.

@@ -1,8 +1,8 @@
 """Drains, their forecasts, and rolling restarts as the controller runs them.
 
-`core.emptying.drains` and `core.fleet.rolling` decide. This module tells the machines what the
-roster and the last statuses say of the instances, and carries out their instructions: it saves the
-spec, tells and asks members, and ends processes.
+`core.emptying.drains` and `core.fleet.rolling` decide. This module tells those machines what the
+roster and the latest statuses say of the instances. It also carries out their instructions: it
+saves the spec, tells and asks members, and ends processes.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ class DrainRunner:
         seen = {each: self._seen(each) for each in concerned}
         self._handle(ClaimsChanged(spec.drains, seen, self._wall_clock(), why, actor))
 
-    # -- how far they are ----------------------------------------------------------------
+    # -- how far drains are ----------------------------------------------------------------
 
     def progress(self, instance_id: str) -> DrainProgress:
         return self.machine.view(instance_id, self._seen(instance_id), self._cluster.now_s())
@@ -133,7 +133,7 @@ class DrainRunner:
         """Whether the instance's process ends because it is restarted."""
         return self.machine.is_replacing(instance_id)
 
-    # -- what the controller says --------------------------------------------------------
+    # -- what the controller reports --------------------------------------------------------
 
     def resume(self) -> None:
         """Goes on with the drains of the spec, before any instance is heard."""
@@ -146,16 +146,16 @@ class DrainRunner:
         self._handle(MoveEnded(record.source_id, record.outcome))
 
     def must_go(self, member: Member, within_s: float) -> None:
-        """Called when the instance says that its process will be ended."""
+        """Takes note that the instance's process will be ended, as the instance itself reports."""
         is_planned = member.member_id in self._cluster.keeper.spec.instance_ids
         told = (member.member_id, member.incarnation, within_s, is_planned)
         try:
             self._handle(MustGo(*told, self._wall_clock()))
-        except LlumctlError as error:  # it says so again in a second
+        except LlumctlError as error:  # the instance reports it again a second later
             log.error("%s must go, and is not evacuated: %s", member.member_id, error)
 
     def tick(self) -> None:
-        """Looks at each drain. If this fails for one drain, the others are looked at anyway."""
+        """Looks at each drain. If the look at one drain fails, the others are looked at anyway."""
         frontends = self._cluster.roster.frontends()
         all_heard, wall_s = all(f.heard_s is not None for f in frontends), self._wall_clock()
         for instance_id in tuple(self.machine.claims):
@@ -166,7 +166,7 @@ class DrainRunner:
                 log.error("drain of %s: %s", instance_id, error, exc_info=is_defect)
                 self._handle(Failed(instance_id))
 
-    # -- what the machine is told, and what it orders --------------------------------------
+    # -- the machine's events and instructions --------------------------------------
 
     def _seen(self, instance_id: str) -> Seen:
         cluster = self._cluster
@@ -292,7 +292,7 @@ class DrainForecasts:
         """The forecasts of `lately`, and when each began."""
 
     async def lately(self, instance_id: str) -> Forecast:
-        """Returns a forecast that is at most a second old."""
+        """Returns a forecast that is at most one second old."""
         now_s = self._cluster.now_s()
         self._looks = {key: look for key, look in self._looks.items() if now_s < look[0] + LATELY_S}
         if instance_id not in self._looks:
@@ -302,7 +302,7 @@ class DrainForecasts:
         return await asyncio.shield(self._looks[instance_id][1])
 
     async def of(self, instance_id: str, going: Collection[str] = ()) -> Forecast:
-        """Makes a forecast from the last statuses. `going`: more instances that cannot be
+        """Makes a forecast from the latest statuses. `going`: further instances that cannot be
         destinations."""
         cluster = self._cluster
         frontends = [f.member_id for f in cluster.roster.frontends() if f.serving]
@@ -345,8 +345,8 @@ class DrainForecasts:
         return Forecast(forecast.departures(client_ids), found.silent)
 
     def _source(self, instance_id: str) -> InstanceSnapshot:
-        """The instance's last snapshot. An instance that has not reported has no request that could
-        move."""
+        """The instance's latest snapshot. An instance that has not reported has no request that
+        could move."""
         status = self._cluster.statuses.get(instance_id)
         if status is not None:
             return status.snapshot
@@ -376,8 +376,9 @@ class DrainForecasts:
 
 
 def _candidate(record: RequestRecord, rank: int, block_size: int, refusal: str | None) -> Candidate:
-    """The request as its frontend knows it. `evicted` is left out: an instance with an evicted
-    request is no destination, but the real destination admits the request within a few steps."""
+    """The request as its frontend knows it. `evicted` is left out: in the forecast an instance with
+    an evicted request would be no destination any more, but a real destination admits the request
+    within a few steps."""
     num_tokens = record.num_prompt_tokens + record.num_output_tokens
     queued = record.state is not RequestState.RUNNING
     num_blocks = 0 if queued else blocks_for(num_tokens, block_size)
@@ -446,8 +447,9 @@ class RollingRestarts:
             raise OperationRefusedError(refused.value, *_REFUSED[refused])
 
     def begin(self, order: RollingOrder) -> None:
-        """Begins with `order`, which gets its instances now. Like `stop` and `dismiss`, this raises
-        what the keeper raises, and then nothing changes."""
+        """Begins the rolling restart of `order`, whose instances are filled in now. If the keeper
+        raises an error, this method raises the same error and nothing changes; so do `stop` and
+        `dismiss`."""
         args = order.engine.args
         self._say(Began(order, self._seen(), engine_arguments(args) if args else ""))
 
@@ -463,7 +465,7 @@ class RollingRestarts:
         if order is not None and not (order.goes or order.dismissed):
             keeper.change(keeper.spec.dismissed(order))
 
-    # -- how it goes on ------------------------------------------------------------------
+    # -- how a rolling restart goes on -------------------------------------------------------
 
     def tick(self) -> None:
         """Takes the next step if one is due. A step that fails is tried again."""

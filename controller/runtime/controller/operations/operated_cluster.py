@@ -58,7 +58,8 @@ def refuse_instances(
 def scaling_refused(
     refusal: OrderRefusal, target: int, num_added: int = 0, no_room: str = ""
 ) -> OperationRefusedError:
-    """`no_room`: why `num_added` more instances would not start, in words."""
+    """The error for a refused scaling. `no_room`: why `num_added` more instances would not start,
+    in words."""
     match refusal:
         case OrderRefusal.MIN_INSTANCES:
             message = f"{target} instances are wanted; a cluster has at least one"
@@ -103,7 +104,7 @@ class SpecKeeper:
         """Saves the spec, then makes it the present one. Its revision must be one after the present
         one, so that if two operators change the same spec, only one change is made.
 
-        Raises RevisionConflictError, and what the store raises; then nothing has changed.
+        Raises RevisionConflictError, and any error of the store; then nothing has changed.
         """
         if spec.revision != self.spec.revision + 1:
             raise RevisionConflictError(spec.revision - 1, self.spec.revision)

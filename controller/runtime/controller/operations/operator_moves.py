@@ -49,7 +49,7 @@ class OperatorMoves:
         max_moves: int,
         num_reported: Callable[[str], int],
     ) -> None:
-        """`num_reported`: moves under way at an instance by its last status."""
+        """`num_reported`: how many moves are under way at an instance by its latest status."""
         self._roster = roster
         self._now_s = now_s
         self._queries = queries
@@ -65,12 +65,12 @@ class OperatorMoves:
     # -- what is heard -------------------------------------------------------------------
 
     def look(self) -> None:
-        """Lets the machine look for room; called now and then, and after each change of the
-        limit."""
+        """Lets the machine check whether there is room for moves. Called from time to time, and
+        after each change of the limit."""
         self._take(Looked())
 
     def answered(self, answer: MoveAnswered, reason: str) -> None:
-        """Takes the answer of a source, which counts even if nobody waits for it any more.
+        """Takes the answer of a source. The answer counts even if nobody waits for it any more.
         `reason`: the reason of the move, one of `cluster_spec.MOVE_REASONS`."""
         if answer.record is not None:
             self._take(MoveEnded(answer.record, reason))
@@ -94,9 +94,9 @@ class OperatorMoves:
     async def move(
         self, wanted: MoveByHand, destination_id: str | None, migration_id: str, patience_s: float
     ) -> Sequence[Attempt]:
-        """Moves the request and returns all attempts, the last one last; no attempts if there is no
-        destination. `migration_id`: the id of the first attempt. With `destination_id` there is
-        only one attempt. Each attempt waits for its turn."""
+        """Moves the request. Returns all attempts in order, or none if there is no destination.
+        `migration_id`: the id of the first attempt. With `destination_id` there is only one
+        attempt. Each attempt waits for its turn."""
         done: asyncio.Future[Sequence[Attempt]] = asyncio.get_running_loop().create_future()
         self._done[migration_id] = done
         deadline_s = self._now_s() + patience_s
@@ -152,7 +152,8 @@ class OperatorMoves:
         move, migration_id = asked.move, asked.move.migration_id
         event: Event
         try:
-            # Between the machine's look and now a task had to start.
+            # A task had to start between the machine's look and this line, so the cluster may have
+            # changed.
             if code := self.machine.barred(move, self._now_s()):
                 event = SourceAnswered(migration_id, code)
             else:
@@ -164,7 +165,7 @@ class OperatorMoves:
             event = SourceSilent(migration_id)
         except MemberDiedError:
             event = SourceDied(migration_id)
-        except Exception:  # the order must end, or it would keep its places
+        except Exception:  # the order must end, or it would keep its places for ever
             log.exception("move %s could not be asked for", migration_id)
             event = SourceAnswered(migration_id, NOT_ASKED)
         del self._asking[asked.order_id]

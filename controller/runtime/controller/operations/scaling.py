@@ -109,9 +109,9 @@ class Scaling:
         return added
 
     def launch_all(self) -> None:
-        """Finds or launches all instances of the spec. A launch that fails, for example because Ray
-        still cleans up after a launch that died with its controller, must not end this controller
-        too."""
+        """Finds or launches all instances of the spec. A launch may fail, for example because Ray
+        still cleans up after a launch that died with its controller. That must not end this
+        controller too."""
         self._launch(self._cluster.keeper.spec.instance_ids)
 
     def launch_missing(self) -> None:
@@ -129,7 +129,7 @@ class Scaling:
                 log.exception("%s could not be started", instance_id)
 
     def _missing(self) -> set[str]:
-        """The instances of the spec without a process, which was ended or not launched yet."""
+        """The instances of the spec that have no process: it was ended, or not launched yet."""
         return set(self._cluster.keeper.spec.instance_ids) - set(self._cluster.roster.members)
 
     def added(self, plan: ScalePlan) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class Scaling:
 
 class Autoscaling:
     """Tells the machine (`core.fleet.autoscaler`) how the instances are, looks at the load when the
-    machine asks for it, and scales as the machine orders."""
+    machine asks for that, and scales as the machine orders."""
 
     def __init__(
         self,
@@ -165,7 +165,8 @@ class Autoscaling:
 
     @property
     def held(self) -> ScaleHold | None:
-        """The operator's scale that wins over auto-scaling, if that is on or in a dry run."""
+        """The operator's scale that takes precedence over auto-scaling, if auto-scaling is on or in
+        its dry run."""
         return self.machine.held(self._cluster.keeper.spec.autoscale_hold)
 
     @property
@@ -183,7 +184,7 @@ class Autoscaling:
         self._tell(_settings(live))
 
     def hold(self, actor: str, num_instances: int) -> ScaleHold | None:
-        """The hold that an operator's scale puts into the spec; None if nothing is to be held."""
+        """The hold that an operator's scale makes in the spec; None if nothing is to be held."""
         return self.machine.hold_for(actor, num_instances, self._wall_clock())
 
     def would_hold(self, num_instances: int) -> bool:
@@ -251,8 +252,8 @@ class Autoscaling:
     def _leaving(self, instance_id: str, claims: Claims) -> LeavingInstance:
         member = self._cluster.roster.members.get(instance_id)
         failed = member is not None and member.alive and member.phase == "failed"
-        # If the instance has another claim in addition to this one, it would not serve even if this
-        # one were taken back.
+        # If the instance has another claim besides the one of auto-scaling, it would not serve even
+        # if that one were taken back.
         actor = claims.strongest.actor if claims.without(Remove) is None else ""
         return LeavingInstance(instance_id, actor, cannot_start=failed)
 
@@ -295,7 +296,7 @@ class Autoscaling:
         except (LlumctlError, OperationRefusedError) as error:
             log.warning("%s: %s", instruction.check.cause_id, error)
             return ScaleRefused(str(error))
-        except Exception as error:  # for example of Ray; the next check tries it again
+        except Exception as error:  # for example an error of Ray; the next check tries again
             log.exception("%s could not be carried out", instruction.check.cause_id)
             return ScaleRefused(f"{error!r:.200}")
 
