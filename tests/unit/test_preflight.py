@@ -330,13 +330,15 @@ def test_a_hub_model_that_does_not_fit_is_refused_before_its_download(
 # -- GPUs, instances, threads -------------------------------------------------------------
 
 
+def test_visible_gpus_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
+    for visible, count in (("", 0), ("-1", 0), ("0,1, 3", 3), ("GPU-ab,MIG-cd", 2)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert preflight.num_gpus() == count
+
+
 @pytest.mark.process
 def test_visible_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as no_driver:
-        no_driver.setattr(preflight.shutil, "which", lambda _: None)
-        for visible, count in (("", 0), ("-1", 0), ("0,1, 3", 3), ("GPU-ab,MIG-cd", 2)):
-            no_driver.setenv("CUDA_VISIBLE_DEVICES", visible)
-            assert preflight.num_gpus() == count
     program = tmp_path / "nvidia-smi"
     listing = "GPU 0: H100 (UUID: GPU-1)\\n  MIG 1g.10gb: ...\\nGPU 1: H100 (UUID: GPU-2)\\n"
     program.write_text(f"#!/bin/sh\nprintf '{listing}'\n")

@@ -464,6 +464,26 @@ def test_how_far_one_is(
     assert several.is_over is is_over
 
 
+@pytest.mark.parametrize(
+    ("rolling", "is_over", "failed"),
+    [
+        (None, True, True),
+        (("op-2", "going"), True, True),
+        (("op-1", "going"), False, False),
+        (("op-1", "done"), True, False),
+        (("op-1", "failed"), True, True),
+        (("op-1", "stopped"), True, True),
+    ],
+)
+def test_how_far_a_rolling_restart_is(
+    rolling: tuple[str, Any] | None, is_over: bool, failed: bool
+) -> None:
+    report = rolling and RollingReport(rolling_id=rolling[0], state=rolling[1])
+    status = synthetic.cluster(()).model_copy(update={"rolling": report})
+    come = progress([Awaited("", End.ROLLED, "op-1")], status)
+    assert (come.is_over, come.failed) == (is_over, failed)
+
+
 async def test_a_drain_tells_its_progress_and_its_end() -> None:
     """Both stand on the bottom line beside the keys, and in the log. Earlier statuses are
     ignored."""
