@@ -39,7 +39,7 @@ from tui.typed_commands import Command, Known, Typing, named, parse
 
 DAY_S = 86_400.0
 NO_MEMBERS = ("controller", "head")
-"""Processes that have a log, but are not members."""
+"""The names of processes that have a log but are not members."""
 
 
 class OrderDialogs:
@@ -391,8 +391,8 @@ class CommandLine:
         self._with_ids(command, [reference], begin)
 
     def _set(self, command: Command) -> None:
-        """Sets settings. A setting that was typed without a value is shown instead; without any
-        setting, all are shown."""
+        """Sets settings. A setting that was typed without a value is shown and not changed. If no
+        setting was typed, all are shown."""
         if "=" in command.argument:
             self._dialogs.order(SetSettings.to(command.arguments))
         else:

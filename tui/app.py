@@ -165,8 +165,8 @@ class Dashboard(App[None]):
 
     def _follow_size(self) -> None:
         """Textual learns of a new size by a signal. A second signal can interrupt the handler of
-        the first after it asked for the size and before it reported it. Then the older size is
-        reported last."""
+        the first signal after that handler has asked for the size and before it has reported the
+        size. Then the older size is reported last, and Textual keeps it."""
         screens = self.screen_stack
         if self.is_web or self.is_headless or not screens:
             return
@@ -188,7 +188,8 @@ class Dashboard(App[None]):
         self.redraw()
 
     def redraw(self, *, only_age: bool = False) -> None:
-        if not self.is_running:  # a status woke it while its screens were taken down
+        # a status called this method while the application's screens were being taken down
+        if not self.is_running:
             return
         if not self.own_programs.has_terminal:
             return
@@ -400,8 +401,8 @@ class Dashboard(App[None]):
 
     def on_key(self, event: Key) -> None:
         """Several keys come at once if they are pasted, sent by tmux, or typed while the machine is
-        busy. Then the keys after a `:` belong to the command, although the table still has the
-        focus."""
+        busy. Then the keys that follow a `:` belong to the command, although the table still has
+        the focus."""
         if event.is_printable and event.character and isinstance(self.screen, PaintedScreen):
             bottom = next(iter(self.screen.query(Bottom)), None)
             if bottom is not None and bottom.take(event.character):

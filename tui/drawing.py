@@ -27,8 +27,8 @@ class Tone(StrEnum):
     BAD = "bad"
 
     __hash__ = str.__hash__
-    """The hash of an Enum is a slow function written in Python, and the style of each piece of a
-    line is looked up by its tone."""
+    """A fast hash. The hash of an Enum is a slow function written in Python, and the style of each
+    piece of a line is looked up by its tone."""
 
 
 class Span(NamedTuple):
@@ -180,7 +180,8 @@ def _slotted(
     glyphs: Glyphs,
     limits: Sequence[float],
 ) -> str:
-    """Slots begin at multiples of their length, so that a curve moves by whole slots."""
+    """The values by slot. Slots begin at multiples of their length, so that a curve moves by whole
+    slots."""
     slot_s = TREND_S / max(1, width)
     first = time_s // slot_s - width + 1
     slots: dict[float, float] = {}

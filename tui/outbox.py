@@ -44,8 +44,8 @@ Then = Callable[[Any, Exception | None], None]
 SEND_WITHIN_S = 5.0
 ASK_EVERY_S = 1.0
 NETWORK_S = 15.0
-"""The longest time that connecting, sending and reading take together: each of the three may take
-as long as a client's timeout."""
+"""The longest time that connecting, sending and reading may take together: each of the three may
+take as long as a client's timeout."""
 
 
 class Phase(StrEnum):
@@ -387,7 +387,8 @@ def whole(call: Call, width: int) -> list[Line]:
 
 
 def under_way(calls: Iterable[Call], width: int, glyphs: Glyphs) -> Line:
-    """The last order that is under way, for the bottom line; takes at most half of the width."""
+    """The latest order that is under way, for the bottom line. The text takes at most half of the
+    width."""
     found = [call for call in calls if call.phase is Phase.UNDER_WAY]
     if not found:
         return ()

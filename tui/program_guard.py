@@ -25,8 +25,9 @@ def _main(dashboard: int, arguments: list[str]) -> int:
     """Returns the program's exit status, or ends by the signal that ended the program. If the
     program could not be started, it tells the dashboard why."""
     os.set_inheritable(dashboard, False)
-    # The whole group gets SIGTERM, and the guard has to outlive a program that is slow to end. The
-    # guard needs a handler: if it ignored the signal instead, the program would inherit that.
+    # The whole group gets SIGTERM, and the guard has to outlive a program that is slow to end. So
+    # the guard needs a handler. It must not ignore the signal, because the program would inherit
+    # that.
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         program = os.posix_spawnp(

@@ -166,8 +166,8 @@ class ReplaySource:
         self._counted_s = max(0.0, min(position_s, self.length_s))
 
     def step(self, frames: int) -> None:
-        """Pauses, and goes to the next moment at which something was heard (1), or to the last one
-        before (-1)."""
+        """Pauses, and goes to the next moment at which something was heard (1), or to the nearest
+        such moment before (-1)."""
         self.seek(self.position_s())
         self.paused = True
         places = self._beyond(frames)
@@ -176,8 +176,8 @@ class ReplaySource:
             self.seek(self._positions_s[place])
 
     def seek_event(self, wanted: Weight, direction: int) -> EventFrame | GapFrame | None:
-        """Goes to the next event of at least this weight (1), or to the last one before (-1), and
-        pauses. Returns None if there is none in that direction."""
+        """Goes to the nearest event of at least this weight, after the present moment (1) or before
+        it (-1), and pauses. Returns None if there is none in that direction."""
         for place in self._beyond(direction):
             if _weighs(self._marks[place], wanted):
                 heard = self._hear(place)
@@ -307,8 +307,8 @@ class Replaying:
         self._show()
 
     def to_event(self, weight: str, direction: int) -> None:
-        """Goes to the next event of at least this weight, or to the last one before, and says which
-        event it is."""
+        """Goes to the nearest event of at least this weight, after the present moment or before it,
+        and says which event that is."""
         found = self.source.seek_event(Weight(weight), direction)
         if found is None:
             way = "after" if direction > 0 else "before"
@@ -386,9 +386,9 @@ _FASTEST = 1
 
 class Shelf:
     """Keeps states, pickled, in a file without a name, which only this process can read and which
-    ends with it. They are not kept in memory, because each may hold on to a thousand events, and
-    two thirds of a minute of samples, that no other state has. If there is no room for the file,
-    nothing is kept, and a jump takes longer."""
+    ends with it. They are not kept in memory: each may have a thousand events, and two thirds of a
+    minute of samples, that no other state has. If there is no room for the file, nothing is kept,
+    and a jump takes longer."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None

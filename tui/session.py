@@ -179,14 +179,15 @@ class Session:
         return first_of(action_id, self.options.keymap)
 
     def say(self, text: str, tone: Tone = Tone.WARN, *, stays: bool = False) -> None:
-        """Shows a message on the bottom line for a while. A message about something bad goes away
-        with the next key, because it answers the last key, unless it `stays` as long as other
+        """Shows a message on the bottom line for a while. A message about something bad answers the
+        previous key, so it goes away with the next key, unless it `stays` as long as other
         messages."""
         self.message.show(self.options.aimed(text), tone, stays=stays)
 
     def bottom_line(self, keys: Sequence[tuple[str, str]], width: int) -> Line:
-        """The message, if there is one; else trouble with the stream; else the orders under way and
-        the keys. `keys`: pairs of key and word; the last two are always shown."""
+        """The text of the bottom line: the message, if there is one; otherwise what is wrong with
+        the stream; otherwise the orders under way and the keys. `keys`: pairs of key and word; the
+        final two pairs are always shown."""
         if self.message.line:
             return self.message.line
         state = self.state

@@ -36,9 +36,9 @@ MOVES_S = 60.0
 MAX_EVENTS = 1000
 """How many routine events are kept."""
 MAX_RARE = 300
-"""How many events are kept of each other kind. The kinds are notable events and trouble, each about
-requests and about members. So neither routine events nor a thousand refused requests push out the
-news that an instance died."""
+"""How many events are kept of each other kind. There are four such kinds: notable events and bad
+events, each about requests or about members. So neither routine events nor a thousand refused
+requests push out the news that an instance died."""
 RATE_S = 5
 """Over how many whole seconds routine events are counted by kind."""
 TREND_S = 60.0
@@ -449,8 +449,8 @@ def _counted(known: Counts, new: Mapping[int, Counter[str]], now_s: float) -> Co
 
 
 def _recent_ways(ways: Iterable[Way], now_s: float) -> tuple[Way, ...]:
-    """The moves of the last minute. A move may seem to lie up to a minute ahead, because machines'
-    clocks differ and may be set back; such a move counts too."""
+    """The moves of the last minute. Because machines' clocks differ and may be set back, a move may
+    seem to be up to a minute in the future; such a move counts too."""
     return tuple(way for way in ways if abs(now_s - way.time_s) < MOVES_S)
 
 

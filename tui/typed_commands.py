@@ -101,8 +101,8 @@ FORMER = {
     "undrain": "uncordon",
     "wait": "status --wait",
 }
-"""Former names of commands. They still work: without them a typing error would be suspected, and
-`undrain` is nearest to `drain`, its opposite."""
+"""Former names of commands. They still work: otherwise a former name would count as a typing error,
+and the nearest name to `undrain` is its opposite, `drain`."""
 ALIASES = {"q": "quit", "q!": "quit", "i": "instance", "request": "requests", **FORMER}
 ELSEWHERE = {
     "up": "it starts another cluster, in a shell",

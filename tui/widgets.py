@@ -142,8 +142,9 @@ class Prompt(Input):
 
 
 class Bottom(Horizontal):
-    """The bottom line. It shows the text that is being typed, or else a message, or else the keys.
-    `purpose` is `:` or `/` while something is typed, else empty."""
+    """The bottom line. It shows the text that is being typed; if nothing is being typed, a message;
+    and if there is no message, the keys. `purpose` is `:` or `/` while something is typed, else
+    empty."""
 
     class Typed(Message):
         """Sent whenever the text changes, with `done` at Enter, and with `given_up` at Esc."""

@@ -217,8 +217,8 @@ class EngineModel:
         return self._apply(picked, admitted, tuple(evicted))
 
     def stretch(self) -> DecodeStretch | None:
-        """The next steps, if they only decode; None if the next step does anything else. Takes time
-        in proportion to the batch."""
+        """The next steps, if they only decode. None if the next step does anything else than
+        decode. Takes time in proportion to the batch."""
         engine_state = self._state
         running = engine_state.running
         if not running or engine_state.chunked:

@@ -278,9 +278,9 @@ class EngineMoves(Protocol):
         other requests. Any thread may call this, and it may take long."""
 
     def reenter(self, prepared: Any, output_token_ids: Sequence[int], generator: Any) -> None:
-        """The request belongs to this engine from now on. It counts as evicted: it has these
-        outputs (at least one), but no computed tokens. Raises ValueError, with the reason as a
-        sentence, if its grammar is not compiled or the engine does not take the request."""
+        """The request belongs to this engine from now on. The request counts as evicted: it has
+        these outputs (at least one), but no computed tokens. Raises ValueError, with the reason as
+        a sentence, if its grammar is not compiled or the engine does not take the request."""
 
 
 # -- the copy of KV blocks -------------------------------------------------------------------------
@@ -323,8 +323,8 @@ class KvTransfer(Protocol):
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> asyncio.Future[StageCopy]:
         """Expects a stage. When this returns, the peer may begin to send. The peer sends at most as
-        many blocks as `block_ids` has, and they fill the first of these blocks: the size of a last
-        stage is not known beforehand."""
+        many blocks as `block_ids` has, and they fill the first of these blocks, because the size of
+        a final stage is not known beforehand."""
 
     def cancel(self, stage_id: str) -> None:
         """Cancels a send or receive, if there is one. Its future fails as soon as its blocks are

@@ -1,6 +1,6 @@
-"""What the cluster's processes need from outside: somebody who starts and ends processes, messages
-between them, connections of clients, and places where the controller's knowledge outlives the
-controller."""
+"""What the cluster's processes need from outside: a launcher that starts and ends processes, a
+mailbox for messages between them, a listener for the connections of clients, and stores in which
+the controller's knowledge outlives the controller."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence

@@ -14,8 +14,8 @@ class RequestRun:
     """One request: what its client asked for, and what the client has seen so far. Times are
     virtual, in seconds, and None before they have come. `decoding_since_s` is None unless the
     request decodes: it then is the time of the token up to which `longest_pause_s` is known.
-    `traced` is what the client sent, `request` what engines get of it: a policy may ignore its
-    rank."""
+    `traced` is what the client sent; `request` is what engines get of it, without the rank if the
+    policy ignores ranks."""
 
     __slots__ = (
         "changed_over",
@@ -43,7 +43,7 @@ class RequestRun:
         self.traced = traced
         self.instance_id = ""
         self.hop = 0
-        """The hop in which the request runs, as the machines of its moves count."""
+        """The hop in which the request runs, as counted by the machines of its moves."""
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.finished_s: float | None = None
@@ -63,8 +63,8 @@ class RequestRun:
         self.changed_over = False
         """Whether it moved while it ran and has not got a token since."""
         self.downtimes_s: list[float] = []
-        """For each move while the request ran: the time from the last token before the move to the
-        first one after it."""
+        """For each move while the request ran: the time from the latest token before the move to
+        the first token after it."""
 
     def overtaken(self, time_s: float) -> None:
         self.num_overtaking += 1
@@ -91,7 +91,7 @@ class RequestRun:
         self.last_token_s = time_s
 
     def evict(self, time_s: float) -> None:
-        self.changed_over = False  # from here on the request waits because of the eviction
+        self.changed_over = False  # from here on the request waits because of its eviction
         self.num_evictions += 1
         if self.evicted_s is None:
             self.evicted_s = time_s
@@ -100,13 +100,13 @@ class RequestRun:
 # -- tokens ----------------------------------------------------------------------------------------
 #
 # All decoding requests of an instance get their tokens at the same moments. So those moments, and
-# the gaps between them, are noted once per batch: a request is told only of its first token in the
-# batch and, when it leaves, of what it has seen.
+# the gaps between them, are noted once per batch: a request notes only its first token in the batch
+# and, when it leaves, the gaps since then.
 
 
 class Gaps:
-    """The longest pause of a stream, without looking at each of its tokens. Only gaps that no later
-    one exceeds are stored, as the others do not matter."""
+    """The longest pause of a stream, without looking at each of its tokens. A gap is stored only as
+    long as no later gap exceeds it, because the others do not matter."""
 
     def __init__(self) -> None:
         self._ends_s: list[float] = []

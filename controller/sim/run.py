@@ -46,7 +46,7 @@ class Load:
     drop_too_long: bool = False
 
     def trace(self, seed: int) -> Trace:
-        """Raises ValueError: see `workload.named.workload`."""
+        """Makes the trace. Raises ValueError: see `workload.named.workload`."""
         return workload(
             self.workload,
             rate=self.rate,
@@ -131,7 +131,8 @@ def policy_named(name: str) -> SimPolicy:
 
 
 def cluster_of(setup: ClusterSetup) -> SimCluster | PooledCluster:
-    """Raises ValueError if the setup has something that a bound cannot have."""
+    """The cluster of this setup. Raises ValueError if the setup has something that a bound cannot
+    have."""
     bound = ORACLES.get(setup.policy.name)
     return SimCluster(setup) if bound is None else bound(setup)
 
@@ -161,7 +162,7 @@ def fitting(trace: Trace, setup: ClusterSetup, load: Load) -> tuple[Trace, int]:
 def _tell(
     cluster: SimCluster | PooledCluster, trace: Trace, on_progress: Callable[[float], None]
 ) -> None:
-    """Reports progress now and then, without changing what happens in the cluster."""
+    """Reports progress from time to time, without changing what happens in the cluster."""
     events, outcome, num = cluster.events, cluster.outcome, len(trace.requests)
     every_s = max(trace.span_s / NUM_REPORTS, 1.0)
 
@@ -186,7 +187,7 @@ class TooLong:
 
 
 def too_long(trace: Trace, config: ModelConfig) -> list[TooLong]:
-    """The requests that an engine of this configuration refuses, or ends before their last output
+    """The requests that an engine of this configuration refuses, or ends before their final output
     token, in order of arrival."""
     return [
         TooLong(index, request, why)

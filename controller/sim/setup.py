@@ -70,8 +70,8 @@ class ClusterSetup:
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A fault in the course of a run. `kind`: kill (the instance dies with its requests), drain,
-    slow-steps or slow-links (by `factor`). A fault on an instance that does not exist does
-    nothing."""
+    slow-steps, or slow-links. Slow steps and links take `factor` times as long. A fault on an
+    instance that does not exist does nothing."""
 
     time_s: float
     kind: str
@@ -82,7 +82,7 @@ class Fault:
 # -- policies by name ------------------------------------------------------------------------------
 
 VLLM_DP_STATUS_AGE_S = 0.1
-"""vLLM's coordinator tells its frontends the engines' queues this often."""
+"""How often vLLM's coordinator tells its frontends the lengths of the engines' queues."""
 
 _MOVE = ReschedulingConfig()
 _STAY = ReschedulingConfig(enabled=False)
@@ -152,8 +152,8 @@ _AUTOSCALE = {
     if field.name not in ("mode", "min_instances", "max_instances", "retry_failed_start_s")
     and not field.name.startswith("target_")
 }
-"""The number of instances is not a setting of a policy; a simulated start never fails, and targets
-are not simulated."""
+"""The settings of auto-scaling, by key, without those that are not simulated: the number of
+instances is not a setting of a policy, a simulated start never fails, and there are no targets."""
 _NAMES: Mapping[str, Collection[str]] = {
     "migration.pairing": PAIRINGS,
     "migration.victim": VICTIMS,
@@ -211,7 +211,8 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
             raise ValueError(f"{key} must be one of {names}, not {value!r}")
         return replace(policy, **{key.removeprefix("migration."): value})  # type: ignore[arg-type]
     if key in _RESCHEDULING or key in _AUTOSCALE:
-        return policy  # set with the rest of its table: one alone may turn a range upside down
+        # set together with the rest of its table: one of them alone may turn a range upside down
+        return policy
     if (name := _HOLDING.get(key)) and policy.holding is not None:
         changed: dict[str, Any] = {name: _like(getattr(policy.holding, name), key, value)}
         return replace(policy, holding=replace(policy.holding, **changed))

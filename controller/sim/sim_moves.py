@@ -39,7 +39,7 @@ from controller.sim.instance import SimInstance
 from controller.sim.request_run import RequestRun
 
 TIMING = MoveTiming(memory_s=0.0)
-"""No message comes late, so a move that is over is forgotten at once."""
+"""The time limits of moves. No message comes late, so a move that is over is forgotten at once."""
 # To look up a member of an enum takes a call, and every message needs this one.
 _COMMIT, _PRE_ALLOCATED = Verb.COMMIT, Verb.PRE_ALLOCATED
 
@@ -168,7 +168,7 @@ class SimMove:
         self.reserved_s: float | None = None
         """When the source heard that the destination has reserved blocks for the request."""
         self.num_copied = 0
-        """How many blocks the destination has, cached or copied."""
+        """How many of the request's blocks the destination has, cached or copied."""
         self.is_over = False
         self.failure = ""
         self.forgotten = False
@@ -185,7 +185,7 @@ class SimMove:
 
     @property
     def epoch(self) -> Epoch:
-        """The epoch in which the request runs at the source, or ran at the source last."""
+        """The epoch in which the request runs at the source, or last ran there."""
         return Epoch(0, self.machine.hop)
 
     def begin(self) -> None:
@@ -286,7 +286,8 @@ class SimMove:
                 case src.AskFence():
                     self.links.owners.fence(self.run, source.ref, instruction.hop, self._fenced)
                 case CancelCopy():
-                    pass  # its bytes take their time, and nobody uses them
+                    # the copy's bytes still take their time on the link, although nobody uses them
+                    pass
                 case SetRank() | src.TellLost():
                     raise AssertionError(f"{instruction}: ranks do not change, and no word is late")
 
@@ -384,7 +385,8 @@ class SimMove:
             return
         self.suspended, run = None, self.run
         self.source.engine.moves.resume(self.request_id)
-        if self.request_id not in self.source.runs:  # it ran at the destination, which died
+        # the request ran at the destination, which died
+        if self.request_id not in self.source.runs:
             self.destination.stop_decoding(run)
             run.moves.pop()
             run.changed_over = False
@@ -537,7 +539,7 @@ class SimArrival:
         assert state is not None
         destination.engine.moves.commit(move.request_id, state)
         self.holds_something = False
-        if run.hop < hop:  # else the source has it back
+        if run.hop < hop:  # otherwise the source has the request back
             move.source.runs.pop(move.request_id, None)
             run.hop = hop
             run.moves.append((move.source.instance_id, move.events.now_s))
@@ -560,9 +562,10 @@ class SimArrival:
 
 @dataclass(slots=True)
 class _Known:
-    """What the frontend was told about one request. `source`: where the request was first. `notes`:
-    (when the frontend hears it, which instance owns the request now or soon, in which hop, whether
-    that instance owns it already), in the order of the times."""
+    """What the frontend was told about one request. `source`: where the request ran first. `notes`:
+    what instances reported, in the order of the times. Each note is (when the frontend hears it,
+    the instance that owns the request now or soon, in which hop, whether that instance owns it
+    already)."""
 
     run: RequestRun
     source: InstanceRef
@@ -580,9 +583,9 @@ class _Known:
 class Owners:
     """The frontend in virtual time, as far as moves need one: who owns each request that moves.
 
-    What instances tell it changes nothing as long as all of them live. So it is noted with the time
-    at which it is heard, and read when an instance has died or a source asks for its request back.
-    `on_lost` is told a request that no instance has any more."""
+    As long as all instances live, their reports change nothing. So a report is only noted, with the
+    time at which it is heard; it is read when an instance has died or a source asks for its request
+    back. `on_lost`: called with a request that no instance has any more."""
 
     def __init__(
         self, events: EventQueue, message_s: float, on_lost: Callable[[RequestRun], None]
@@ -623,8 +626,8 @@ class Owners:
     def fence(
         self, run: RequestRun, source: InstanceRef, hop: int, then: Callable[[bool], None]
     ) -> None:
-        """The source wants the request back in `hop`; `then` gets whether it has it, two messages
-        later. A source that was taken for dead gets no answer."""
+        """Decides a fence: the source wants the request back in `hop`. Two messages later `then`
+        gets whether the source has it back. A source that was taken for dead gets no answer."""
 
         def ask() -> None:
             known = self._read(run.request.request_id)

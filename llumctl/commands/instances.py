@@ -154,7 +154,8 @@ def carry_out(
 
 
 def _sent(cluster: str, orders: "Sequence[Given]", *, dry_run: bool) -> "list[DrainReport]":
-    """Sends the orders. At the first one the controller checks whether all instances may drain."""
+    """Sends the orders. When the controller gets the first order, it checks whether all instances
+    may drain."""
     reports: list[DrainReport] = []
     try:
         with connect.client(cluster) as client:
@@ -169,7 +170,8 @@ def _sent(cluster: str, orders: "Sequence[Given]", *, dry_run: bool) -> "list[Dr
 
 
 def _in_turn(client: "ControlClient", orders: "Iterable[Order[Any, Any]]") -> "Iterator[Any]":
-    """Sends the orders one after the other, each bound to the revision that the last one left."""
+    """Sends the orders one after the other, each bound to the revision that the order before it
+    left."""
     revision: int | None = None
     for each in orders:
         if revision is not None and each.revision is not None:

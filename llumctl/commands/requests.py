@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     )
 
 DEFAULT_LIMIT = 100
-# The controller does not list more requests than this.
+# The most requests that the controller lists.
 MAX_LIMIT = 10_000
 DEFAULT_TIMEOUT_S = 60.0
-# The controller does not wait longer than this.
+# The longest time that the controller waits.
 MAX_TIMEOUT_S = 600.0
 MAX_LEVEL_CHARS = 64
 
@@ -376,7 +376,7 @@ _NO_DOWNTIME = "none, the request waits for memory"
 
 
 def _move(report: "MigrationReport") -> str:
-    """The figures of the move, the stages of its last attempt, and all attempts if there were
+    """The figures of the move, the stages of its latest attempt, and all attempts if there were
     several."""
     facts = [
         ("request", report.request_id),
@@ -451,7 +451,7 @@ def _attempts(attempts: "tuple[MoveAttempt, ...]") -> str:
 
 
 def _millis(seconds: float | None) -> str:
-    """A time with tenths of a millisecond: a decode step takes only some milliseconds."""
+    """A time with tenths of a millisecond, because a decode step takes only some milliseconds."""
     if seconds is None:
         return "-"
     return f"{seconds:.2f}s" if seconds >= 1 else f"{1000 * seconds:.1f}ms"

@@ -188,7 +188,7 @@ def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: 
             reason=flags.reason,
             if_revision=flags.if_revision,
         )
-        # If the changes cannot be saved, that is found before anything has changed.
+        # If the changes cannot be saved, that must be found out before anything has changed.
         order = SetSettings(patch)
         saving = _saving(client, order, config, name) if save else None
         found = client.send(order)
@@ -281,8 +281,8 @@ def _file_in_force(
 def differing(
     in_force: "Mapping[str, SettingValue]", file: ConfigFile | None
 ) -> "dict[str, SettingValue]":
-    """Live settings whose value differs from the file's; flags and variables do not count. Raises
-    UsageError for a file that `up` would refuse."""
+    """Live settings whose value differs from the file's; values from flags and variables are not
+    compared. Raises UsageError for a file that `up` would refuse."""
     from controller.api.settings.setting_values import live_settings
     from controller.api.settings.settings import Settings
     from llumctl.config import settings

@@ -461,7 +461,8 @@ def within(
 
 
 def check_plot(plot: Path | None) -> None:
-    """Refuses a picture that cannot be drawn, before the runs and not after them."""
+    """Refuses a picture that cannot be drawn. This is checked before the runs, so that no run is
+    lost."""
     if plot is None or str(plot) == "-":
         return
     if plot.suffix not in (".png", ".svg"):

@@ -25,8 +25,8 @@ from controller.api.wire.status import (
 from llumctl import meant, output
 
 MAX_DETAILS = 10
-"""How many rows a table of details has. A cluster in trouble has hundreds of moves; the dashboard
-lists all of them."""
+"""How many rows a table of details has. A cluster with a fault may have hundreds of moves; the
+dashboard lists all of them."""
 MAX_ALARMS = 5
 SAVED = "saved from instances that left or died since the controller started"
 DEFAULT_LIMITS = ConsoleTable()
@@ -102,7 +102,7 @@ def _summary(status: ClusterStatus) -> str:
 
 
 def _levels(status: ClusterStatus) -> list[str]:
-    """`level high: run 6 wait 2 ttft99 1.9s kept 743` for each level, all on one line; nothing if
+    """`level high: run 6 wait 2 ttft99 1.9s kept 743` for each level, all on one line; empty if
     there is only one level."""
     levels = ranked(status.levels)
     if len(levels) < 2:

@@ -64,8 +64,8 @@ def undo(
 
 
 def _agreed(cluster: str, entry_id: str, order: "Order[Any, Any]") -> "Order[Any, Any]":
-    """Asks what the order's own command would ask, and returns the order: nobody removes or drains
-    an instance without having agreed."""
+    """Asks what the order's own command would ask, so that nobody removes or drains an instance
+    without having agreed. Returns the order."""
     from controller.api.operations.on_cluster import Scale
     from controller.api.operations.on_instances import Drain
     from llumctl.commands import instances, scale

@@ -79,7 +79,8 @@ def locate(flag: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[
 def candidates(
     flag: Path | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[tuple[str, Path | None], ...]:
-    """Everything that may name a config file, with the path that it names. The first path wins."""
+    """Everything that may name a config file, each with the path that it names. The first path
+    counts."""
     named = environ.get("LLUMCTL_CONFIG")
     return (
         ("--config", flag),

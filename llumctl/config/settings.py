@@ -129,8 +129,9 @@ def load_keys(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str],
 def load_commands(
     environ: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, OwnCommandTable], Origins]:
-    """The table `[commands]` alone, like `[keys]`. Raises UsageError, also if other users could
-    change the file and so choose what this user runs."""
+    """The table `[commands]` alone, like `[keys]`. Raises UsageError for a wrong table. It also
+    raises it if other users could change the file, because they could choose what this user runs.
+    """
     settings, origins = _load_table("commands", environ)
     file = origins.file
     if settings.commands and file is not None and file.is_changed_by_others:

@@ -37,7 +37,7 @@ from llumctl.lab.bench_load import Level, Request
 from llumctl.lab.option_values import Verify
 
 PROGRESS_INTERVAL_S = 0.25
-# Timers are not finer than this; a shorter wait would be a busy loop.
+# The shortest wait. Timers are not finer than this, so a shorter wait would be a busy loop.
 SHORTEST_WAIT_S = 0.001
 HEAD_START_S = 0.05
 

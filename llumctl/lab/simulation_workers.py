@@ -135,8 +135,8 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs,), daemon=True)
         self.place = -1
-        # Otherwise the tracker would be started with the first worker; and starting it unblocks
-        # SIGINT.
+        # Otherwise the tracker would be started together with the first worker, and starting the
+        # tracker unblocks SIGINT.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:

@@ -392,7 +392,7 @@ HEARTBEAT_S = 15.0
 """How often pings go out. A browser that does not answer a ping within half of this time is
 gone."""
 CLOSE_S = 1.0
-"""How long a browser may take to read what was drawn last and to close its web socket."""
+"""How long a browser may take to read what was drawn most recently and to close its web socket."""
 NO_ENTRY = (
     "This address was used already, is too old, or belongs to a server that has ended.\n"
     "Press Enter in the terminal of `llumctl top --web` for a new one.\n"
@@ -651,8 +651,8 @@ def on_enter(react: Callable[[], None]) -> Iterator[None]:
     def typed() -> None:
         nonlocal later
         try:
-            # A job in the background is stopped if it reads its terminal, and input that it does
-            # not read would wake it all the time.
+            # A job in the background is stopped when it reads its terminal. Input that it does not
+            # read would wake it all the time.
             if os.tcgetpgrp(descriptor) != os.getpgrp():
                 loop.remove_reader(descriptor)
                 later = loop.call_later(BACKGROUND_S, listen)

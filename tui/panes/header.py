@@ -236,7 +236,7 @@ def _rolling(status: ClusterStatus, *, brief: bool) -> list[_Piece]:
 
 def _instances(status: ClusterStatus, *, brief: bool) -> Line:
     """`7+1`: the number of instances that get new requests, and the number of all others. Instances
-    in trouble are counted by state or, in brief, behind a `!`."""
+    in a bad state are counted by state; in the brief form their number stands behind a `!`."""
     active = sum(state_word(item) == InstanceState.ACTIVE for item in status.instances)
     counted = Span(f"{active}+{len(status.instances) - active}")
     states = (InstanceState.STALLED, InstanceState.FAILED, InstanceState.RESTARTING)

@@ -589,8 +589,8 @@ def _others(items: Sequence[InstanceStatus]) -> list[str]:
 
 
 def _is_lost(items: Sequence[InstanceStatus]) -> bool:
-    """Whether the node is lost, in the sense of the event `node_lost`. With a single instance
-    nobody can tell."""
+    """Whether the node is lost in the sense of the event `node_lost`. If a node has a single
+    instance, that cannot be known."""
     gone = all(item.pid is None and item.state in _GONE for item in items)
     return len(items) > 1 and bool(items[0].node) and gone
 

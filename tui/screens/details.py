@@ -119,8 +119,7 @@ class RequestsScreen(DetailScreen):
         self.put("requests", rows, "Requests", *facts)
 
     def _counted(self, found: RequestList, at_s: float) -> Line:
-        """How many requests there are and, if the screen asks only seldom, how old the answer
-        is."""
+        """The number of requests; if the screen asks only seldom, also the age of the answer."""
         num, source = len(found.requests), self.session.source
         count = f"{num} of {found.num_matching}" if found.num_matching > num else f"{num}"
         spans = [Span(f" ({count})")]

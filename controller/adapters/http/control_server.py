@@ -353,7 +353,8 @@ class ControlServer:
 def _query(request: Request, model: type[Query], *, repeatable: Sequence[str] = ()) -> Query:
     """The query's parameters. For a name that is not `repeatable` the last value counts.
 
-    Raises ValidationError, also for an unknown name, so that a typing error is not ignored."""
+    Raises ValidationError for a wrong value. It raises the same error for an unknown name, so that
+    a typing error is not ignored."""
     given: dict[str, Any] = {}
     for name in request.query_params:
         values = request.query_params.getlist(name)

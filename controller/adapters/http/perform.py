@@ -101,7 +101,7 @@ class Handler(Generic[Wanted, Report]):
 
     row: type[Order[Wanted, Report]]
     lasts: ClassVar[bool] = False
-    """Whether the order takes so long that its beginning is recorded as an event, too."""
+    """Whether the order takes so long that its beginning is recorded as an event of its own."""
 
     def __init__(self, operated: Operated, order: Order[Wanted, Report]) -> None:
         self.operated = operated
@@ -166,7 +166,7 @@ class OperatorLog:
         self, scope: Scope, *deeds: Deed, reason: str = "", lasts: bool = False
     ) -> AsyncIterator[Operation]:
         """Records the `with` block: first that it has begun, and afterwards its outcome, which is a
-        failure if the block raises. `lasts`: the beginning is recorded as an event, too.
+        failure if the block raises. `lasts`: whether the beginning is also recorded as an event.
 
         Raises ApiError if the beginning cannot be recorded; the block does not run then."""
         operation = Operation(f"op-{secrets.token_hex(4)}", actor_of(scope))

@@ -145,7 +145,7 @@ class ConsoleTable(Table):
     and `llumctl status` raise an alarm. 0 switches an alarm off."""
 
     readonly: bool = False
-    """Whether the dashboard begins read-only; the key `R` switches to changes being allowed."""
+    """Whether the dashboard begins read-only; the key `R` ends read-only mode."""
     alarm_head_waited_s: Limit = 10.0
     """An alarm if the first request of a queue, or any request at the controller, has waited this
     long."""

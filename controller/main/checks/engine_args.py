@@ -217,8 +217,8 @@ def _check_emulated(plan: ClusterPlan, given: Mapping[str, Any], after: Mapping[
 
 
 def _check_memory(plan: ClusterPlan, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """On CPUs, checks that one request still fits, and that there is memory for what all instances
-    take in addition."""
+    """On CPUs, checks that the KV cache still has room for one request, and that the machine has
+    memory for what all instances will take in addition."""
     args, as_now = plan.engine_args | dict(after), plan.engine_args | dict(before)
     config_file = Path(args["model"]) / "config.json"
     found = config_file if config_file.is_file() else cached_config(args)

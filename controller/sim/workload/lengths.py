@@ -1,10 +1,10 @@
 """How long prompts and outputs are, in tokens: the distributions of Llumnix (OSDI '24), table 1.
 
-Table 1 gives mean, P50, P80, P95 and P99 of each. `Quantiles` is a monotone curve through the
-four quantiles: a power below P50, whose exponent makes the mean come out, and an exponential on
-each stretch above. The paper does not say how long the longest are; `longest` is ours.
-`ZipfLengths` is what the authors drew from instead: ranks of a Zipf law, scaled to the mean. Its
-P99 is off table 1 by up to 15 %, but figure 11 was made with it.
+Table 1 gives mean, P50, P80, P95 and P99 of each. `Quantiles` is a monotone curve through the four
+quantiles: a power below P50, whose exponent makes the mean come out, and an exponential on each
+stretch above. The paper does not say how long the longest requests are; `longest` is our own
+figure. `ZipfLengths` is what the authors drew from instead: ranks of a Zipf law, scaled to the
+mean. Its P99 differs from table 1 by up to 15 %, but the paper's figure 11 was made with it.
 
 A distribution says which length a share of all requests does not exceed; a uniform random share
 gives a random length.

@@ -77,8 +77,8 @@ def diurnal(period_s: float = 600.0, low: float = 0.25) -> Shape:
 
 
 def burst(every_s: float = 300.0, length_s: float = 30.0, factor: float = 4.0) -> Shape:
-    """Every `every_s` seconds end with `length_s` at `factor` times the mean rate; the remaining
-    arrivals are spread evenly over the remaining time."""
+    """At the end of every `every_s` seconds, the rate is `factor` times the mean rate for
+    `length_s`. The remaining arrivals are spread evenly over the remaining time."""
     if not 0 < length_s < every_s or not 0 < factor * length_s < every_s:
         raise ValueError(
             f"bursts of {length_s:g} s at {factor:g} times the rate leave nothing of {every_s:g} s:"
@@ -98,9 +98,9 @@ def arrivals_s(
 ) -> NDArray[np.float64]:
     """Ascending times, with `rate` requests per second on average.
 
-    `cv` is the coefficient of variation of the gaps: 1 for Poisson arrivals, above it they come in
-    bursts (Gamma gaps), 0 for equal gaps. With the same generator, a different rate stretches the
-    same arrivals, and a larger number of requests begins with the same arrivals.
+    `cv` is the coefficient of variation of the gaps: 1 for Poisson arrivals, above 1 for arrivals
+    in bursts (Gamma gaps), and 0 for equal gaps. With the same generator, a different rate
+    stretches the same arrivals, and a larger number of requests begins with the same arrivals.
 
     Raises:
         ValueError: the rate is not positive, or the variation negative.
@@ -157,7 +157,8 @@ NUM_REQUESTS = 10_000
 """How many requests a drawn workload has by default: as many as each of the paper's traces."""
 FILE_SUFFIXES = (".csv", ".jsonl", ".json")
 Streams = Mapping[str, np.random.Generator]
-# Each has a stream of random numbers of its own. New ones come last: the order fixes the streams.
+# Each of these has a stream of random numbers of its own. A new one must be added at the end,
+# because the order decides which stream each one has.
 _STREAMS = ("arrivals", "prompts", "outputs", "ranks", "sessions")
 
 
@@ -184,7 +185,8 @@ def workload(
     Lengths (`M-M` as the paper's authors drew them, `table1:M-M` as table 1 has them, `sharegpt`,
     `burstgpt`, `128,64`): `num_requests` (10,000) arrive at `rate`, with gaps of the coefficient of
     variation `cv` (1, Poisson), and the rate has a `shape` over time (constant). A `high_fraction`
-    (0) has rank 1, and `num_clients` send them (None: no request says who sent it).
+    (0) of the requests has rank 1. `num_clients` clients send them (None: no request says who sent
+    it).
 
     A trace file (a path, or a name that ends in .csv, .jsonl or .json): its requests as they are.
     `start_s` and `duration_s` take a window of its time; `num_requests` cuts or repeats it; `speed`

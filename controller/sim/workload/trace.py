@@ -120,10 +120,11 @@ def at_rate(trace: Trace, rate: float) -> Trace:
 
 
 def window(trace: Trace, start_s: float, duration_s: float) -> Trace:
-    """The requests that arrive from `start_s` on for `duration_s`; `start_s` becomes 0.
+    """The requests that arrive within `duration_s` from `start_s` on; their arrival times then
+    count from `start_s`.
 
     Raises:
-        ValueError: none arrives in this window.
+    ValueError: no request arrives in this window.
     """
     kept = [
         request.arriving(request.arrival_s - start_s)

@@ -19,7 +19,8 @@ from controller.api.state import user_files
 from controller.sim.workload.trace import Trace, TraceRequest
 
 MAX_LINE_BYTES = 1 << 24
-"""A prompt of a million tokens has 62,500 hashes of 16 tokens: about 1 MB."""
+"""The most bytes in a line. A prompt of a million tokens has 62,500 hashes of 16 tokens, which take
+about 1 MB."""
 MAX_TOKENS = 1 << 30
 
 
@@ -38,7 +39,7 @@ class Line:
     number: int
     text: str
     is_whole: bool = True
-    """False for a last line that no newline ends."""
+    """Whether a newline ends the line. It is False for a last line that was cut."""
 
     def error(self, why: str) -> TraceError:
         return bad_line(self.path, self.number, why)
@@ -52,7 +53,7 @@ class Line:
         return value
 
     def json_object(self) -> dict[str, object]:
-        """Raises TraceError."""
+        """The JSON object of this line. Raises TraceError."""
         try:
             parsed = json.loads(self.text)
         except (ValueError, RecursionError) as error:
@@ -62,13 +63,13 @@ class Line:
         return parsed
 
     def number_from_zero(self, name: str, unit: str, value: object) -> float:
-        """Raises TraceError."""
+        """The number, which must not be negative. Raises TraceError."""
         if type(value) not in (int, float) or not 0 <= value < 1e15:  # type: ignore[operator]
             raise self.error(f"{name} must be a number of {unit} from 0 on, not {_shown(value)}")
         return float(value)  # type: ignore[arg-type]
 
     def hashes(self, name: str, value: object) -> tuple[int, ...]:
-        """Raises TraceError."""
+        """The prefix hashes in this field. Raises TraceError."""
         if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise self.error(f"{name} must be a list of integers")
         return tuple(value)
@@ -156,7 +157,7 @@ def _csv(header: Line) -> Callable[[Line, Iterator[Line]], Iterator[TraceRequest
 
 
 def cells_of(line: Line) -> list[str]:
-    """Raises TraceError."""
+    """The cells of a row. Raises TraceError."""
     try:
         (cells,) = csv.reader([line.text], strict=True)
     except csv.Error as error:
@@ -228,7 +229,7 @@ SESSION_COLUMN = "Session ID"
 
 
 def _burstgpt(header: Line, lines: Iterator[Line]) -> Iterator[TraceRequest]:
-    """Raises TraceError."""
+    """The requests of a BurstGPT file. Raises TraceError."""
     at, _, prompt, outputs, *_ = places_of(header, BURSTGPT_COLUMNS)
     names = cells_of(header)
     session = names.index(SESSION_COLUMN) if SESSION_COLUMN in names else None
@@ -348,8 +349,8 @@ def _qwen_session(line: Line, row: dict[str, object], roots: dict[int, int]) -> 
 
 def _chained(line: Line, hashes: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
     """Names for the prompt from its beginning to the end of each block, made from Qwen's names for
-    single blocks: equal blocks after different ones must not count as an equal beginning. Raises
-    TraceError for more blocks than the prompt has."""
+    single blocks: equal blocks that come after different blocks must not count as an equal
+    beginning. Raises TraceError for more blocks than the prompt has."""
     most = Blocks(QWEN_TOKENS, True).num_in(num_tokens)
     if len(hashes) > most:
         raise line.error(
@@ -439,7 +440,7 @@ def _read_header(line: Line) -> int:
 
 
 def _recorded(prefix_hash_tokens: int, lines: Iterator[Line]) -> Iterator[TraceRequest]:
-    """Raises TraceError."""
+    """The requests of a recording. Raises TraceError."""
     for line in lines:
         try:
             row = line.json_object()

@@ -191,7 +191,7 @@ class OpenAIFrontend:
 
     def _on_limits(self, limits: FrontendLimits) -> None:
         """Called once when this frontend serves, and at each change of the limits. Requests that
-        have already come keep the limits of then."""
+        came before keep the limits that were in force when they came."""
         self._gate.limits = replace(
             self._gate.limits,
             max_live_requests=limits.max_live_requests,
