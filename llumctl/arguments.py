@@ -58,7 +58,7 @@ def seconds(text: str, flag: str) -> float:
 
 
 def positive(text: str, flag: str) -> float:
-    """Like `seconds`, but refuses zero."""
+    """Reads a duration as `seconds` does, but refuses zero."""
     found = seconds(text, flag)
     if not found:
         raise UsageError(f"{flag}: must be more than zero", f"durations look like {EXAMPLES}")

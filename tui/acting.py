@@ -84,7 +84,8 @@ class OrderDialogs:
             self._begin(order)
 
     def scale(self, number: str) -> None:
-        """`number`: the number of instances, in the forms of `llumctl scale`."""
+        """Begins an order that scales the cluster. `number`: the number of instances, in the forms
+        of `llumctl scale`."""
         if self._is_locked("scale"):
             return
         try:

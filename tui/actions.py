@@ -106,7 +106,8 @@ NOTHING = Target()
 
 
 def _gives(row: type[Order[Any, Any]], *, does: str = "", footer: str = "") -> Action:
-    """`does`: the method that the key calls, if the order is not about rows."""
+    """The action that gives the order of this row. `does`: the method that the key calls, if the
+    order is not about rows."""
     return Action(
         row.kind,
         (row.key,) if row.key else (),
@@ -195,7 +196,8 @@ _CHANGES = _FIRST + tuple(
 def _replays(
     action_id: str, key: str, does: str, text: str, footer: str = "", typed: str = ""
 ) -> Action:
-    """`does`: the method of the application that the key calls."""
+    """An action that works in replays only. `does`: the method of the application that the key
+    calls."""
     return Action(
         action_id, (key,), f"app.{does}", text, Place.ROWS, footer, typed=typed, replay=True
     )

@@ -116,7 +116,8 @@ class TakeBack:
         return "Undo"
 
     def plan(self, client: ControlClient) -> Plan[AnyOrder]:
-        """Raises RefusedError that says why the operation cannot be taken back."""
+        """What taking the operation back would do. Raises RefusedError if it cannot be taken back;
+        the error says why."""
         done = client.operations(table.MAX_LISTED)
         entry = table.chosen(done, self.entry_id)
         assert entry.undo is not None

@@ -46,8 +46,8 @@ MAX_SHOWN = 240
 MAX_LINES = 5000
 MAX_LINE_BYTES = 1000
 BATCH, PAUSE_S = 100, 0.01
-"""After each batch of lines the program has to wait: a program that wrote without a pause left the
-dashboard no time for keys."""
+"""How long the program has to wait after each batch of lines. A program that wrote without a pause
+left the dashboard no time for keys."""
 WAKE_S = 0.1
 """The time between two looks for new lines."""
 GRACE_S = 2.0
@@ -174,8 +174,8 @@ class OwnCommandError(ValueError):
 
 
 def checked_commands(wanted: Mapping[str, OwnCommandTable]) -> tuple[OwnCommand, ...]:
-    """Raises OwnCommandError: a name is invalid or taken, a row would choose the program, or a
-    placeholder is unknown or not a whole argument."""
+    """Checks the table `[commands]`. Raises OwnCommandError: a name is invalid or taken, a row
+    would choose the program, or a placeholder is unknown or not a whole argument."""
     return tuple(_checked(name, table) for name, table in wanted.items())
 
 

@@ -188,8 +188,8 @@ def parse(text: str, known: Known) -> Command:
 
 
 def _check(name: str, kind: str, argument: str, known: Known, *, several: bool) -> None:
-    """`several`: whether there are other arguments besides this one. A setting that stands alone
-    needs no value."""
+    """Raises an error for an argument that this command cannot take. `several`: whether there are
+    other arguments besides this one. A setting that stands alone needs no value."""
     if kind == "N" and not _NUMBER.fullmatch(argument):
         raise UsageError(f"{name} N, +N or -N: {argument[:20]!r} is no number")
     if kind == "KEY=VALUE":

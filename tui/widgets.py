@@ -344,9 +344,9 @@ class TableView(Toned, Generic[Item], can_focus=True):
         caption: Sequence[Line] = (),
         filtered: bool = False,
     ) -> None:
-        """`follow`: whether the cursor stays on the last row; when following ends, the cursor is
-        held there. The caption takes the last lines. `filtered`: whether a filter may have left
-        rows out."""
+        """Shows these rows. `follow`: whether the cursor stays on the last row. When following
+        ends, the cursor is held on that row. The caption takes the last lines. `filtered`: whether
+        a filter may have left rows out."""
         if (caption, filtered) != (self._caption, self._filtered):
             self._caption, self._filtered = caption, filtered
             self.refresh()

@@ -189,8 +189,8 @@ class ControlClient:
         return self._call(RequestList, "GET", "/v1/requests", params=params)
 
     def request(self, reference: str) -> RequestDetail:
-        """`reference`: an id, the client's id or a unique beginning of an id. Raises NotFoundError,
-        ConflictError."""
+        """The request with its history. `reference`: an id, the client's id or a unique beginning
+        of an id. Raises NotFoundError, ConflictError."""
         return self._call(RequestDetail, "GET", f"/v1/requests/{quote(reference, safe='')}")
 
     def whole_id(self, reference: str, *, any_choice: bool = False) -> str:
@@ -323,8 +323,9 @@ class ControlClient:
         repeatable: bool = False,
         key: str = "",
     ) -> Answer:
-        """`timeout_s`: None means the client's own timeout. `key`: by this key the controller
-        recognises a repeated call. If the answer is lost, a `repeatable` call is sent again."""
+        """Makes a call and returns its answer. `timeout_s`: None means the client's own timeout.
+        `key`: by this key the controller recognises a repeated call. If the answer is lost, a
+        `repeatable` call is sent again."""
         timeout_s = timeout_s or self._timeout_s
         response = self._send(method, path, body, params, timeout_s, repeatable, key)
         if not response.is_success:

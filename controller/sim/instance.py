@@ -128,9 +128,9 @@ class SimInstance:
         return status
 
     def freest_status(self) -> InstanceSnapshot:
-        """Like `status`, but with the free blocks of some earlier moment of the stretch. As a
-        stretch only takes blocks, these are at least as many, and its steps do not have to be
-        counted."""
+        """Like `status`, but with the free blocks of some earlier moment of the stretch. A stretch
+        only takes blocks, so at that moment at least as many were free. The steps since then do not
+        have to be counted for this."""
         if self._status is None:
             self._status, self._status_steps = self._snapshot(), 0
         return self._status

@@ -208,9 +208,9 @@ class Summary:
 
 
 def summarize(outcome: Outcome, arrivals_s: Sequence[float], warm_up: float = 0.0) -> Summary:
-    """`arrivals_s`: the arrivals of the whole trace, ascending. The first requests (`warm_up` is
-    their share) are left out of all figures except the number of failed requests, the number of
-    moves, and the duration.
+    """Computes the figures of a run. `arrivals_s`: the arrivals of the whole trace, ascending. The
+    first requests (`warm_up` is their share) are left out of all figures except the number of
+    failed requests, the number of moves, and the duration.
 
     Raises:
         ValueError: the share is not from 0 to below 1.

@@ -233,7 +233,8 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
 
 
 def _changed(config: T, names: Mapping[str, str], settings: Mapping[str, Value]) -> T:
-    """`names`: by key, the name of the table's field."""
+    """The configuration with these settings changed. `names`: by key, the name of the table's
+    field."""
     found: dict[str, Any] = {
         names[key]: _like(getattr(config, names[key]), key, value)
         for key, value in settings.items()

@@ -259,7 +259,8 @@ class _TakenBack:
         self._dry_run = dry_run
 
     def take_back(self, client: "ControlClient", instance_id: str) -> None:
-        """Raises LlumctlError if one of the two orders is refused."""
+        """Takes back the instance's drain, then its cordon. Raises LlumctlError if one of the two
+        orders is refused."""
         from controller.api.operations.on_instances import (
             Uncordon,
             UncordonRequest,
@@ -362,7 +363,8 @@ def _evacuation_goes_on(going_on: "Sequence[DrainReport]") -> str:
 def check_flags(
     given: Mapping[str, object], where: str = "--rolling", hint: str = "llumctl restart --help"
 ) -> None:
-    """Raises UsageError for a flag that has no meaning in this form of the command."""
+    """Checks the flags. Raises UsageError for a flag that has no meaning in this form of the
+    command."""
     for flag, value in given.items():
         if value:
             raise UsageError(f"{flag}: not with {where}", hint)

@@ -83,7 +83,8 @@ def status(
 
 
 def fetch(cluster: str, timeout_s: float) -> "ClusterStatus":
-    """Raises UnreachableError if no such cluster runs, or its controller does not answer."""
+    """The cluster's status. Raises UnreachableError if no such cluster runs, or its controller does
+    not answer."""
     with connect.client(cluster, timeout_s) as client:
         return client.status()
 

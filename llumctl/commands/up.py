@@ -236,7 +236,7 @@ def _sections() -> dict[str, list[Any]]:
 
 def _options(table: "type[Table]") -> list[Any]:
     def function(**_: object) -> None:
-        """Gets its parameters below; typer reads them."""
+        """The parameters of this function are set below; typer reads them."""
 
     parameters = list(_parameters(table))
     # Typer reads it; mypy's FunctionType has no such attribute.

@@ -83,7 +83,8 @@ class MemberIs:
     state: str
 
     def judge(self, status: ClusterStatus) -> Judged:
-        """Raises NotFoundError for a member that the cluster does not have."""
+        """Whether the member is in the wanted state. Raises NotFoundError for a member that the
+        cluster does not have."""
         members = status.instances if self.kind == "instance" else status.frontends
         found = next((item for item in members if item.id == self.member_id), None)
         name = f"{self.kind} {self.member_id}"

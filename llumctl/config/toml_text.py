@@ -337,7 +337,8 @@ def _newline(text: str) -> str:
 
 
 def _check(before: str, after: str, table: KeyPath, name: str, value: Value) -> None:
-    """Raises CannotEditError unless the new text differs from the old one in this value only."""
+    """Checks an edit. Raises CannotEditError unless the new text differs from the old one in this
+    value only."""
     wanted = copy.deepcopy(tomllib.loads(before))
     place: Any = wanted
     for part in table:

@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, endpoint: Endpoint) -> Self:
-        """Raises ExchangeError."""
+        """Connects. Raises ExchangeError."""
         address = urlsplit(endpoint.base_url)
         try:
             context = endpoint.tls()
@@ -203,7 +203,8 @@ class Pool:
         self._idle: list[Connection] = []
 
     async def exchange(self, message: bytes, answer: Answer, timeout_s: float) -> None:
-        """Like Connection.exchange, on any connection. The timeout includes the time to connect."""
+        """Does what `Connection.exchange` does, on any free connection. The timeout includes the
+        time to connect."""
         try:
             async with asyncio.timeout(timeout_s):
                 connection = self._take() or await Connection.open(self._endpoint)

@@ -37,7 +37,7 @@ from llumctl import output
 CODE_LIFE_S = 300.0
 LOGIN_LIFE_S = 12 * 3600.0
 MAX_LOGINS = 16
-"""Beyond this number the oldest login is forgotten."""
+"""The largest number of logins. Beyond it, the oldest login is forgotten."""
 
 
 def refusal(hosts: Sequence[str], origins: Sequence[str], *, is_socket: bool) -> str:

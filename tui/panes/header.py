@@ -75,9 +75,9 @@ def lines(
     *,
     alarm: bool = False,
 ) -> list[Line]:
-    """`count`: the number of lines, 1 or 2. `shown`: the state on the screen, which may be older
-    than the stream if the screen is frozen. During an alarm nothing in the header is shown as
-    good."""
+    """The header. `count`: the number of lines, 1 or 2. `shown`: the state on the screen, which may
+    be older than the stream if the screen is frozen. During an alarm nothing in the header is shown
+    as good."""
     status = shown.status
     clock = _clock(live)
     if count == 1:

@@ -110,8 +110,8 @@ def rows(
     alarmed: Container[str] = (),
     names: Names | None = None,
 ) -> list[InstanceRow]:
-    """`alarmed`: ids of instances that an alarm is about. `names`: the names that the screen has
-    for the requests for which instances are kept."""
+    """A row for each instance. `alarmed`: ids of instances that an alarm is about. `names`: the
+    names that the screen has for the requests for which instances are kept."""
     status = state.status
     if status is None:
         return []

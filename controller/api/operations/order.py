@@ -256,7 +256,7 @@ class Order(Generic[Wanted, Report]):
         return report, order.at(cast("Any", report).revision), to_type
 
     def plan(self, client: Controller) -> "Plan[Order[Any, Any]]":
-        """Raises LlumctlError if the order would be refused."""
+        """What the order would do. Raises LlumctlError if the order would be refused."""
         raise NotImplementedError
 
     def outcome(self, report: Report) -> Outcome:

@@ -68,7 +68,8 @@ class RunState:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises ValueError for anything that is not a run state of a known schema."""
+        """Reads a run state. Raises ValueError for anything that is not a run state of a known
+        schema."""
         raw = json.loads(text)
         if not isinstance(raw, dict):
             raise ValueError("not an object")

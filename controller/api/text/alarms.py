@@ -157,8 +157,9 @@ def _of_head(item: "InstanceStatus", head: "QueueHeadStatus | None", waited_s: f
 
 
 def _of_frontend(item: "FrontendStatus", limits: _Limits, *, slow: bool) -> Alarm | None:
-    """`slow`: whether a slow TTFT of the frontend is an alarm. It is not if an instance already has
-    that alarm, because the frontend's requests run on the instances."""
+    """The alarm about a frontend, if there is one. `slow`: whether a slow TTFT of the frontend
+    counts. It does not count if an instance already has that alarm, because the frontend's requests
+    run on the instances."""
     causes = list(_of_state(item))
     if causes:
         return Alarm(item.id, tuple(causes), (_STATES.index(item.state), 0.0))

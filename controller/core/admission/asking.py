@@ -260,8 +260,8 @@ class OwnRequests(Protocol):
 
 
 RefusalAlone = Callable[[DispatchRequested, int], Refusal | None]
-"""Called with a request and the number of frontends: why this frontend refuses the request while
-there is no controller; None if it does not."""
+"""Called with a request and the number of frontends. Returns why this frontend refuses the request
+while there is no controller; None if it does not refuse it."""
 
 
 # -- the machine ---------------------------------------------------------------------------

@@ -37,8 +37,8 @@ from controller.core.scheduler_events import (
 )
 
 LOST_AFTER_S = 10.0
-"""A request reaches its instance within milliseconds of its dispatch. If a status that comes this
-long after the dispatch does not count the request, its frontend died or the message was lost."""
+"""How long after its dispatch a request counts as lost if no status counts it: its frontend died,
+or the message was lost. A request reaches its instance within milliseconds."""
 
 
 @dataclass(slots=True)

@@ -307,7 +307,7 @@ class WaitingRequests:
         return self._by_key[frontend_id, request_id].request
 
     def check(self) -> None:
-        """Raises AssertionError if the books disagree."""
+        """Raises AssertionError if the records contradict each other."""
         self._shed_order.check()
         for key, waiting in self._by_key.items():
             assert key == (waiting.request.frontend_id, waiting.request.request_id)

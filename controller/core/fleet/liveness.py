@@ -45,8 +45,8 @@ MAX_TURN_S = 1.0
 than this, it was itself asleep; without this limit, a controller that was stopped for a minute
 would fence every instance."""
 SETTLED_S = 5.0
-"""After this time the requests of a fenced instance are in the statuses of other instances. Until
-then the blocks that these requests need count as taken."""
+"""For how long the blocks that the requests of a fenced instance need count as taken. After this
+time the requests are in the statuses of other instances."""
 
 
 # -- events -----------------------------------------------------------------------

@@ -78,8 +78,7 @@ OPEN_TIMEOUT_S = 5.0
 identity."""
 STALL_TIMEOUT_S = 10.0
 """If a slice does not move for this long, its link breaks and all stages on it fail. Cancelled
-stages end long before that: the slice that hangs is a copy of their blocks, so the blocks
-themselves can be freed."""
+stages end long before that, because a slice that hangs is only a copy of their blocks."""
 UNCLEAR_S = 5.0
 """If the owner of a request dies during a move, its frontend asks for this long where the request
 is; then the request counts as lost.

@@ -64,7 +64,8 @@ HUB_TIMEOUT_S = 1.0
 SHM_LEAST_BYTES = GIB // 2
 COMMAND = (sys.executable, "-P", "-m", "controller.main.doctor.gather")
 TIMEOUT_S = 40.0 + 2 * gather.NODE_TIMEOUT_S
-"""Longer than Ray itself tries to join, which is some 30 s."""
+"""How long a question to the nodes may take. It is longer than Ray itself tries to join, which is
+some 30 s."""
 MAX_NAMED = 6
 """A row names at most this many nodes, and gives the number of the others."""
 MAX_CLOCK_SKEW_S = 0.1

@@ -16,9 +16,9 @@ after an accident."""
 TOKEN_FILE = "ray.token"
 """The token file's name in the cluster's state folder."""
 MEMORY = {"MALLOC_ARENA_MAX": "2"}
-"""By default glibc has up to 8 arenas for each core, of 64 MiB each, and keeps their free memory
-for the threads that once used them. After an hour of fuzzing an instance had ten such arenas, full
-of holes."""
+"""The number of glibc's arenas. By default glibc has up to 8 arenas for each core, of 64 MiB each,
+and keeps their free memory for the threads that once used them. After an hour of fuzzing an
+instance had ten such arenas, full of holes."""
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "86400"}
 """How many seconds the processes of our own Ray continue without its head; Ray's default is a
 minute. The head is needed only to start and end processes, and `status` says if it is gone."""

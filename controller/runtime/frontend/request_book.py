@@ -106,7 +106,7 @@ ALONE = "by the frontend alone: the controller is silent"
 NO_LABELS: Mapping[str, str] = {}
 FINISHED = RequestState.FINISHED
 _OUTCOMES = {"error": RequestState.FAILED, "abort": RequestState.ABORTED}
-"""By vLLM's finish reason, how a request ended. With any reason that is not listed, the request
+"""How a request ended, by vLLM's finish reason. With any reason that is not listed, the request
 finished as its client wanted."""
 _ENDS = {
     RequestState.FINISHED: EventKind.FINISHED,

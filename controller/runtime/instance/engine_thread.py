@@ -213,8 +213,9 @@ class EngineThread:
             self._call(listener.on_died, error)
 
     def _tell_built(self, engine: Engine, built: "Future[StepListener | None]") -> None:
-        """Runs on the event loop's thread. If this fails, the engine's thread, which waits for it,
-        ends."""
+        """Tells the listener that the engine is built, and passes its answer to the engine's
+        thread, which waits for it. If this fails, the engine's thread ends. Runs on the event
+        loop's thread."""
         try:
             built.set_result(self._listener.on_built(engine))
         except BaseException as error:

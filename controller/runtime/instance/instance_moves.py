@@ -354,8 +354,8 @@ class OrderedMoves:
         self._host.between_steps(facts, answer)
 
     def _plan(self, request_id: str, engine: Engine) -> tuple[MoveFacts | None, int, int]:
-        """Runs on the engine's thread. Returns the request's facts, and how many tokens and blocks
-        a move would copy. Both numbers are 0 for a request that is queued or cannot move."""
+        """Returns the request's facts, and how many tokens and blocks a move would copy. Both
+        numbers are 0 for a request that is queued or cannot move. Runs on the engine's thread."""
         moves = engine.moves
         facts = moves.facts(request_id)
         if refusal_of(facts) is not None or moves.is_queued(request_id):
@@ -462,7 +462,7 @@ class ChosenMoves:
                     self._host.tell(_room_not_made(instruction, self._host.me), frontend)
 
     def _look(self, engine: Engine) -> tuple[InstanceSnapshot, Sequence[Candidate]]:
-        """Runs on the engine's thread."""
+        """Returns the engine's snapshot and its requests. Runs on the engine's thread."""
         me = self._host.me
         return engine.snapshot(me.instance_id, me.incarnation), engine.moves.candidates()
 

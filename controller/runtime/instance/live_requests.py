@@ -128,7 +128,8 @@ class MoveHost(Protocol):
         """Sends an event to the cluster's log and to the request's history at its frontend."""
 
     def prepare(self, frames: Sequence[Any], frontend: str) -> Any:
-        """Raises ValueError for a request that this engine cannot take."""
+        """Decodes a request for the engine. Raises ValueError for a request that this engine cannot
+        take."""
 
     def compiling(self, prepared: Any) -> Future[Any] | None:
         """The future of the compilation of a prepared request's grammar."""

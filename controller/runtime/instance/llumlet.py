@@ -250,7 +250,8 @@ class Reentries:
 
 
 def _enter(prepared: Any, outputs: Sequence[int], generator: Any, engine: Engine) -> str | None:
-    """Runs on the engine's thread. Returns why the engine does not take the request, or None."""
+    """Has the engine take the request. Returns why the engine does not take it, or None. Runs on
+    the engine's thread."""
     try:
         if outputs:
             engine.moves.reenter(prepared, outputs, generator)

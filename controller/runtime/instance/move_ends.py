@@ -202,7 +202,7 @@ class OutgoingMove:
                     self._close(outcome, code)
 
     def _set_rank(self, rank: int, engine: Engine) -> None:
-        """Runs on the engine's thread."""
+        """Changes the request's rank in the engine. Runs on the engine's thread."""
         engine.moves.set_rank(self.order.request_id, rank)
 
     def unpin(self) -> None:
@@ -212,7 +212,8 @@ class OutgoingMove:
     # -- stages --------------------------------------------------------------------------
 
     def _plan(self, stage: int, engine: Engine) -> _Planned | MoveRefusal | str:
-        """Runs on the engine's thread."""
+        """Pins the blocks of the next stage. Returns what the stage has to copy or, if the request
+        cannot move, the reason. Runs on the engine's thread."""
         moves, request_id = engine.moves, self.order.request_id
         outputs: Sequence[int] = ()
         if stage == 0:
@@ -249,8 +250,9 @@ class OutgoingMove:
     # -- out of the batch and back -------------------------------------------------------
 
     def _suspend(self, engine: Engine) -> object:
-        """Runs on the engine's thread. Returns the suspended request, an event, the blocks that
-        outgrew the reservation, or None if the request is still leaving the batch."""
+        """Takes the request out of the batch. Returns the suspended request, an event, or the
+        blocks that outgrew the reservation; None if the request is still leaving the batch. Runs on
+        the engine's thread."""
         moves, request_id = engine.moves, self.order.request_id
         try:
             if moves.is_queued(request_id) != self._queued:
@@ -285,7 +287,7 @@ class OutgoingMove:
                 self.handle(event)
 
     def _resume(self, engine: Engine) -> None:
-        """Runs on the engine's thread."""
+        """Puts the request back if it was taken out. Runs on the engine's thread."""
         if self._taken_out:
             self._taken_out = False
             engine.moves.resume(self.order.request_id)
@@ -614,13 +616,13 @@ class IncomingMove:
     def _reserve_first(
         self, prepared: Any, outputs: Sequence[int], num_blocks: int, engine: Engine
     ) -> ReservedBlocks | MoveRefusal:
-        """Runs on the engine's thread."""
+        """Reserves a place and the first blocks in the engine. Runs on the engine's thread."""
         reserved = engine.moves.reserve(prepared, outputs, num_blocks)
         self._holds_something = isinstance(reserved, ReservedBlocks)
         return reserved
 
     def _extend(self, num_blocks: int, engine: Engine) -> ReservedBlocks | MoveRefusal:
-        """Runs on the engine's thread."""
+        """Reserves more blocks in the engine. Runs on the engine's thread."""
         return engine.moves.extend(self.request_id, num_blocks) or MoveRefusal.NO_BLOCKS
 
     def _on_reserved(self, reserved: ReservedBlocks | MoveRefusal) -> None:
@@ -633,8 +635,8 @@ class IncomingMove:
         self.handle(destination.Reserved(reserved.num_cached))
 
     def _free(self, engine: Engine) -> None:
-        """Runs on the engine's thread. Cancels only this move's reservation, as another move of the
-        request may have one."""
+        """Cancels the reservation of this move, and of no other: another move of the request may
+        have one too. Runs on the engine's thread."""
         if self._holds_something:
             self._holds_something = False
             engine.moves.cancel(self.request_id)
@@ -683,7 +685,8 @@ class IncomingMove:
         )
 
     def _commit_between_steps(self, rank: int | None, engine: Engine) -> str | None:
-        """Runs on the engine's thread. Returns why the state does not fit, or None."""
+        """Takes the request into the engine. Returns why its state does not fit, or None. Runs on
+        the engine's thread."""
         try:
             engine.moves.commit(self.request_id, self._state)
         except ValueError as error:
