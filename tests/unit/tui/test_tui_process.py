@@ -36,11 +36,11 @@ class HangingController(FakeController):
     def _frames(self, query: dict[str, list[str]]) -> Iterator[BaseModel]:  # noqa: ARG002
         for number in range(self._num_frames):
             yield StatusFrame(time_s=synthetic.START_S + number, status=self.status)
-        self._stopping.wait()
+        self.stopping.wait()
 
     def _answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, BaseModel]:
         if path == "/v1/requests":
-            self._stopping.wait()
+            self.stopping.wait()
         return super()._answer(path, query)
 
 
