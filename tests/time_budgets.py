@@ -13,7 +13,8 @@ from pathlib import PurePosixPath
 import pytest
 
 FOLDERS = {
-    "tests/unit": 15.0,
+    "tests/unit/tui": 30.0,
+    "tests/unit": 20.0,
     "tests/contract": 40.0,
     "tests/faults": 150.0,
     "tests/e2e": 60.0,

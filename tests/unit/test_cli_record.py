@@ -96,7 +96,7 @@ def test_it_goes_on_after_a_break_and_ends_with_the_cluster(
 def test_without_a_frame_there_is_no_file(file: Path, cli: Cli) -> None:
     class Silent(FakeController):
         def _frames(self, query: dict[str, list[str]]) -> Iterator[StatusFrame]:  # noqa: ARG002
-            self._stopping.wait()
+            self.stopping.wait()
             yield from ()
 
     with Silent() as fake:

@@ -38,10 +38,10 @@ class HangingController(FakeController):
             yield StatusFrame(time_s=synthetic.START_S + number, status=self.status)
         self.stopping.wait()
 
-    def _answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, BaseModel]:
+    def answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, BaseModel]:
         if path == "/v1/requests":
             self.stopping.wait()
-        return super()._answer(path, query)
+        return super().answer(path, query)
 
 
 @pytest.fixture(autouse=True)
