@@ -161,7 +161,7 @@ _FIRST: tuple[Action, ...] = (
         "undo",
         ("U",),
         "app.undo",
-        "take back what was done last, by anybody",
+        "take back the latest operation, whoever did it",
         Place.ROWS,
         typed="undo",
         change=Change(Kind.CLUSTER, "llumctl undo", Danger.CONFIRM),
@@ -215,17 +215,19 @@ _OF_REPLAYS: tuple[Action, ...] = (
     _replays("replay_step", "full_stop", "step(1)", "pause, one frame on"),
     _replays("replay_step_back", "comma", "step(-1)", "pause, one frame back"),
     _replays(
-        "replay_trouble", "w", "to_event('trouble', 1)", "to the next trouble, and pause", "trouble"
+        "replay_trouble",
+        "w",
+        "to_event('trouble', 1)",
+        "to the next bad event, and pause",
+        "trouble",
     ),
-    _replays("replay_trouble_before", "W", "to_event('trouble', -1)", "to the trouble before"),
-    _replays(
-        "replay_notable", "v", "to_event('notable', 1)", "to the next notable event or trouble"
-    ),
+    _replays("replay_trouble_before", "W", "to_event('trouble', -1)", "to the previous bad event"),
+    _replays("replay_notable", "v", "to_event('notable', 1)", "to the next notable or bad event"),
     _replays(
         "replay_notable_before",
         "V",
         "to_event('notable', -1)",
-        "to the notable event or trouble before",
+        "to the previous notable or bad event",
     ),
     _replays("seek", "at", "seek_to", "to a moment: 2m30s, +30s, 12:04:31", typed="seek TIME"),
 )

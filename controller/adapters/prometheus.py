@@ -70,7 +70,7 @@ class Figure(NamedTuple):
 
 _MEMBER_GAUGES = (
     Figure("ttft_p99_seconds", "ttft_p99_s", "p99 of the time to first token, last minute"),
-    Figure("age_seconds", "age_s", "Since it was last heard of"),
+    Figure("age_seconds", "age_s", "Time since it was last heard of"),
     Figure("uptime_seconds", "up_s", "Since its process began"),
 )
 _MEMBER_COUNTERS = (
@@ -79,7 +79,7 @@ _MEMBER_COUNTERS = (
 
 INSTANCE_GAUGES = (
     Figure("freeness_steps", "freeness_steps", "Decode steps until memory is full"),
-    Figure("virtual_usage_blocks", "virtual_usage_blocks", "KV blocks used or spoken for"),
+    Figure("virtual_usage_blocks", "virtual_usage_blocks", "KV blocks that are used or claimed"),
     Figure("headroom_blocks", "headroom_blocks", "KV blocks kept free for higher levels"),
     Figure("block_size_tokens", "block_size", "Tokens that a KV block holds"),
     Figure("total_blocks", "num_total_blocks", "KV blocks in all"),
@@ -89,18 +89,34 @@ INSTANCE_GAUGES = (
     Figure("max_running_requests", "max_running_reqs", "Places in the engine's batch"),
     Figure("running_requests", "num_running_reqs", "Requests in the engine's batch"),
     Figure("waiting_requests", "num_waiting_reqs", "Requests in the engine's queue"),
-    Figure("unreported_requests", "num_unreported_reqs", "Dispatched, but in no status yet"),
+    Figure(
+        "unreported_requests",
+        "num_unreported_reqs",
+        "Requests that were dispatched and are in no status yet",
+    ),
     Figure("migrations_in_requests", "num_moves_in", "Requests that are being moved to it"),
     Figure("migrations_out_requests", "num_moves_out", "Requests that are being moved from it"),
-    Figure("replays_in_requests", "num_replays_in", "Lost with others, and to go on there"),
-    Figure("replays_out_requests", "num_replays_out", "Lost with it, without a token since"),
+    Figure(
+        "replays_in_requests",
+        "num_replays_in",
+        "Requests that were lost with others and are to go on there",
+    ),
+    Figure(
+        "replays_out_requests",
+        "num_replays_out",
+        "Requests that were lost with it and have had no token since",
+    ),
     Figure("step_seconds", "step_time_s", "Duration of the last engine step"),
     Figure("cpu_cores", "cpu_cores", "Cores that its process kept busy over the last second"),
     *_MEMBER_GAUGES,
 )
 INSTANCE_LEVEL_GAUGES = (
-    Figure("running_requests", "num_running_by_level", "Of a priority level in the engine's batch"),
-    Figure("waiting_requests", "num_waiting_by_level", "Of a priority level in its queue"),
+    Figure(
+        "running_requests",
+        "num_running_by_level",
+        "Requests of a priority level in the engine's batch",
+    ),
+    Figure("waiting_requests", "num_waiting_by_level", "Requests of a priority level in its queue"),
     Figure("headroom_blocks", "headroom_by_level_blocks", "KV blocks kept free for a level"),
     Figure("ttft_p99_seconds", "ttft_p99_by_level_s", "p99 of the time to first token of a level"),
 )
@@ -108,7 +124,7 @@ INSTANCE_LEVEL_GAUGES = (
 INSTANCE_COUNTERS = (
     Figure("evictions", "num_evictions", "Requests that lost their blocks, in this process"),
     Figure("steps", "num_steps", "Engine steps of this process"),
-    Figure("busy_seconds", "busy_s", "What the engine steps of this process took"),
+    Figure("busy_seconds", "busy_s", "Time of the engine steps of this process"),
     *_MEMBER_COUNTERS,
 )
 FRONTEND_GAUGES = (
@@ -193,7 +209,7 @@ def _held(status: ClusterStatus) -> Iterator[Metric]:
     )
     yield _gauge(
         "held_oldest_wait_seconds",
-        "Since the first of the requests at the controller arrived",
+        "Time since the first of the requests at the controller arrived",
         (),
         {(): held.oldest_wait_s if held else 0},
     )
@@ -224,10 +240,10 @@ def _autoscale(status: ClusterStatus) -> Iterator[Metric]:
     yield _gauge(
         "autoscale_wanted_instances", "Instances that auto-scaling wants", (), {(): wanted}
     )
-    yield _gauge("autoscale_planned_instances", "Instances that are there or start", (), planned)
+    yield _gauge("autoscale_planned_instances", "Instances that exist or start", (), planned)
     yield _gauge(
         "autoscale_freeness_steps",
-        "F_scale of the instances that serve, at the last look",
+        "F_scale of the instances that serve, at the last check",
         (),
         {(): None if found.last is None else found.last.freeness_steps},
     )
@@ -235,9 +251,7 @@ def _autoscale(status: ClusterStatus) -> Iterator[Metric]:
     states = {(each,): present == each for each in (*get_args(AutoscaleMode), HELD)}
     yield _gauge("autoscale_state", _IS_IN_STATE, ("state",), states)
     checks = {(reason,): found.num_checks_by_reason.get(reason, 0) for reason in ScaleReason}
-    yield _counter(
-        "autoscale_checks", "Looks at the load, by what came of them", ("reason",), checks
-    )
+    yield _counter("autoscale_checks", "Checks of the load, by their outcome", ("reason",), checks)
 
 
 def _overload(status: ClusterStatus) -> Iterator[Metric]:
@@ -286,7 +300,7 @@ def _moves(num_moves: int, log: MoveLog) -> Iterator[Metric]:
     )
     downtimes = HistogramMetricFamily(
         "llumctl_migration_downtime_seconds",
-        "From the last token of one instance to the first of the other",
+        "Time from the source's last token to the destination's first",
     )
     bounds = [*(str(bound) for bound in DOWNTIME_BOUNDS_S), "+Inf"]
     buckets = list(zip(bounds, accumulate(log.num_downtimes), strict=True))
@@ -418,24 +432,28 @@ class RequestMetrics:
             return Counter(f"llumctl_{name}", text, ["level", *labels], registry=registry)
 
         self._dispatch = histogram(
-            "dispatch_seconds", "Arrival until an instance was chosen", DISPATCH_BUCKETS_S
+            "dispatch_seconds", "Time from arrival until an instance was chosen", DISPATCH_BUCKETS_S
         )
         self._ttft = histogram("ttft_seconds", "Arrival until the first token", TTFT_BUCKETS_S)
         self._tpot = histogram(
-            "tpot_seconds", "Mean time per token after the first, of finished", TPOT_BUCKETS_S
+            "tpot_seconds",
+            "Mean time per token after the first, of finished requests",
+            TPOT_BUCKETS_S,
         )
         self._e2e = histogram(
-            "e2e_latency_seconds", "Arrival until the last token, of finished", E2E_BUCKETS_S
+            "e2e_latency_seconds",
+            "Time from arrival to the last token, of finished requests",
+            E2E_BUCKETS_S,
         )
         self._pauses = histogram(
             "replay_pause_seconds",
             "Pause of a stream from the last token before a loss to the first after it",
             PAUSE_BUCKETS_S,
         )
-        self._replays = counter("request_replays", "Requests lost and gone on elsewhere")
+        self._replays = counter("request_replays", "Requests that were lost and went on elsewhere")
         self._not_replayed = Counter(
             "llumctl_replay_failures",
-            "Requests lost and ended, by the reason against a replay",
+            "Requests that were lost and ended, by the reason against a replay",
             ["reason"],
             registry=registry,
         )

@@ -486,7 +486,10 @@ PaperSeeds = Annotated[
     int, typer.Option("--seeds", metavar="N", help="Runs of each case, with different seeds.")
 ]
 PaperMiddle = Annotated[
-    bool, typer.Option("--middle", help="Of the paper's loads of each trace, only the middle one.")
+    bool,
+    typer.Option(
+        "--middle", help="Simulate only the middle one of the paper's loads of each trace."
+    ),
 ]
 PaperModeOption = Annotated[
     Mode | None,

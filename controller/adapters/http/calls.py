@@ -209,7 +209,7 @@ class Guard:
             if not hmac.compare_digest(given, self._view):
                 return 403, "bad_token", "this is not the cluster's control token"
             if scope["method"] not in LOOKING:
-                return 403, "view_only", "this token may look, not act"
+                return 403, "view_only", "this token may only look, not act"
         # Python cannot read a number of more than 4,300 digits, even if they are zeros.
         length = headers.get(b"content-length", b"0").lstrip(b"0") or b"0"
         if not length.isdigit() or len(length) > MAX_DIGITS or int(length) > MAX_BODY_BYTES:

@@ -223,7 +223,7 @@ class OperatorLog:
         num, self._num_refused = self._num_refused, 0
         action, actor, code = self._last_refused
         if num > 1:
-            action = f"{num} calls, the last of them {action}"
+            action = f"{num} calls, the latest of them {action}"
         operation = Operation(f"op-{secrets.token_hex(4)}", actor)
         deeds = ((action, ""),)
         self._tell(operation, deeds, f"refused: {code}", "")

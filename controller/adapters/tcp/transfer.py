@@ -505,7 +505,7 @@ class ExpectedStages:
         """Writes the slice. Returns why the job fails; None if it does not."""
         end = header.first + header.num_blocks
         if header.first != job.num_done or end > len(job.block_ids):
-            return f"blocks {header.first} to {end} came, not those after {job.num_done}"
+            return f"blocks {header.first} to {end} came, in place of those after {job.num_done}"
         with job.hands_on() as held:
             if held and header.num_blocks:
                 try:

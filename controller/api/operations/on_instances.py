@@ -346,7 +346,7 @@ class RestartRequest(SpecOrderBody):
     @model_validator(mode="after")
     def _one_of_both(self) -> "RestartRequest":
         if self.now and self.deadline_s is not None:
-            raise ValueError("what happens now has no deadline")
+            raise ValueError("a restart at once has no deadline")
         return self
 
 
@@ -414,7 +414,7 @@ class Evacuate(_Emptying[EvacuateRequest]):
     def lines(self, report: DrainReport, status: ClusterStatus) -> tuple[str, ...]:
         summary, *rest = emptying(report, status)
         within = duration(self.wanted.within_s)
-        goes = f"after {within} at the latest it is removed, with what is left"
+        goes = f"after {within} at the latest it is removed, with the requests that are left"
         return (summary, goes, *rest)
 
 

@@ -347,7 +347,7 @@ def _less(decision: ScaleDecision, config: AutoscaleConfig) -> str:
     target = decision.missed
     found_s = None if target is None else decision.estimate_less.of(target)
     if target is None or found_s is None:
-        return "what clients saw in the last minute tells of another number of instances"
+        return "the latencies of the last minute are those of a different number of instances"
     return (
         f"its P99 {target.upper()} is estimated at {found_s:.3g} s, more than"
         f" {100 * TARGET_MARGIN:.0f}% of the target of {_wanted_s(target, config):g} s"
@@ -626,7 +626,7 @@ class Autoscaler:
             case SettingsChanged():
                 self._change_settings(event)
             case HoldBegan(cause_id, hold):
-                why = f"an operator's scale wins until it is released: {RELEASE}"
+                why = f"an operator's scale takes precedence until it is released: {RELEASE}"
                 numbers: dict[str, Number] = {"num_wanted": hold.num_instances}
                 return [Tell(EventKind.AUTOSCALE_HELD, cause_id, why, numbers, actor=hold.actor)]
             case HoldEnded(cause_id, actor):

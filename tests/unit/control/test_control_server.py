@@ -247,7 +247,7 @@ async def test_refused_calls_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("controller.adapters.http.perform.REFUSALS_EVERY_S", 0.2)
 
     def num_refused(actions: list[str]) -> int:
-        summed_up = " calls, the last of them "
+        summed_up = " calls, the latest of them "
         return sum(int(each.split()[0]) if summed_up in each else 1 for each in actions)
 
     async with listening() as (own, client):

@@ -337,7 +337,7 @@ NO_TARGETS: Any = {"target_ttft_s": None, "target_tpot_s": None}
         aim(
             "not in the minute after another number",
             load(ttft_p99_s=0.1, settled=False),
-            *(NEEDED, 0, "tells of another number of instances"),
+            *(NEEDED, 0, "are those of a different number of instances"),
         ),
         aim(
             "without traffic at once",

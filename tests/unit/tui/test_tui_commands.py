@@ -188,7 +188,8 @@ async def test_what_the_command_line_can_do(bed: Bed) -> None:
     assert bed.control.named[-1] == ("r5", True)
     await bed.type("colon", "drain i-3 --remove")
     await bed.sees(
-        "Evacuate i-3 within 30 s?", "after 30s at the latest it is removed, with what is left"
+        "Evacuate i-3 within 30 s?",
+        "after 30s at the latest it is removed, with the requests that are left",
     )
     await bed.press("y")
     assert "evacuate i-3: 2 left, 0 moving, 0 moved  (U takes it back)" in await bed.bottom()
