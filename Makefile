@@ -108,7 +108,7 @@ test-all-units: $(STAMP)
 	$(BIN)/python -m pytest -n 4 --durations=25 tests/unit $(ARGS)
 
 BESIDE := tests/e2e/test_profile.py tests/e2e/test_starts.py tests/e2e/test_wheel.py
-WATCHED_BESIDE := $(addprefix tests/e2e/test_,observe.py planned_ends.py autoscale.py)
+WATCHED_BESIDE := tests/e2e/test_observe.py tests/e2e/test_autoscale.py
 
 test-clusters: $(STAMP)
 	$(BIN)/python -m pytest --durations=25 tests/e2e $(addprefix --ignore=,$(BESIDE) $(WATCHED_BESIDE)) $(ARGS)

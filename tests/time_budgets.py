@@ -15,9 +15,9 @@ import pytest
 FOLDERS = {
     "tests/unit/tui": 30.0,
     "tests/unit": 20.0,
-    "tests/contract": 40.0,
+    "tests/contract": 60.0,
     "tests/faults": 150.0,
-    "tests/e2e": 60.0,
+    "tests/e2e": 90.0,
 }
 FILES: dict[str, float] = {}
 """Files that may take longer than the others of their folder."""
