@@ -201,8 +201,8 @@ def follow(
     """Yields the frames after a position as they come, without end, and None whenever WAIT_S passes
     without a frame.
 
-    The loss of a connection and its return are reported on stderr, once each. With `patient` a
-    refusal does not end the stream either.
+    A lost connection does not end the stream: its loss and its return are reported on stderr, once
+    each. With `patient` a refusal does not end the stream either.
 
     Raises:
         NotRunningError: the cluster was stopped.

@@ -162,11 +162,11 @@ def new_header(cluster: str, time_s: float, status_every_s: float) -> RecordingH
 class RecordingReader:
     """The frames of a recording, which are read only when the caller asks for them.
 
-    `truncated` turns true if the last line turns out to be cut, as a writer that was killed leaves
-    it.
+    `truncated` turns true if the last line is incomplete, because its writer was killed.
 
     Raises:
-        UsageError: no such file, or a line that a recording cannot have (`FILE:LINE`).
+        UsageError: no such file, or a line that a recording cannot have; the message names
+            `FILE:LINE`.
         LlumctlError: the file has a newer schema, or cannot be read.
     """
 

@@ -627,7 +627,7 @@ CALLS: Mapping[tuple[str, str], Call] = {
 
 
 def description() -> dict[str, Any]:
-    """The description of the routes, by OpenAPI 3.1."""
+    """The description of the routes, in OpenAPI 3.1."""
     schemas = _Schemas()
     paths: dict[str, dict[str, Any]] = {}
     error = {"description": "why not", "content": {JSON: {"schema": schemas.of(ErrorBody)}}}

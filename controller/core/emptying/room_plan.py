@@ -40,9 +40,9 @@ from controller.core.settings import HoldingConfig, ReschedulingConfig
 from controller.core.value import value
 
 ENOUGH_ROOM = 2
-"""While other orders want room too, an order is offered this many times the room that it lacks.
-Each request takes one block more at its destination than it frees at its source, and requests
-seldom fit exactly."""
+"""An order to make room is offered rooms until they sum to this many times the blocks that it
+lacks; then the next order chooses. More than once is needed, because a request takes one block more
+at its destination than it frees at its source, and requests seldom fit exactly."""
 
 
 @value

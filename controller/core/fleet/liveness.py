@@ -439,8 +439,8 @@ class Slowness:
 #     QUIET -> BUSY -> QUIET; the return to QUIET is put on record too if BUSY was
 
 BUSY_CORES = 0.5
-"""More CPU cores than this count as computing. A compiler that cannot be ended (grammar_guard.py),
-or a thread that spins, uses more. An idle instance uses 0.02 cores."""
+"""An instance computes if it uses more CPU cores than this. A compiler that cannot be ended
+(grammar_guard.py), or a thread that spins, uses more than that; an idle instance uses 0.02."""
 LASTS_S = 5.0
 """How long this must last. It is longer than one second because the CPU time of a request that has
 just ended still counts for a second."""

@@ -193,7 +193,7 @@ async def test_a_stage_that_nobody_expects_is_dropped_and_said_to_be_gone(
 async def test_more_blocks_than_places(source: Instance, destination: Instance) -> None:
     received = destination.transfer.receive(source.peer, "m/0", range(SLICE + 1))
     await outcome(source.transfer.send(destination.peer, "m/0", range(SLICE + 2)))
-    assert "not those after" in await error_of(received)
+    assert "in place of those after" in await error_of(received)
     assert destination.blocks.touched == [tuple(range(SLICE))]
     await copy(source, destination, "m/1")
 
@@ -206,7 +206,7 @@ async def test_slices_out_of_step(destination: Instance) -> None:
             header = SliceHeader(Kind.LAST, stage_key(stage_id), first, 1, BLOCK_BYTES)
             connection.send(header.encode() + b"x" * BLOCK_BYTES)
             if first:
-                assert "not those after 0" in await error_of(received)
+                assert "in place of those after 0" in await error_of(received)
         assert (await outcome(received)).num_blocks == 1, "the link goes on"
     assert destination.blocks.content([0]) == b"x" * BLOCK_BYTES
 
