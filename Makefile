@@ -105,17 +105,17 @@ test: $(STAMP)
 	$(MAKE) -j2 test-clusters test-beside
 
 test-all-units: $(STAMP)
-	$(BIN)/python -m pytest -n 4 --durations=25 tests/unit $(ARGS)
+	$(BIN)/python -m pytest -p tests.time_budgets -n 4 --durations=25 tests/unit $(ARGS)
 
 BESIDE := tests/e2e/test_profile.py tests/e2e/test_starts.py tests/e2e/test_wheel.py
 WATCHED_BESIDE := tests/e2e/test_observe.py tests/e2e/test_autoscale.py
 
 test-clusters: $(STAMP)
-	$(BIN)/python -m pytest --durations=25 tests/e2e $(addprefix --ignore=,$(BESIDE) $(WATCHED_BESIDE)) $(ARGS)
+	$(BIN)/python -m pytest -p tests.time_budgets --durations=25 tests/e2e $(addprefix --ignore=,$(BESIDE) $(WATCHED_BESIDE)) $(ARGS)
 
 test-beside: $(STAMP)
-	TESTS_LANE=1 nice -n 5 $(BIN)/python -m pytest --durations=25 $(BESIDE) tests/faults tests/contract $(ARGS)
-	TESTS_LANE=1 nice -n 5 $(BIN)/python -m pytest --durations=25 $(WATCHED_BESIDE) $(ARGS)
+	TESTS_LANE=1 nice -n 5 $(BIN)/python -m pytest -p tests.time_budgets --durations=25 $(BESIDE) tests/faults tests/contract $(ARGS)
+	TESTS_LANE=1 nice -n 5 $(BIN)/python -m pytest -p tests.time_budgets --durations=25 $(WATCHED_BESIDE) $(ARGS)
 
 test-unit: $(STAMP)
 	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -n 3 tests/unit \

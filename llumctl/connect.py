@@ -31,10 +31,10 @@ TOKEN_HINT = f"{TOKEN_FILE}=FILE llumctl ... --cluster URL"
 
 
 def attached(flag: str | None) -> str:
-    """Returns which cluster a command is about. The first of these that exists counts: the cluster
-    of `--cluster` (a name or a URL), the cluster that the environment or the config file names,
-    `default`, and the only cluster there is. From here on, commands in messages name this cluster
-    too.
+    """Returns which cluster a command is about: the cluster of `--cluster` (a name or a URL), if it
+    is given; otherwise the cluster that the environment or the config file names; otherwise
+    `default`, if it runs or none does; otherwise the only cluster there is. From here on, commands
+    in messages name this cluster too.
 
     Raises:
         NotRunningError: there are several clusters, none is `default`, and none was named.

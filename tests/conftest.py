@@ -9,8 +9,6 @@ from hypothesis import settings
 
 import tests.environment  # noqa: F401  before any other conftest changes it
 
-pytest_plugins = ["tests.time_budgets"]
-
 settings.register_profile("quick", max_examples=40, deadline=None, print_blob=True)
 settings.register_profile("few", settings.get_profile("quick"), max_examples=10)
 settings.register_profile("full", settings.get_profile("quick"), max_examples=300)

@@ -2,7 +2,8 @@
 
 The seconds are those that `--durations` counts: set-up, test and tear-down. A run names each file
 that took longer than its budget on two quiet cores, and fails if a file took three times its
-budget. `make test-full` runs more tests of the same files, so there the budgets are not checked.
+budget. Only `make test` loads this plugin; `make test-full` runs more tests of the same files, so
+there the budgets are not checked.
 """
 
 import os
@@ -19,14 +20,10 @@ FOLDERS = {
     "tests/faults": 150.0,
     "tests/e2e": 90.0,
 }
-FILES: dict[str, float] = {}
-"""Files that may take longer than the others of their folder."""
 FAILS_AT = 3.0
 
 
 def budget_s(file: str) -> float:
-    if file in FILES:
-        return FILES[file]
     parents = (str(parent) for parent in PurePosixPath(file).parents)
     return next((FOLDERS[parent] for parent in parents if parent in FOLDERS), float("inf"))
 

@@ -434,7 +434,9 @@ class RequestMetrics:
         self._dispatch = histogram(
             "dispatch_seconds", "Time from arrival until an instance was chosen", DISPATCH_BUCKETS_S
         )
-        self._ttft = histogram("ttft_seconds", "Arrival until the first token", TTFT_BUCKETS_S)
+        self._ttft = histogram(
+            "ttft_seconds", "Time from arrival until the first token", TTFT_BUCKETS_S
+        )
         self._tpot = histogram(
             "tpot_seconds",
             "Mean time per token after the first, of finished requests",

@@ -55,7 +55,7 @@ def arguments(*given: str) -> list[str]:
     return [word for each in given for word in ("--engine-arg", each)]
 
 
-def test_all_start_with_new_arguments_and_no_token_is_lost(
+def test_all_start_with_new_arguments_also_one_that_dies_and_one_that_is_added(
     cluster: Cluster, client: ControlClient
 ) -> None:
     revision, before, story = client.status().revision, by_id(client, "pid"), Story(client)
@@ -81,10 +81,6 @@ def test_all_start_with_new_arguments_and_no_token_is_lost(
     assert [each.instance_id for each in steps] == ids_of(client)
     assert all(each.numbers["took_s"] > each.numbers["emptied_s"] > 0 for each in steps)
 
-
-def test_a_process_that_dies_and_one_that_is_added_have_the_new_arguments(
-    cluster: Cluster, client: ControlClient
-) -> None:
     pid = instance(client, "i-0").pid
     os.kill(pid, signal.SIGKILL)
     done(cluster, "scale", "+1", "--wait")

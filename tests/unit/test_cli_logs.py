@@ -11,8 +11,6 @@ from llumctl import output
 from tests.unit.cli_process import interrupted, llumctl, reader_left
 from tests.unit.cli_support import Cli
 
-Captured = pytest.CaptureFixture[str]
-
 
 @pytest.fixture
 def logs() -> Path:

@@ -18,7 +18,6 @@ from llumctl.app import run
 from tests.unit.cli_support import Cli, facts
 from tests.unit.fake_controller import FakeController
 
-Captured = pytest.CaptureFixture[str]
 STAGES = (
     MoveStage(num_blocks=9, num_bytes=3686, copy_time_s=0.01),
     MoveStage(num_blocks=1, num_bytes=410, copy_time_s=0.002),

@@ -245,8 +245,6 @@ def test_a_controller_that_does_not_answer(fake: FakeController, cli: Cli) -> No
     assert "did not answer within 0.1 s" in cli("status", "--timeout", "0.1", code=3).err
 
 
-Captured = pytest.CaptureFixture[str]
-
 STARTING = cluster(
     instance("i-0", InstanceState.STARTING, detail="importing vLLM"), state=ClusterState.STARTING
 )

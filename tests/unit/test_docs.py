@@ -112,15 +112,16 @@ def test_every_command_is_shown_where_operators_look() -> None:
 
 
 def test_files_that_are_named_exist() -> None:
-    for path in (
-        CONTRIBUTING,
-        ROOT / "docs" / "architecture.md",
-    ):
-        named = re.findall(
-            r"`((?:controller|llumctl|tui|tests|docs|examples)/[\w/.]+)`", path.read_text()
+    missing = [
+        (path.name, name)
+        for path in (CONTRIBUTING, README, *(ROOT / "docs").glob("*.md"))
+        for name in re.findall(
+            r"`((?:controller|llumctl|tui|tests|tools|benchmarks|docs|examples)/[\w/.]+)`",
+            path.read_text(),
         )
-        missing = [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
-        assert not missing
+        if not ("NAME" in name or "/results" in name or (ROOT / name).exists())
+    ]
+    assert not missing
 
 
 def test_metrics_name_each_field_once() -> None:

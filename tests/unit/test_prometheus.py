@@ -449,6 +449,8 @@ def test_the_dashboard_asks_for_what_there_is(page: str) -> None:
     board = json.loads((ROOT / "examples" / "grafana" / "llumctl.json").read_text())
     targets = [target for panel in board["panels"] for target in panel.get("targets", ())]
     variables = [v["query"]["query"] for v in board["templating"]["list"] if v["type"] == "query"]
+    assert targets
+    assert variables
     kinds = declared(page)
     served = {name for name, kind in kinds.items() if kind != "histogram"}
     served |= {f"{name}_bucket" for name, kind in kinds.items() if kind == "histogram"}

@@ -806,7 +806,7 @@ class TcpKvTransfer:
             self._all_over.set()
 
     def _drop(self, link: Link) -> bool:
-        """Drops the link. Returns False if the link was dropped before. After that, its other end
+        """Drops the link. Returns False if the link was dropped before. In that case its other end
         knows that the link is over, or is gone."""
         for links in (self._sending, self._receiving):
             if links.get(link.peer.key) is link:

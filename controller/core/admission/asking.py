@@ -351,7 +351,7 @@ class Asking:
             case Woken(request_id, time_s):
                 asked = self._asked.get(request_id)
                 if asked is None or asked.is_answered or asked.wake_s != time_s:
-                    return []  # the time of an earlier question
+                    return []  # the wake-up of an earlier question
                 return self._woken(asked, now_s)
             case Aborted(request_id):
                 return self._aborted(request_id)

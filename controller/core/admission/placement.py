@@ -183,8 +183,8 @@ def best_fitting(
     config: HoldingConfig,
 ) -> Room | None:
     """The room to which a request of this size goes. The rooms in which the request fits and its
-    first token comes soonest are considered, and the freest of them is taken. If memory is short on
-    every instance, the request goes to the freest instance. `rooms`: ids ascending, by which
+    first token comes soonest are considered, and the freest of them is taken. If memory is short
+    even on the freest instance, the request goes to that one. `rooms`: ids ascending, by which
     `best_place` breaks ties. `cached`: None if nothing is cached.
 
     Freeness is about memory alone. Where every instance has room, freeness hardly shows whether an

@@ -525,11 +525,11 @@ class ReliefRules:
         self._link = Link(view.block_bytes, view.bytes_per_s)
         self._step_time_s = view.step_time_s or 0.0
         self._destination_after_steps: dict[tuple[int, int], float] = {}
-        """More than half of all decisions need only the values above, because the instance need not
-        be relieved any more."""
+        """The destination's freeness after the move, by the rank and the blocks of the request:
+        many requests of a batch have the same rank and number of blocks."""
 
-    # More than half of all decisions need only the values above, as the instance is no source any
-    # more.
+    # More than half of all decisions need only the values above, because the instance need not be
+    # relieved any more.
 
     @cached_property
     def _destination(self) -> InstanceSnapshot:

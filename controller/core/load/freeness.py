@@ -171,8 +171,8 @@ def dispatch_freeness(
         - dispatch_headroom_blocks(snapshot, level, levels)
     )
     if free_blocks <= 0:
-        # The -inf or negative value is not divided by the number of requests: else an overload
-        # would seem smaller with every further request, and a whole burst would go to one instance
+        # A value of 0 or less is not divided by the number of requests: otherwise an overload would
+        # seem smaller with every further request, and a whole burst would go to one instance
         # (docs/decisions/0001).
         return snapshot.block_size * float(free_blocks)
     num_reqs = snapshot.num_running + snapshot.num_queued + unreported.num_requests

@@ -518,7 +518,8 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
 
 
 _ANSWERS = (Reserved, NotReserved, StageCopied, StageLost, CommitApplied, CommitNotApplied)
-"""The answers to give to questions that were asked before the move was called off."""
+"""The answers to questions that were asked before the move was called off. They come late and are
+ignored."""
 
 
 TABLE = _table()

@@ -336,7 +336,7 @@ class SourceMove:
         as a sign of life."""
         self._rank: int | None = None
         self.num_rank_changes = 0
-        """How many changes of the rank the destination was told of."""
+        """How many changes of the rank there were to tell the destination."""
         self._destination_dead = False
         self._unanswered: dict[Verb, MoveMessage] = {}
         """By verb, what the destination must still confirm although the move is over."""

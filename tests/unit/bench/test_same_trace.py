@@ -11,13 +11,10 @@ from benchmarks.servers import as_variables
 from controller.adapters.http.live_settings import live_config
 from controller.api.settings.settings import ClusterTable
 from controller.core.admission.policies import POLICIES
-from controller.model.profile import load_profile
 from controller.sim.setup import SIM_POLICIES, sim_policy, with_settings
 from controller.sim.workload.named import workload
 from llumctl.config import settings as llumctl_settings
 from llumctl.lab import bench_load
-
-A10 = load_profile("a10-llama-7b")
 
 
 def test_the_client_reads_the_requests_that_are_simulated(tmp_path: Path) -> None:

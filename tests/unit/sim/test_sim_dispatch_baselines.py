@@ -10,7 +10,6 @@ from tests.unit.core.core_builders import queued, running, snapshot_of
 from tests.unit.core.dispatch_oracle import Candidate, choose
 
 IDS = [f"i-{number}" for number in range(8)]
-EQUAL = [0.0] * len(IDS)
 NUM_TOKENS = 10_000
 NOTHING = History()
 

@@ -27,10 +27,6 @@ TRACE = Trace(
 )
 
 
-def lengths(trace: Trace) -> list[tuple[int, int]]:
-    return [(request.num_prompt_tokens, request.num_output_tokens) for request in trace.requests]
-
-
 def arrivals(trace: Trace) -> list[float]:
     return [request.arrival_s for request in trace.requests]
 
