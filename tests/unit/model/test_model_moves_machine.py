@@ -38,6 +38,8 @@ class Seen:
     running: bool = False
     in_prefill: bool = False
     evicted: bool = False
+    has_spare: bool = False
+    """It came by a move that reserved more blocks than it needed, and keeps them."""
 
     @property
     def demand_blocks(self) -> int:
@@ -86,6 +88,7 @@ class WatchedEngine:
             assert seen.running
             seen.running = seen.in_prefill = False
             seen.evicted = True
+            seen.has_spare = False
             seen.num_computed = 0
             self.num_evictions += 1
         for request_id in step.admitted:
@@ -148,6 +151,8 @@ class WatchedEngine:
         """While nothing moves."""
         found = self.snapshot()
         running = [seen for seen in self.seen.values() if seen.running]
+        if any(seen.has_spare for seen in running):
+            return
         held = [blocks_for(seen.num_computed, BLOCK_SIZE) for seen in running]
         if self.model.config.prefix_caching:
             assert max(held, default=0) <= found.num_used_blocks <= sum(held)
@@ -348,7 +353,8 @@ class TwoEngines(RuleBasedStateMachine):
         self.models[move.source].moves.unpin(request_id)
         del self.moves[request_id]
         here = self.engines[move.source].seen
-        self.engines[move.destination].seen[request_id] = here.pop(request_id)
+        self.engines[move.destination].seen[request_id] = seen = here.pop(request_id)
+        seen.has_spare = move.reserved > wanted
         if not moved.queued:
             self.just_committed[move.destination].add(request_id)
 
