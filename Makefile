@@ -95,6 +95,8 @@ lint: $(STAMP)
 	$(BIN)/python -m tools.machines_in_core
 	$(MAKE) site
 
+BUDGETED := $(BIN)/python -m pytest -p tests.time_budgets --durations=25
+
 # Each time two things side by side: one core checks types while the unit tests wait, and what looks at no
 # running cluster steps back behind the clients of one. With two such clusters, on two cores, clients were
 # too slow for what they looked at; stepping back by 10, instead of 5, starved the engines of the fault tests.
@@ -105,17 +107,17 @@ test: $(STAMP)
 	$(MAKE) -j2 test-clusters test-beside
 
 test-all-units: $(STAMP)
-	$(BIN)/python -m pytest -p tests.time_budgets -n 4 --durations=25 tests/unit $(ARGS)
+	$(BUDGETED) -n 4 tests/unit $(ARGS)
 
 BESIDE := tests/e2e/test_profile.py tests/e2e/test_starts.py tests/e2e/test_wheel.py
 WATCHED_BESIDE := tests/e2e/test_observe.py tests/e2e/test_autoscale.py
 
 test-clusters: $(STAMP)
-	$(BIN)/python -m pytest -p tests.time_budgets --durations=25 tests/e2e $(addprefix --ignore=,$(BESIDE) $(WATCHED_BESIDE)) $(ARGS)
+	$(BUDGETED) tests/e2e $(addprefix --ignore=,$(BESIDE) $(WATCHED_BESIDE)) $(ARGS)
 
 test-beside: $(STAMP)
-	TESTS_LANE=1 nice -n 5 $(BIN)/python -m pytest -p tests.time_budgets --durations=25 $(BESIDE) tests/faults tests/contract $(ARGS)
-	TESTS_LANE=1 nice -n 5 $(BIN)/python -m pytest -p tests.time_budgets --durations=25 $(WATCHED_BESIDE) $(ARGS)
+	TESTS_LANE=1 nice -n 5 $(BUDGETED) $(BESIDE) tests/faults tests/contract $(ARGS)
+	TESTS_LANE=1 nice -n 5 $(BUDGETED) $(WATCHED_BESIDE) $(ARGS)
 
 test-unit: $(STAMP)
 	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -n 3 tests/unit \

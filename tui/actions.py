@@ -218,16 +218,20 @@ _OF_REPLAYS: tuple[Action, ...] = (
         "replay_trouble",
         "w",
         "to_event('trouble', 1)",
-        "to the next bad event, and pause",
+        "to the next event of trouble, and pause",
         "trouble",
     ),
-    _replays("replay_trouble_before", "W", "to_event('trouble', -1)", "to the previous bad event"),
-    _replays("replay_notable", "v", "to_event('notable', 1)", "to the next notable or bad event"),
+    _replays(
+        "replay_trouble_before", "W", "to_event('trouble', -1)", "to the previous event of trouble"
+    ),
+    _replays(
+        "replay_notable", "v", "to_event('notable', 1)", "to the next event, notable or of trouble"
+    ),
     _replays(
         "replay_notable_before",
         "V",
         "to_event('notable', -1)",
-        "to the previous notable or bad event",
+        "to the previous event, notable or of trouble",
     ),
     _replays("seek", "at", "seek_to", "to a moment: 2m30s, +30s, 12:04:31", typed="seek TIME"),
 )

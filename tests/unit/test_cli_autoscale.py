@@ -10,7 +10,7 @@ import pytest
 from controller.core.record.event_log import EventKind
 from llumctl.app import run
 from tests.unit.cli_support import facts, remember
-from tests.unit.control_support import TOKEN, Listener, listening
+from tests.unit.control.control_support import TOKEN, Listener, listening
 
 Captured = pytest.CaptureFixture[str]
 

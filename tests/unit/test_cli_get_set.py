@@ -19,7 +19,7 @@ from controller.api.state import run_state
 from controller.main import down
 from llumctl.app import run
 from tests.unit.cli_support import remember
-from tests.unit.control_support import TOKEN, Listener, listening
+from tests.unit.control.control_support import TOKEN, Listener, listening
 
 Captured = pytest.CaptureFixture[str]
 

@@ -12,7 +12,7 @@ from controller.core.load.snapshot import QueueHead
 from controller.core.migration.move_records import MoveLog
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.frontend.request_book import RequestBook
-from tests.unit.control_support import LABELS, Cluster
+from tests.unit.control.control_support import LABELS, Cluster
 
 NORMAL, URGENT, BATCH = 0, 5, -2
 LEVELS = [

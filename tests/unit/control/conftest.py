@@ -2,8 +2,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.unit.control_bed import Bed, bed_of
-from tests.unit.control_support import AUTHORIZED, Both, listening
+from tests.unit.control.control_bed import Bed, bed_of
+from tests.unit.control.control_support import AUTHORIZED, Both, listening
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from controller.adapters.http import control_server
 from controller.adapters.http.control_server import MAX_LINES
 from controller.api.wire import ErrorBody
 from controller.runtime.messages.requests import RequestsAsked
-from tests.unit.control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Both, listening
+from tests.unit.control.control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Both, listening
 
 MAX_ERROR_BYTES = 8192
 

@@ -21,7 +21,7 @@ from controller.api.wire.status import RollingReport
 from controller.core.fleet.cluster_spec import EngineChange
 from controller.runtime.messages.members import StatusPushSet
 from controller.runtime.messages.move_messages import MoveLimitsSet
-from tests.unit.control_bed import Bed, bed_of
+from tests.unit.control.control_bed import Bed, bed_of
 
 # -- scale --------------------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ from controller.runtime.messages.codec import encode
 from controller.runtime.messages.move_messages import MoveRefusalAsked
 from controller.runtime.messages.requests import RequestsAsked
 from llumctl.app import app
-from tests.unit.control_bed import VIEWER, AnyOrder, Bed, bed_of, llumctl
-from tests.unit.control_support import LABELS
+from tests.unit.control.control_bed import VIEWER, AnyOrder, Bed, bed_of, llumctl
+from tests.unit.control.control_support import LABELS
 
 Captured = pytest.CaptureFixture[str]
 Given = tuple[AnyOrder, dict[str, Any]]

@@ -13,8 +13,8 @@ from controller.core.scheduler_events import Dispatch, DispatchRequested, Ticked
 from controller.core.settings import HoldingConfig
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.requests import DispatchAsked
-from tests.unit.control_bed import Bed, bed_of
-from tests.unit.move_support import ARRIVAL_S, arrive, new_book
+from tests.unit.control.control_bed import Bed, bed_of
+from tests.unit.control.move_support import ARRIVAL_S, arrive, new_book
 
 
 async def explained(bed: Bed, reference: str = "r-1") -> Explanation:

@@ -26,7 +26,7 @@ from controller.core.load.closed import Closed
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.processes import LauncherLoss
 from controller.runtime.messages.members import DrainSet
-from tests.unit.control_bed import AnyOrder, Bed, llumctl
+from tests.unit.control.control_bed import AnyOrder, Bed, llumctl
 
 Captured = pytest.CaptureFixture[str]
 

@@ -19,8 +19,8 @@ from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT
 from controller.runtime.messages.move_messages import MoveAsked
 from controller.runtime.messages.requests import AbortAsked, RankChangeAsked
-from tests.unit.control_bed import AnyOrder, Bed, bed_of, llumctl
-from tests.unit.move_support import arrive, serve_running_request
+from tests.unit.control.control_bed import AnyOrder, Bed, bed_of, llumctl
+from tests.unit.control.move_support import arrive, serve_running_request
 
 Captured = pytest.CaptureFixture[str]
 CANNOT = {

@@ -16,7 +16,7 @@ from controller.core.load.snapshot import QueueHead
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.requests import DispatchAsked
-from tests.unit.control_support import VIEW_TOKEN, Both, Cluster, Listener, listening
+from tests.unit.control.control_support import VIEW_TOKEN, Both, Cluster, Listener, listening
 
 PATIENCE_S = 5.0
 VIEWER = {"Authorization": f"Bearer {VIEW_TOKEN}"}

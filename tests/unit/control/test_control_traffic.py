@@ -13,7 +13,7 @@ from controller.core.record.request_record import RequestState
 from controller.runtime.controller import traffic
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.requests import RequestTraffic, TrafficAsked, TrafficTold
-from tests.unit.control_support import Both, Cluster
+from tests.unit.control.control_support import Both, Cluster
 
 KEY = b"\xab" * 32
 BODY = {"key": KEY.hex(), "prefix_hash_tokens": 16}

@@ -18,8 +18,8 @@ from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import EventsReported
 from controller.runtime.messages.requests import DispatchAsked
-from tests.unit.control_bed import Bed, bed_of
-from tests.unit.move_support import arrive, new_book
+from tests.unit.control.control_bed import Bed, bed_of
+from tests.unit.control.move_support import arrive, new_book
 
 PATIENCE_S = 5.0
 

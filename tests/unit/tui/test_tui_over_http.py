@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from controller.api.client import ControlClient
-from tests.unit.control_support import TOKEN, listening
+from tests.unit.control.control_support import TOKEN, listening
 from tests.unit.tui.tui_support import Driven, dashboard, shown
 from tui.live import LiveCaller, LiveSource
 from tui.screens.dialogs import ConfirmScreen

@@ -27,8 +27,8 @@ from controller.runtime.messages.members import Message
 from controller.runtime.messages.requests import AbortAsked, RankChangeAsked
 from llumctl.app import run
 from tests.unit.cli_support import remember
-from tests.unit.control_support import TOKEN, VIEW_TOKEN, Listener, listening
-from tests.unit.move_support import Source, serve_running_request
+from tests.unit.control.control_support import TOKEN, VIEW_TOKEN, Listener, listening
+from tests.unit.control.move_support import Source, serve_running_request
 
 Model = TypeVar("Model", bound=AnswerModel)
 AnyOrder = type[Order[Any, Any]]

@@ -15,7 +15,7 @@ from controller.runtime.messages.move_messages import (
     MoveRefusalAsked,
     MoveRefusalsAnswered,
 )
-from tests.unit.control_support import Listener
+from tests.unit.control.control_support import Listener
 
 ARRIVAL_S = 1_700_000_000.0
 PLAN = MovePlan(num_tokens=153, num_blocks=10, num_bytes=4096, expected_copy_time_s=0.0125)
