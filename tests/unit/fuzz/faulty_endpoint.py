@@ -44,7 +44,12 @@ async def _body(head: bytes, reader: asyncio.StreamReader) -> bytes:
 
 
 def answer(status: int, content: bytes) -> bytes:
-    head = b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    """It says that the connection is closed after it: a client that sent its next request on that
+    connection would see it break."""
+    head = (
+        b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+        b"Connection: close\r\n\r\n"
+    )
     return head % (status, len(content)) + content
 
 
