@@ -20,7 +20,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks import results
-from controller.adapters.vllm.worker_side import CudaBlocks
+from controller.adapters.vllm.kv_blocks import CudaBlocks
 
 NUM_LAYERS, HEADS, HEAD_SIZE, BLOCK_TOKENS = 32, 32, 128, 16
 HIDDEN, FEED_FORWARD, BATCH = 4096, 11008, 32

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks import results
 from controller.adapters.tcp.transfer import TcpKvTransfer
-from controller.adapters.vllm.worker_side import HostBlocks
+from controller.adapters.vllm.kv_blocks import HostBlocks
 from controller.ports.engine import Peer, StageCopy
 
 KIB = 1 << 10

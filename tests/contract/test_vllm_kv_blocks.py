@@ -13,8 +13,9 @@ import pytest
 from conftest import BLOCK_BYTES, BLOCK_SIZE, NUM_BLOCKS, ON_GPU
 
 from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.kv_blocks import CudaBlocks, HostBlocks
 from controller.adapters.vllm.scheduler_side import parts_of
-from controller.adapters.vllm.worker_side import CudaBlocks, HostBlocks, fingerprint
+from controller.adapters.vllm.worker_side import fingerprint
 
 B, H, N, C = 7, 3, 4, 6
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from controller.adapters.vllm.kv_blocks import CudaBlocks
 from controller.adapters.vllm.moves import DestinationMoves, SourceMoves, decode_state
 from controller.adapters.vllm.scheduler_side import BatchSlots, EngineParts
-from controller.adapters.vllm.worker_side import CudaBlocks
 from controller.ports.engine import ReservedBlocks
 from tests.contract.vllm_schedules import lone_scheduler
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from controller.adapters.vllm.worker_side import CudaBlocks, HostBlocks
+from controller.adapters.vllm.kv_blocks import CudaBlocks, HostBlocks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

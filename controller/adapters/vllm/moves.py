@@ -28,8 +28,9 @@ import msgspec
 import torch
 
 from controller.adapters.vllm import worker_side
+from controller.adapters.vllm.kv_blocks import CudaBlocks, HostBlocks
 from controller.adapters.vllm.scheduler_side import BatchSlots, EngineParts, in_any_order, parts_of
-from controller.adapters.vllm.worker_side import CudaBlocks, HostBlocks, fingerprint
+from controller.adapters.vllm.worker_side import fingerprint
 from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal, why

@@ -565,7 +565,7 @@ class LinkEnd:
 def receive_all(pipe: Connection, block_bytes: int, num_blocks: int) -> None:
     """Runs in the process at the destination: receives each stage that the source announces, until
     the source is gone."""
-    from controller.adapters.vllm.worker_side import spare_blocks
+    from controller.adapters.vllm.kv_blocks import spare_blocks
 
     asyncio.run(_receive_all(pipe, spare_blocks(block_bytes, num_blocks)))
 
