@@ -196,9 +196,10 @@ class EngineMoves(Protocol):
     """
 
     fingerprint: str
-    """Two engines have the same fingerprint if, and only if, a block of one means the same in the
-    other. It covers the model, the identity of the weights, dtype, block size, layout and
-    tensor-parallel size."""
+    """Says what a block of this engine means: the model, the identity of the weights, dtype, block
+    size, layout, parallel size, model runner. A text of named parts, such as "ranks=2";
+    `refusal_between` compares the fingerprints of two engines. Empty if the engine moves no
+    requests."""
 
     @property
     def blocks(self) -> KvBlocks: ...

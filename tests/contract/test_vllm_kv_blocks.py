@@ -15,7 +15,7 @@ from conftest import BLOCK_BYTES, BLOCK_SIZE, NUM_BLOCKS, ON_GPU
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.kv_blocks import CudaBlocks, HostBlocks
 from controller.adapters.vllm.scheduler_side import parts_of
-from controller.adapters.vllm.worker_side import fingerprint
+from controller.adapters.vllm.workers import fingerprint
 
 B, H, N, C = 7, 3, 4, 6
 
@@ -158,22 +158,23 @@ def test_engines_that_understand_each_other(
 ) -> None:
     """Neither the number of blocks nor of places in the batch matters, nor the prefix cache."""
     assert engine.moves.fingerprint == uncached_engine.moves.fingerprint
-    assert len(engine.moves.fingerprint) == 64
+    assert engine.moves.fingerprint.startswith("runner=v1 layout=")
 
 
 def test_engines_that_do_not(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     parts = parts_of(engine._core)
-    seen = {fingerprint(parts)}
+    runner = engine._core.model_executor.driver_worker.worker.model_runner
+    seen = {fingerprint(engine._core, parts)}
     assert seen == {engine.moves.fingerprint}
 
     def differs() -> None:
-        found = fingerprint(parts)
+        found = fingerprint(engine._core, parts)
         assert found not in seen
         seen.add(found)
 
-    seen.add(fingerprint(dataclasses.replace(parts, block_size=BLOCK_SIZE // 2)))
+    seen.add(fingerprint(engine._core, dataclasses.replace(parts, block_size=BLOCK_SIZE // 2)))
     assert len(seen) == 2
     config = engine._core.vllm_config
     for owner, name, value in [
@@ -181,17 +182,17 @@ def test_engines_that_do_not(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
         (config.model_config, "quantization", "fp8"),
         (config.cache_config, "cache_dtype", "fp8"),
         (config.model_config.hf_text_config, "rope_parameters", {"rope_theta": 500_000.0}),
-        (parts.runner, "kv_caches", [cache[:, :2] for cache in parts.runner.kv_caches]),
+        (runner, "kv_caches", [cache[:, :2] for cache in runner.kv_caches]),
     ]:
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)
             differs()
-    norm = dict(parts.runner.get_model().named_parameters())["model.norm.weight"]
+    norm = dict(runner.get_model().named_parameters())["model.norm.weight"]
     with torch.inference_mode():
         norm.mul_(2)
         differs()
         norm.div_(2)
-    assert fingerprint(parts) == engine.moves.fingerprint
+    assert fingerprint(engine._core, parts) == engine.moves.fingerprint
 
 
 @pytest.mark.skipif(ON_GPU, reason="on a GPU vLLM keeps the weights as they were")
@@ -201,7 +202,8 @@ def test_weights_that_vllm_packed_away_are_told_apart(
     from safetensors.numpy import load_file, save_file
 
     parts = parts_of(engine._core)
-    parameters = dict(parts.runner.get_model().named_parameters())
+    runner = engine._core.model_executor.driver_worker.worker.model_runner
+    parameters = dict(runner.get_model().named_parameters())
     trained = "model.layers.2.self_attn.o_proj.weight"
     assert parameters[trained].numel() == 0, "or no file need be read"
     config = engine._core.vllm_config.model_config
@@ -216,13 +218,13 @@ def test_weights_that_vllm_packed_away_are_told_apart(
     found = {}
     for name in ("same", "tuned"):
         monkeypatch.setattr(config, "model", str(tmp_path / name))
-        found[name] = fingerprint(parts)
+        found[name] = fingerprint(engine._core, parts)
     assert found["same"] != found["tuned"]
     shutil.copytree(original, tmp_path / "elsewhere")
     monkeypatch.setattr(config, "model", str(tmp_path / "elsewhere"))
-    assert fingerprint(parts) == engine.moves.fingerprint
+    assert fingerprint(engine._core, parts) == engine.moves.fingerprint
     monkeypatch.setattr(config, "model", "organisation/model")
-    of_the_hub = fingerprint(parts)
+    of_the_hub = fingerprint(engine._core, parts)
     assert of_the_hub not in {*found.values(), engine.moves.fingerprint}
     monkeypatch.setattr(config, "revision", "a tag")
-    assert fingerprint(parts) != of_the_hub
+    assert fingerprint(engine._core, parts) != of_the_hub

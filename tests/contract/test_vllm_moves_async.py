@@ -13,6 +13,7 @@ import pytest
 from controller.adapters.vllm.kv_blocks import CudaBlocks
 from controller.adapters.vllm.moves import DestinationMoves, SourceMoves, decode_state
 from controller.adapters.vllm.scheduler_side import BatchSlots, EngineParts
+from controller.adapters.vllm.workers import V2Workers
 from controller.ports.engine import ReservedBlocks
 from tests.contract.vllm_schedules import lone_scheduler
 
@@ -45,14 +46,16 @@ class AsyncEngine:
             scheduler=self.scheduler,
             kv=kv,
             pool=kv.block_pool,
-            runner=SimpleNamespace(requests={}),
             block_size=BLOCK_SIZE,
             refusal=None,
         )
         self.slots = self.scheduler.max_num_active_reqs
-        places, ordered = BatchSlots(self.scheduler), self.blocks.order_after_steps
-        self.moves = SourceMoves(self.parts, places, ordered)
-        self.arrivals = DestinationMoves(self.parts, places, ordered)
+        places = BatchSlots(self.scheduler)
+        workers = V2Workers(
+            SimpleNamespace(scheduler=self.scheduler, model_executor=None), self.blocks
+        )
+        self.moves = SourceMoves(self.parts, places, workers)
+        self.arrivals = DestinationMoves(self.parts, places, workers)
         self.under_way: list[Any] = []
         self.tokens: dict[str, list[int]] = {}
 

@@ -268,7 +268,6 @@ def test_why_an_engine_moves_nothing(engine: VllmEngine, monkeypatch: pytest.Mon
     two_groups = managers.single_type_managers * 2
 
     for owner, name, value, why in [
-        (type(core.vllm_config), "use_v2_model_runner", True, MoveRefusal.MODEL_RUNNER),
         (core.vllm_config, "speculative_config", object(), MoveRefusal.SPECULATIVE),
         (managers, "single_type_managers", two_groups, MoveRefusal.KV_GROUPS),
         (core, "model_executor", object(), MoveRefusal.PARALLEL),

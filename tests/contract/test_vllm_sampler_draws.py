@@ -26,14 +26,15 @@ def test_as_much_as_is_drawn_forward(num_tokens: int, noise: str, sampling: str)
     sampler = TopKTopPSampler(use_fp64_gumbel=noise == "64 bit")
     if noise == "without the kernel":
         sampler.forward = sampler.forward_native
-    request = SimpleNamespace(sampling_params=SamplingParams(temperature=1.0, seed=7))
+    params = SamplingParams(temperature=1.0, seed=7)
     runner = SimpleNamespace(
         device=DEVICE,
         sampler=SimpleNamespace(topk_topp_sampler=sampler),
         input_batch=SimpleNamespace(vocab_size=VOCAB_SIZE),
     )
-    drawn = worker_side.drawn_generator(runner, request, 0)
-    assert drawn is not None
+    worker = SimpleNamespace(model_runner=runner)
+    drawn = torch.Generator(device=DEVICE)
+    drawn.manual_seed(7)
     k = p = None
     if sampling != "plain":
         k = torch.full((3,), 40, device=DEVICE)
@@ -43,5 +44,5 @@ def test_as_much_as_is_drawn_forward(num_tokens: int, noise: str, sampling: str)
         others.manual_seed(n)
         logits = torch.randn((3, VOCAB_SIZE), device=DEVICE, generator=others)
         sampler(logits, {1: drawn, 2: others}, k, p)
-    forward = worker_side.drawn_generator(runner, request, num_tokens)
-    assert torch.equal(forward.get_state(), drawn.get_state())
+    forward = worker_side.drawn_generator(worker, params, num_tokens)
+    assert forward == bytes(drawn.get_state().numpy())

@@ -141,7 +141,10 @@ class EmulatedMoves:
         profile, block_size = model.profile, model.config.block_size
         self._blocks = EmulatedBlocks(block_size * profile.kv_bytes_per_token)
         self.blocks: KvBlocks = self._blocks
-        self.fingerprint = f"emulated {profile.name} {block_size} {profile.kv_bytes_per_token}"
+        self.fingerprint = (
+            f"runner=emulated profile={profile.name} block_size={block_size} "
+            f"bytes_per_token={profile.kv_bytes_per_token}"
+        )
         self._model = model
         self.set_rank = model.moves.set_rank
         self.facts, self.is_queued = model.moves.facts, model.moves.is_queued

@@ -91,7 +91,11 @@ class VllmEngine:
         self._watch_admissions()
         self._watch_updates()
         self._watch_evictions()
-        if config.device_config.device_type == "cpu" and config.speculative_config is None:
+        if (
+            config.device_config.device_type == "cpu"
+            and config.speculative_config is None
+            and not config.use_v2_model_runner
+        ):
             self._make_generators_rewindable()
         self.moves = VllmMoves(self._core)
         self.max_model_len: int = config.model_config.max_model_len

@@ -18,19 +18,16 @@ v1/structured_output/__init__.py `accept_tokens`; v1/structured_output/request.p
 `_grammar`, `is_grammar_ready`; v1/engine/core.py `list_loras`; v1/core/kv_cache_utils.py
 `ref_cnt`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import torch
 
-from controller.adapters.vllm import worker_side
-from controller.adapters.vllm.kv_blocks import CudaBlocks, HostBlocks
 from controller.adapters.vllm.scheduler_side import BatchSlots, EngineParts, in_any_order, parts_of
-from controller.adapters.vllm.worker_side import fingerprint
+from controller.adapters.vllm.workers import Workers, fingerprint, workers_of
 from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal, why
@@ -71,17 +68,14 @@ def decode_state(frames: Frames) -> MovedState:
 
 
 class _Moves:
-    """The parts of an engine that both halves of a move use. `order_after_steps`: see
-    `HostBlocks`."""
+    """The parts of an engine that both halves of a move use."""
 
-    def __init__(
-        self, parts: EngineParts, slots: BatchSlots, order_after_steps: Callable[[], None]
-    ) -> None:
+    def __init__(self, parts: EngineParts, slots: BatchSlots, workers: Workers) -> None:
         from vllm.v1.request import RequestStatus
 
         self._parts = parts
         self._slots = slots
-        self._order_after_steps = order_after_steps
+        self._workers = workers
         self._scheduler = parts.scheduler
         self._status: Any = RequestStatus
 
@@ -170,7 +164,7 @@ class SourceMoves(_Moves):
         blocks = blocks[first_block : num_final // self._parts.block_size]
         self._parts.pool.touch(blocks)
         self._pins.setdefault(request_id, []).extend(blocks)
-        self._order_after_steps()
+        self._workers.blocks.order_after_steps()
         return PinnedBlocks(tuple(block.block_id for block in blocks), request.num_tokens)
 
     def unpin(self, request_id: str) -> None:
@@ -188,7 +182,7 @@ class SourceMoves(_Moves):
             return None
         if request.num_in_flight_tokens > 0:
             return None
-        self._order_after_steps()
+        self._workers.blocks.order_after_steps()
         num_blocks = blocks_for(request.num_computed_tokens, self._parts.block_size)
         return SuspendedRequest(
             block_ids=self._parts.block_ids(request_id)[:num_blocks],
@@ -205,7 +199,7 @@ class SourceMoves(_Moves):
             self._scheduler._enqueue_waiting_request(request)
             return
         if request.lora_request is not None:
-            worker_side.remove_from_batch(self._parts.runner, request_id)
+            self._workers.leave_batch(request_id)
         self._slots.enter(request)
 
     def release(self, request_id: str) -> None:
@@ -244,7 +238,7 @@ class SourceMoves(_Moves):
         return True
 
     def _state(self, request: Any) -> MovedState:
-        generator = worker_side.generator_state(self._parts.runner, request.request_id)
+        generator = self._workers.generator_state(request)
         return MovedState(
             output_token_ids=list(request.output_token_ids),
             queued=request.status != self._status.RUNNING,
@@ -429,9 +423,16 @@ class DestinationMoves(_Moves):
         arrival = self._arrivals[request_id]
         request = arrival.request
         found = decode_state(state)
-        generator = self._check(arrival, found)
-        if arrival.grammar is not None and found.output_token_ids:
-            arrival.grammar.finish(found.output_token_ids)
+        self._check(arrival, found)
+        if found.output_token_ids:
+            if arrival.grammar is not None:
+                arrival.grammar.finish(found.output_token_ids)
+            self._workers.register(
+                request,
+                found.output_token_ids,
+                self._parts.block_ids(request_id),
+                found.generator,
+            )
 
         # Nothing fails from here on.
         del self._arrivals[request_id]
@@ -442,13 +443,15 @@ class DestinationMoves(_Moves):
             self._start_anew(request)
             return
         if arrival.queued:
-            self._enqueue(request, generator)
+            self._enqueue(request)
         else:
             self._fill_blocks(request)
-            self._register(request, generator)
+            self._book(request)
             self._slots.enter(request)
 
-    def reenter(self, prepared: Any, output_token_ids: Sequence[int], generator: Any) -> None:
+    def reenter(
+        self, prepared: Any, output_token_ids: Sequence[int], generator: bytes | None
+    ) -> None:
         request = prepared
         refusal = self._parts.refusal or cannot_move(request) or self._not_taken(request)
         if refusal is not None:
@@ -458,31 +461,30 @@ class DestinationMoves(_Moves):
         if request.use_structured_output:
             manager = self._parts.core.structured_output_manager
             GrammarReplay(manager, request).finish(output_token_ids)
+        self._workers.register(request, output_token_ids, (), generator)
         request.append_output_token_ids(list(output_token_ids))
         request.num_preemptions = 1
-        self._enqueue(request, generator)
+        self._enqueue(request)
 
-    def drawn_generator(self, prepared: Any, num_output_tokens: int) -> torch.Generator | None:
-        if self._parts.runner is None:
+    def drawn_generator(self, prepared: Any, num_output_tokens: int) -> bytes | None:
+        if self._parts.refusal is not None:
             return None  # `reenter` refuses the request
-        return worker_side.drawn_generator(self._parts.runner, prepared, num_output_tokens)
+        return self._workers.drawn_generator(prepared, num_output_tokens)
 
     def drop(self, request_id: str) -> None:
         self._finish(request_id)
 
     # -- details ---------------------------------------------------------------------------
 
-    def _enqueue(self, request: Any, generator: torch.Generator | None) -> None:
+    def _enqueue(self, request: Any) -> None:
         request.status = self._status.PREEMPTED
-        self._register(request, generator)
+        self._book(request)
         self._scheduler._enqueue_waiting_request(request)
 
-    def _register(self, request: Any, generator: torch.Generator | None) -> None:
+    def _book(self, request: Any) -> None:
+        """Enters the request, which the workers know by now, into vLLM's books."""
         request.prefill_stats = None  # an earlier instance has reported these figures
         request_id = request.request_id
-        worker_side.register_request(
-            self._parts.runner, request, self._parts.block_ids(request_id), generator
-        )
         # The request may have been here before. The worker must not be told to forget it, nor take
         # it for a request of its last batch.
         self._scheduler.finished_req_ids.discard(request_id)
@@ -548,12 +550,11 @@ class DestinationMoves(_Moves):
         """The reserved blocks. Copies to them are ordered after the steps under way: with
         asynchronous scheduling such a step may still write one of these blocks, for a request that
         has ended since."""
-        self._order_after_steps()
+        self._workers.blocks.order_after_steps()
         return ReservedBlocks(self._parts.block_ids(arrival.request.request_id), arrival.num_cached)
 
-    def _check(self, arrival: _Arrival, found: MovedState) -> Any:
-        """Returns the request's generator. Raises ValueError if the state does not fit the
-        reservation."""
+    def _check(self, arrival: _Arrival, found: MovedState) -> None:
+        """Raises ValueError if the state does not fit the reservation."""
         request, outputs = arrival.request, found.output_token_ids
         if found.queued != arrival.queued or not (outputs or found.queued):
             raise ValueError("reserved as queued and comes running, or the other way round")
@@ -564,9 +565,6 @@ class DestinationMoves(_Moves):
         num_blocks = len(self._parts.block_ids(request.request_id))
         if not found.queued and num_blocks * self._parts.block_size < num_tokens:
             raise ValueError(f"{num_tokens} tokens in {num_blocks} reserved blocks")
-        if not outputs:
-            return None
-        return worker_side.generator_from(self._parts.runner, request, found.generator)
 
     def _start_anew(self, request: Any) -> None:
         """Adds a request without outputs as if it were new. If the request was evicted during its
@@ -592,9 +590,10 @@ class VllmMoves(SourceMoves, DestinationMoves):
     def __init__(self, core: Any) -> None:
         parts = parts_of(core)
         slots = BatchSlots(parts.scheduler)
-        self.blocks = _blocks(parts)
-        self.fingerprint = fingerprint(parts)
-        super().__init__(parts, slots, self.blocks.order_after_steps)
+        workers = workers_of(core, parts)
+        self.blocks = workers.blocks
+        self.fingerprint = fingerprint(core, parts)
+        super().__init__(parts, slots, workers)
 
     def running(self) -> list[Any]:
         """The requests in the batch, including suspended ones."""
@@ -648,12 +647,3 @@ class VllmMoves(SourceMoves, DestinationMoves):
             ),
             facts=self.facts(request_id) or MOVABLE,
         )
-
-
-def _blocks(parts: EngineParts) -> HostBlocks | CudaBlocks:
-    if parts.runner is None:
-        return HostBlocks([], parts.pool.num_gpu_blocks)  # this process holds no blocks
-    caches, device = parts.runner.kv_caches, parts.runner.device
-    if device.type == "cpu":
-        return HostBlocks(caches, parts.pool.num_gpu_blocks)
-    return CudaBlocks(caches, parts.pool.num_gpu_blocks, device)

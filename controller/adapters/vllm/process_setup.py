@@ -69,10 +69,6 @@ REMOVED = {
 """Variables that are removed, with the reason."""
 
 DEFAULTS = {
-    # vLLM's second model runner, which it prefers on GPUs, learns a request's tokens only at its
-    # admission. A request that moves is not admitted again (docs/decisions/0009). If a user sets 1,
-    # no request can move.
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
     # By default vLLM binds rank n of every engine to the cores of the n-th NUMA node. Two instances
     # would get the same cores, and on a CPU machine with fewer nodes than ranks vLLM refuses to
     # start.

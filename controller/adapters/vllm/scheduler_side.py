@@ -33,8 +33,6 @@ class EngineParts:
     kv: Any
     """The scheduler's KVCacheManager."""
     pool: Any
-    runner: Any
-    """The model runner; None if no request can move."""
     block_size: int
     refusal: MoveRefusal | None
     """Why no request can move from or to this engine; None if requests can."""
@@ -55,15 +53,13 @@ class EngineParts:
 
 def parts_of(core: Any) -> EngineParts:
     scheduler = core.scheduler
-    refusal = _refusal(core)
     return EngineParts(
         core=core,
         scheduler=scheduler,
         kv=scheduler.kv_cache_manager,
         pool=scheduler.kv_cache_manager.block_pool,
-        runner=core.model_executor.driver_worker.worker.model_runner if refusal is None else None,
         block_size=core.vllm_config.cache_config.block_size,
-        refusal=refusal,
+        refusal=_refusal(core),
     )
 
 
@@ -73,8 +69,6 @@ def _refusal(core: Any) -> MoveRefusal | None:
 
     config = core.vllm_config
     managers = core.scheduler.kv_cache_manager.coordinator.single_type_managers
-    if config.use_v2_model_runner:
-        return MoveRefusal.MODEL_RUNNER
     if config.speculative_config is not None:
         return MoveRefusal.SPECULATIVE
     if config.parallel_config.world_size > 1:

@@ -1,117 +1,136 @@
-"""What is read and changed in vLLM's workers and their model runner: what the runner stores about a
-request; seeded generators; a kernel that is compiled beforehand; and the fingerprint that shows
-whether two engines have the same kind of KV blocks.
+"""What runs in the process of a vLLM worker, and reads or changes what its model runner stores: a
+request that arrives with outputs; seeded generators; a kernel that is compiled beforehand; and the
+facts of which an engine's fingerprint is made.
+
+Each function takes the worker first, so that `collective_rpc` can call it in any process.
 
 Touch points of vLLM: v1/worker/gpu_model_runner.py `requests`, `input_batch`, `device`,
 `uses_mrope`, `_init_mrope_positions`, `_update_states`, `execute_model`, `kv_caches`, `get_model`,
 `sampler`; v1/sample/sampler.py `Sampler.gather_logprobs`; v1/worker/gpu_input_batch.py
 `CachedRequestState`, `InputBatch.remove_request`, `vocab_size`, `generators`; sampling_params.py
 `SamplingType.RANDOM_SEED`; v1/sample/ops/topk_topp_sampler.py `forward`, `forward_cpu`,
-`random_sample`, `use_fp64_gumbel`;
-config/model.py `model`, `revision`, `hf_text_config`, `dtype`, `quantization`; config/cache.py
-`cache_dtype`, `block_size`, `get_resolved_kv_cache_layout`; config/parallel.py `world_size`;
-model_executor/layers/utils.py `dispatch_cpu_unquantized_gemm`."""
+`random_sample`, `use_fp64_gumbel`; v1/worker/gpu/model_runner.py `kv_caches`, `device`,
+`get_model`; config/model.py `model`, `revision`; model_executor/layers/utils.py
+`dispatch_cpu_unquantized_gemm`."""
 
 import hashlib
-import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from controller.adapters.vllm.scheduler_side import EngineParts
-
 # -- a request between two steps -------------------------------------------------------------------
-# Reads and sets what the model runner stores about a request between steps.
-#
-# vLLM's first version of the model runner is told of a request with the request's first step. Later
+# The first version of vLLM's model runner is told of a request with the request's first step. Later
 # it is told only of changes, and never of outputs. So a request that arrives with outputs is
 # registered here beforehand, as if it had run in this worker and was not scheduled in the last
 # step.
 
 
-def is_seeded(request: Any) -> bool:
+@dataclass(frozen=True, slots=True)
+class MovedRequest:
+    """What a worker stores of a request that arrives with outputs.
+
+    `generator`: the state of its random generator; None if it has no seed, or if the model runner
+    needs no generator."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    block_ids: tuple[int, ...]
+    num_computed_tokens: int
+    sampling_params: Any
+    lora_request: Any
+    generator: bytes | None
+
+
+def is_seeded(sampling_params: Any) -> bool:
     from vllm.sampling_params import SamplingType
 
-    return bool(request.sampling_params.sampling_type == SamplingType.RANDOM_SEED)
+    return bool(sampling_params.sampling_type == SamplingType.RANDOM_SEED)
 
 
-def generator_state(runner: Any, request_id: str) -> bytes | None:
+def generator_state(worker: Any, request_id: str) -> bytes | None:
     """The state of the request's generator, which takes 5 KB on CPU and 16 bytes on CUDA. None if
     the request has no seed or the worker does not know it."""
-    known = runner.requests.get(request_id)
+    known = worker.model_runner.requests.get(request_id)
     if known is None or known.generator is None:
         return None
     return bytes(known.generator.get_state().numpy())
 
 
-def generator_from(runner: Any, request: Any, state: bytes | None) -> torch.Generator | None:
-    """Makes a generator with this state. Raises ValueError if the state cannot belong to this
-    request's generator."""
-    if (state is not None) != is_seeded(request):
-        raise ValueError("a generator's state belongs to a seeded request, and to no other")
-    if state is None:
-        return None
-    generator = torch.Generator(device=runner.device)
-    generator.manual_seed(request.sampling_params.seed)
-    try:
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    except RuntimeError as error:
-        raise ValueError(f"not the state of a {runner.device.type} generator") from error
-    return generator
-
-
-def drawn_generator(runner: Any, request: Any, num_tokens: int) -> torch.Generator | None:
-    """The generator of a seeded request as it is after `num_tokens` tokens; None if the request has
+def drawn_generator(worker: Any, sampling_params: Any, num_tokens: int) -> bytes | None:
+    """The state of a seeded request's generator after `num_tokens` tokens; None if the request has
     no seed. For each token the sampler draws once: on CPU a seed for its kernel; elsewhere, and
     with 64-bit noise, a row of noise as wide as the vocabulary."""
-    if not is_seeded(request):
+    if not is_seeded(sampling_params):
         return None
+    runner = worker.model_runner
     generator = torch.Generator(device=runner.device)
-    generator.manual_seed(request.sampling_params.seed)
+    generator.manual_seed(sampling_params.seed)
     sampler = runner.sampler.topk_topp_sampler
     wide = sampler.use_fp64_gumbel
     if sampler.forward == sampler.forward_cpu and not wide:
         torch.randint(0, 2**31, (num_tokens,), generator=generator)
-        return generator
-    noise = torch.empty(
-        runner.input_batch.vocab_size,
-        dtype=torch.float64 if wide else torch.float32,
-        device=runner.device,
-    )
-    for _ in range(num_tokens):
-        noise.exponential_(generator=generator)
-    return generator
+    else:
+        noise = torch.empty(
+            runner.input_batch.vocab_size,
+            dtype=torch.float64 if wide else torch.float32,
+            device=runner.device,
+        )
+        for _ in range(num_tokens):
+            noise.exponential_(generator=generator)
+    return bytes(generator.get_state().numpy())
 
 
-def register_request(
-    runner: Any, request: Any, block_ids: tuple[int, ...], generator: torch.Generator | None
-) -> None:
+def register_request(worker: Any, moved: MovedRequest) -> str:
+    """Returns why the worker cannot take the request; empty if it has taken it."""
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-    remove_from_batch(runner, request.request_id)
+    runner = worker.model_runner
+    try:
+        generator = _generator(runner.device, moved)
+    except ValueError as error:
+        return str(error)
+    leave_batch(worker, moved.request_id)
     known = CachedRequestState(
-        req_id=request.request_id,
-        prompt_token_ids=request.prompt_token_ids,
+        req_id=moved.request_id,
+        prompt_token_ids=moved.prompt_token_ids,
         mm_features=[],
-        sampling_params=request.sampling_params,
+        sampling_params=moved.sampling_params,
         generator=generator,
-        block_ids=(list(block_ids),),
-        num_computed_tokens=request.num_computed_tokens,
-        output_token_ids=list(request.output_token_ids),
-        lora_request=request.lora_request,
+        block_ids=(list(moved.block_ids),),
+        num_computed_tokens=moved.num_computed_tokens,
+        output_token_ids=list(moved.output_token_ids),
+        lora_request=moved.lora_request,
     )
     if runner.uses_mrope:
         runner._init_mrope_positions(known)
-    runner.requests[request.request_id] = known
+    runner.requests[moved.request_id] = known
+    return ""
 
 
-def remove_from_batch(runner: Any, request_id: str) -> None:
+def _generator(device: torch.device, moved: MovedRequest) -> torch.Generator | None:
+    """Raises ValueError if the state cannot belong to this request's generator."""
+    if (moved.generator is not None) != is_seeded(moved.sampling_params):
+        raise ValueError("a generator's state belongs to a seeded request, and to no other")
+    if moved.generator is None:
+        return None
+    generator = torch.Generator(device=device)
+    generator.manual_seed(moved.sampling_params.seed)
+    try:
+        generator.set_state(torch.frombuffer(bytearray(moved.generator), dtype=torch.uint8))
+    except RuntimeError as error:
+        raise ValueError(f"not the state of a {device.type} generator") from error
+    return generator
+
+
+def leave_batch(worker: Any, request_id: str) -> None:
     """Removes the request's row; the next step closes the gap. Otherwise a request that comes back
     before the worker's next step would find its old row, with its old blocks."""
     with torch.inference_mode():  # as in a step, which made the mask of allowed tokens
-        runner.input_batch.remove_request(request_id)
+        worker.model_runner.input_batch.remove_request(request_id)
 
 
 # -- seeded sampling on a CPU ----------------------------------------------------------------------
@@ -201,9 +220,7 @@ def compile_logprobs(worker: Any, vocab_size: int) -> None:
         gather(logprobs, 1, torch.zeros(2, dtype=torch.int64, device=runner.device))
 
 
-# -- the fingerprint -------------------------------------------------------------------------------
-# KV blocks can move between two engines if, and only if, their fingerprints are equal.
-#
+# -- facts for the fingerprint ---------------------------------------------------------------------
 # The weights are identified by a sample of every parameter, in the form in which the engine
 # computes with it: if a fine-tuned model differs from its origin in a parameter at all, it differs
 # in most elements. Reading all elements would take minutes for a large model. On CPU vLLM packs its
@@ -213,49 +230,47 @@ def compile_logprobs(worker: Any, vocab_size: int) -> None:
 _SAMPLES = 256  # samples of each parameter, or of each file
 _SAMPLE_BYTES = 64
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_SAYS_NOTHING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 
 
-def fingerprint(parts: EngineParts) -> str:
-    """The engine's fingerprint in hex; empty if its blocks cannot move."""
-    if parts.runner is None:
-        return ""
-    import vllm
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """`device`: its type. `layers`: for each KV cache the type of its elements, and the shape of a
+    block. `weights`: a digest of the worker's parameters. `packed`: whether some of the parameters
+    are empty, so that the digest does not cover them."""
 
-    config = parts.core.vllm_config
-    model = config.model_config.hf_text_config.to_dict()
-    facts = {
-        "vllm": vllm.__version__,
-        "model": {key: value for key, value in model.items() if key not in _SAYS_NOTHING},
-        "dtype": str(config.model_config.dtype),
-        "quantization": str(config.model_config.quantization),
-        "device": parts.runner.device.type,
-        "layout": str(config.cache_config.get_resolved_kv_cache_layout()),
-        "cache_dtype": str(config.cache_config.cache_dtype),
-        "block_size": parts.block_size,
-        "layers": [(str(c.dtype), list(c.shape[1:])) for c in parts.runner.kv_caches],
-        "world_size": config.parallel_config.world_size,
-    }
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-    for part in _weights(config.model_config, parts.runner.get_model()):
-        digest.update(part)
-    return digest.hexdigest()
+    device: str
+    layers: list[tuple[str, list[int]]]
+    weights: str
+    packed: bool
 
 
-def _weights(model_config: Any, model: Any) -> Iterator[bytes]:
-    parameters = sorted(model.named_parameters())
+def facts(worker: Any) -> WorkerFacts:
+    runner = worker.model_runner
+    parameters = sorted(runner.get_model().named_parameters())
+    digest = hashlib.sha256()
     for name, parameter in parameters:
-        yield f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode()
-        yield _sample(parameter.detach())
-    if all(parameter.numel() for _, parameter in parameters):
-        return
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        digest.update(_sample(parameter.detach()))
+    return WorkerFacts(
+        device=runner.device.type,
+        layers=[(str(cache.dtype), list(cache.shape[1:])) for cache in runner.kv_caches],
+        weights=digest.hexdigest(),
+        packed=not all(parameter.numel() for _, parameter in parameters),
+    )
+
+
+def files_digest(model_config: Any) -> str:
+    """A digest of the model's files; of its name and revision if the model is not a folder."""
+    digest = hashlib.sha256()
     folder = Path(model_config.model)
-    if not folder.is_dir():
-        yield f"{model_config.model} {model_config.revision}".encode()
-        return
-    for file in sorted(folder.iterdir()):
-        if file.suffix in _WEIGHTS:
-            yield from _file_sample(file)
+    if folder.is_dir():
+        for file in sorted(folder.iterdir()):
+            if file.suffix in _WEIGHTS:
+                for part in _file_sample(file):
+                    digest.update(part)
+    else:
+        digest.update(f"{model_config.model} {model_config.revision}".encode())
+    return digest.hexdigest()
 
 
 def _sample(parameter: Any) -> bytes:

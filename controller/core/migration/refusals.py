@@ -38,10 +38,12 @@ class MoveRefusal(StrEnum):
     # Reasons in the source's engine.
     SPECULATIVE = "speculative"
     KV_GROUPS = "kv_groups"
-    MODEL_RUNNER = "model_runner"
     PARALLEL = "parallel"
     # Reasons at the destination.
     FINGERPRINT = "fingerprint"
+    MODEL_RUNNER = "model_runner"
+    RANKS = "ranks"
+    VLLM_VERSION = "vllm_version"
     NO_BLOCKS = "no_blocks"
     NO_SLOT = "no_slot"
     NO_ADAPTER = "no_adapter"
@@ -104,6 +106,36 @@ def refusal_of(
     return None if has_place else MoveRefusal.TOO_MANY_MOVES
 
 
+# -- two engines -------------------------------------------------------------------------
+# An engine's fingerprint is a text of named parts, such as "runner=v1 ranks=2".
+
+
+def differing_parts(source: str, destination: str) -> frozenset[str]:
+    """The names of the parts in which two fingerprints differ.
+
+    `files` identifies the weights less closely than `weights` does, and counts only where `weights`
+    differs, as it does between engines with different numbers of ranks."""
+    differing = frozenset(
+        part.partition("=")[0] for part in {*source.split()} ^ {*destination.split()}
+    )
+    return differing - {"files"} if "weights" not in differing else differing
+
+
+def refusal_between(source: str, destination: str) -> MoveRefusal | None:
+    """Why no request can move between two engines with these fingerprints; None if requests can.
+    The most telling difference counts."""
+    differing = differing_parts(source, destination)
+    if not differing:
+        return None
+    if "runner" in differing:
+        return MoveRefusal.MODEL_RUNNER
+    if "layout" in differing or "files" in differing:
+        return MoveRefusal.FINGERPRINT
+    if "ranks" in differing:
+        return MoveRefusal.RANKS
+    return MoveRefusal.VLLM_VERSION if "vllm" in differing else MoveRefusal.FINGERPRINT
+
+
 # -- the list ----------------------------------------------------------------------------
 
 
@@ -138,9 +170,11 @@ REASONS: Mapping[str, Reason] = {
     MoveRefusal.STREAMED_PROMPT: _lasting("its prompt is still being streamed in"),
     MoveRefusal.SPECULATIVE: _lasting("the engine decodes speculatively"),
     MoveRefusal.KV_GROUPS: _lasting("the model has more than one group of KV layers"),
-    MoveRefusal.MODEL_RUNNER: _lasting("the engine runs vLLM's second model runner"),
     MoveRefusal.PARALLEL: _lasting("the engine spreads its KV blocks over several processes"),
     MoveRefusal.FINGERPRINT: _there("the KV blocks of the two engines are not alike"),
+    MoveRefusal.MODEL_RUNNER: _there("the two engines run different model runners of vLLM"),
+    MoveRefusal.RANKS: _there("the two engines have different parallel sizes"),
+    MoveRefusal.VLLM_VERSION: _there("the two engines run different versions of vLLM"),
     MoveRefusal.NO_BLOCKS: _there("the destination has not enough free blocks"),
     MoveRefusal.NO_SLOT: _there("the destination's batch is full"),
     MoveRefusal.NO_ADAPTER: _there("its LoRA adapter is not loaded there"),

@@ -30,7 +30,7 @@ from controller.core.migration.protocol import (
     blocks_to_reserve,
     is_last,
 )
-from controller.core.migration.refusals import MoveRefusal, refusal_of, why
+from controller.core.migration.refusals import MoveRefusal, refusal_between, refusal_of, why
 from controller.core.migration.source import SourceMove
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.ports.engine import (
@@ -503,8 +503,8 @@ class IncomingMove:
         """Begins with the first message. `refusal`: why this llumlet itself refuses the request, if
         it does."""
         start = self.machine.start(self._first.message)
-        if refusal is None and self._arriving.fingerprint != self._host.fingerprint:
-            refusal = MoveRefusal.FINGERPRINT
+        if refusal is None:
+            refusal = refusal_between(self._arriving.fingerprint, self._host.fingerprint)
         if refusal is not None:
             self.handle(destination.NotReserved(refusal))
         else:

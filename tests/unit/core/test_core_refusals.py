@@ -9,7 +9,13 @@ import pytest
 from controller.core.emptying.relieving import known
 from controller.core.migration.move_table import MoveTable
 from controller.core.migration.ownership import FIRST_EPOCH
-from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal, refusal_of
+from controller.core.migration.refusals import (
+    MOVABLE,
+    MoveFacts,
+    MoveRefusal,
+    refusal_between,
+    refusal_of,
+)
 from controller.core.migration.source import SourceMove
 from tests.unit.rescheduling.relief_builders import running
 
@@ -81,3 +87,37 @@ def test_what_is_known_of_candidates() -> None:
     assert found["a"].outgoing, "by the table"
     assert found["c"].outgoing, "by the engine"
     assert found["gone"].outgoing, "the snapshot counts it, as if it left"
+
+
+# -- two engines -------------------------------------------------------------------------
+
+ENGINE = "runner=v1 layout=a weights=b files=c ranks=1 vllm=0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("changed", "refusal"),
+    [
+        ({}, None),
+        ({"files=c": "files=hub"}, None),
+        ({"runner=v1": "runner=v2"}, MoveRefusal.MODEL_RUNNER),
+        ({"runner=v1": "runner=v2", "layout=a": "layout=z"}, MoveRefusal.MODEL_RUNNER),
+        ({"layout=a": "layout=z"}, MoveRefusal.FINGERPRINT),
+        ({"weights=b": "weights=z"}, MoveRefusal.FINGERPRINT),
+        ({"weights=b": "weights=z", "ranks=1": "ranks=2"}, MoveRefusal.RANKS),
+        (
+            {"weights=b": "weights=z", "files=c": "files=z", "ranks=1": "ranks=2"},
+            MoveRefusal.FINGERPRINT,
+        ),
+        ({"vllm=0.32.0": "vllm=0.33.0"}, MoveRefusal.VLLM_VERSION),
+        ({" vllm=0.32.0": ""}, MoveRefusal.VLLM_VERSION),
+        ({ENGINE: "emulated"}, MoveRefusal.MODEL_RUNNER),
+    ],
+)
+def test_which_difference_between_two_engines_counts(
+    changed: dict[str, str], refusal: MoveRefusal | None
+) -> None:
+    other = ENGINE
+    for old, new in changed.items():
+        other = other.replace(old, new)
+    assert refusal_between(ENGINE, other) is refusal
+    assert refusal_between(other, ENGINE) is refusal

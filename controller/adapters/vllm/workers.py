@@ -1,0 +1,229 @@
+"""The workers of a vLLM engine, as moves use them from the engine's thread: the KV blocks, what the
+model runner stores about a request, and the engine's fingerprint.
+
+vLLM has two model runners, and `Workers` has a class for each:
+
+    V1  The first one keeps a request's outputs and its random generator in the worker. A request
+        that arrives is registered in the worker at once (`worker_side.register_request`).
+    V2  The second one, which vLLM prefers on GPUs, draws random numbers from the seed and the
+        position, so no generator travels. It is told of a request, with all its tokens, by the
+        step in which the request runs first. vLLM does so for a request that leaves its queue; for
+        one that enters the batch directly, `V2Workers` adds it to the step.
+
+Touch points of vLLM: v1/executor/abstract.py `collective_rpc`; v1/core/sched/scheduler.py
+`schedule`, `requests`; v1/core/sched/output.py `NewRequestData`, `scheduled_new_reqs`,
+`prefill_token_ids`; v1/request.py `status`; v1/worker/gpu/model_runner.py `add_requests`;
+config/model.py `hf_text_config`, `dtype`, `quantization`; config/cache.py `cache_dtype`,
+`block_size`, `get_resolved_kv_cache_layout`; config/parallel.py `world_size`; config/vllm.py
+`use_v2_model_runner`."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from controller.adapters.vllm import worker_side
+from controller.adapters.vllm.kv_blocks import CudaBlocks, HostBlocks
+from controller.adapters.vllm.scheduler_side import EngineParts
+from controller.adapters.vllm.worker_side import MovedRequest, WorkerFacts
+
+
+class Workers:
+    """Workers with the first model runner."""
+
+    keeps_rows = True
+    """Whether a worker has rows in its batch that vLLM does not manage by itself: each with the
+    request's outputs and its random generator."""
+
+    def __init__(self, core: Any, blocks: HostBlocks | CudaBlocks) -> None:
+        self.blocks = blocks
+        self._executor = core.model_executor
+
+    def generator_state(self, request: Any) -> bytes | None:
+        """The state of the request's random generator; None if the request has no seed, if it has
+        not run, or if the model runner has no generators."""
+        if not self.keeps_rows or not worker_side.is_seeded(request.sampling_params):
+            return None
+        state: bytes | None = self._call(worker_side.generator_state, request.request_id)[0]
+        return state
+
+    def drawn_generator(self, request: Any, num_tokens: int) -> bytes | None:
+        """The state of a seeded request's generator after `num_tokens` tokens; None if there is no
+        such generator. Any thread may call this, and it may take long."""
+        if not self.keeps_rows:
+            return None
+        params = request.sampling_params
+        state: bytes | None = self._call(worker_side.drawn_generator, params, num_tokens)[0]
+        return state
+
+    def register(
+        self,
+        request: Any,
+        output_token_ids: Sequence[int],
+        block_ids: Sequence[int],
+        generator: bytes | None,
+    ) -> None:
+        """Makes the workers ready for a request that comes with outputs. Without blocks it comes
+        to the queue; with blocks it comes to the batch, and all its tokens but the last are
+        computed. Raises ValueError if the generator's state does not fit; nothing has changed
+        then."""
+        moved = moved_request(request, output_token_ids, block_ids, generator)
+        refusals = self._call(worker_side.register_request, moved)
+        if any(refusals):
+            raise ValueError(next(filter(None, refusals)))
+
+    def leave_batch(self, request_id: str) -> None:
+        """Must be called before a request comes back to the batch through vLLM's queue."""
+        if self.keeps_rows:
+            self._call(worker_side.leave_batch, request_id)
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What the function returned in each worker."""
+        results: list[Any] = self._executor.collective_rpc(function, args=args)
+        return results
+
+
+class V2Workers(Workers):
+    """Workers with the second model runner."""
+
+    keeps_rows = False
+
+    def __init__(self, core: Any, blocks: HostBlocks | CudaBlocks) -> None:
+        from vllm.v1.request import RequestStatus
+
+        super().__init__(core, blocks)
+        self._scheduler = core.scheduler
+        self._running = RequestStatus.RUNNING
+        self._arrived: dict[str, tuple[Any, Any]] = {}
+        """By id, the requests that the workers do not know yet, and what the next step tells
+        them."""
+        self._add_to_steps()
+
+    def register(
+        self,
+        request: Any,
+        output_token_ids: Sequence[int],
+        block_ids: Sequence[int],
+        generator: bytes | None,
+    ) -> None:
+        from vllm.v1.core.sched.output import NewRequestData
+
+        if generator is not None:
+            raise ValueError("a generator's state, but this model runner has no generators")
+        if not block_ids:
+            return  # vLLM tells the workers of a request that leaves its queue
+        moved = moved_request(request, output_token_ids, block_ids, None)
+        self._arrived[moved.request_id] = (
+            request,
+            NewRequestData(
+                req_id=moved.request_id,
+                prompt_token_ids=moved.prompt_token_ids,
+                mm_features=[],
+                sampling_params=moved.sampling_params,
+                pooling_params=None,
+                block_ids=(list(moved.block_ids),),
+                num_computed_tokens=moved.num_computed_tokens,
+                lora_request=moved.lora_request,
+                prefill_token_ids=[*moved.prompt_token_ids, *moved.output_token_ids],
+            ),
+        )
+
+    def _add_to_steps(self) -> None:
+        """Adds the arrived requests to what the scheduler tells the workers. The workers take new
+        requests before they read what has changed for known ones, such as one more block.
+
+        A request that ended meanwhile is left out: its end may be in the same step, and the
+        workers would keep the request for ever. A request that the scheduler has evicted is left
+        out too, because vLLM tells the workers of it when it leaves the queue."""
+        schedule = self._scheduler.schedule
+
+        def with_arrived(*args: Any, **kwargs: Any) -> Any:
+            scheduled = schedule(*args, **kwargs)
+            if self._arrived:
+                arrived, self._arrived = self._arrived, {}
+                scheduled.scheduled_new_reqs.extend(
+                    new
+                    for request_id, (request, new) in arrived.items()
+                    if self._scheduler.requests.get(request_id) is request
+                    and request.status == self._running
+                )
+            return scheduled
+
+        self._scheduler.schedule = with_arrived
+
+
+def moved_request(
+    request: Any,
+    output_token_ids: Sequence[int],
+    block_ids: Sequence[int],
+    generator: bytes | None,
+) -> MovedRequest:
+    num_tokens = len(request.prompt_token_ids) + len(output_token_ids)
+    return MovedRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=list(output_token_ids),
+        block_ids=tuple(block_ids),
+        num_computed_tokens=num_tokens - 1 if block_ids else 0,
+        sampling_params=request.sampling_params,
+        lora_request=request.lora_request,
+        generator=generator,
+    )
+
+
+def workers_of(core: Any, parts: EngineParts) -> Workers:
+    """Must be called on the engine's thread. If the engine moves no requests, its workers have no
+    blocks."""
+    kind = V2Workers if core.vllm_config.use_v2_model_runner else Workers
+    if parts.refusal is not None:
+        return kind(core, HostBlocks([], parts.pool.num_gpu_blocks))
+    runner = core.model_executor.driver_worker.worker.model_runner
+    num_blocks = parts.pool.num_gpu_blocks
+    if runner.device.type == "cpu":
+        return kind(core, HostBlocks(runner.kv_caches, num_blocks))
+    return kind(core, CudaBlocks(runner.kv_caches, num_blocks, runner.device))
+
+
+# -- the fingerprint -------------------------------------------------------------------------------
+
+_SAYS_NOTHING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+
+
+def fingerprint(core: Any, parts: EngineParts) -> str:
+    """The engine's fingerprint; empty if the engine moves no requests. Its parts are named, and
+    `controller/core/migration/refusals.py` says which of them may differ between two engines."""
+    if parts.refusal is not None:
+        return ""
+    import vllm
+
+    config = core.vllm_config
+    facts: list[WorkerFacts] = core.model_executor.collective_rpc(worker_side.facts)
+    model = config.model_config.hf_text_config.to_dict()
+    layout = {
+        "model": {key: value for key, value in model.items() if key not in _SAYS_NOTHING},
+        "dtype": str(config.model_config.dtype),
+        "quantization": str(config.model_config.quantization),
+        "device": facts[0].device,
+        "layout": str(config.cache_config.get_resolved_kv_cache_layout()),
+        "cache_dtype": str(config.cache_config.cache_dtype),
+        "block_size": parts.block_size,
+        "layers": [worker.layers for worker in facts],
+    }
+    files = worker_side.files_digest(config.model_config)
+    weights = [worker.weights for worker in facts]
+    if any(worker.packed for worker in facts):
+        weights.append(files)
+    named = {
+        "runner": "v2" if config.use_v2_model_runner else "v1",
+        "layout": _digest(layout),
+        "weights": _digest(weights),
+        "files": _digest(files),
+        "ranks": config.parallel_config.world_size,
+        "vllm": vllm.__version__,
+    }
+    return " ".join(f"{name}={value}" for name, value in named.items())
+
+
+def _digest(what: Any) -> str:
+    said = json.dumps(what, sort_keys=True, default=str)
+    return hashlib.sha256(said.encode()).hexdigest()[:24]
