@@ -1,18 +1,22 @@
 """Copies of KV blocks between an engine's caches and buffers: on a CPU (`HostBlocks`) and on a GPU
-(`CudaBlocks`), for an engine that runs in this process.
+(`CudaBlocks`), for an engine that runs in this process; and the columns of a row that each rank of
+an engine with several processes fills (`columns_of`; `rank_copies.py` copies them).
 
 vLLM is not imported here, so that copies of blocks can be measured without it.
 
 A buffer holds one block after the other, and within a block one layer after the other, so that the
-source and the destination may divide a stage differently. To gather 235 blocks of the embedded
-model (30 MB, one core) takes 2.3 ms this way, no more than layer by layer; to scatter them takes
-3.4 ms. Both release the GIL while they copy.
+source and the destination may divide a stage differently. Within a layer it holds one KV head after
+the other. So the bytes of a block do not depend on how many ranks share the heads. To gather 235
+blocks of the embedded model (30 MB, one core) takes 2.3 ms this way, no more than layer by layer;
+to scatter them takes 3.4 ms. Both release the GIL while they copy.
 
-Touch points of vLLM: v1/worker/gpu_model_runner.py `kv_caches`; v1/worker/utils.py
-`copy_kv_cache_blocks_inplace`."""
+Touch points of vLLM: v1/worker/gpu_model_runner.py `kv_caches`; v1/kv_cache_layout.py
+`KVCacheLayout`: a layer's cache is a view with the axes block, head, token and content, whatever
+their order in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -20,33 +24,120 @@ import torch
 _WORD = 8
 
 
-class BlockRows:
-    """Copies between the layers' caches and the rows of a table, in which each row is a block."""
+# -- which columns of a row belong to which rank ---------------------------------------------------
+# A layer of a block has parts, as a rule its KV heads. Each rank holds one part or several parts
+# that follow each other. If an engine has more ranks than KV heads, several ranks hold the same
+# head. If a cache has no heads, as with latent attention, each rank holds the whole layer, which is
+# one part. If the heads of a cache are not its outermost axis, the part is all that a rank holds.
+# In that case a row depends on the number of ranks.
 
-    def __init__(self, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
-        layers = {cache.data_ptr(): cache for cache in caches}.values()
-        blocks = [cache.unflatten(0, (num_blocks, -1)) for cache in layers]
+
+@dataclass(frozen=True, slots=True)
+class LayerShard:
+    """What one rank holds of each block of one layer: `num_held` of the `num_parts` parts, from
+    `first` on."""
+
+    layer: int
+    """The index of the layer in the whole model; with pipeline parallelism a rank has only some
+    of the layers."""
+    num_parts: int
+    first: int
+    num_held: int
+    part_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The bytes of a row that one rank reads and writes."""
+
+    row_bytes: int
+    starts: tuple[int, ...]
+    """For each of the rank's layers, where its bytes begin."""
+    gathered: tuple[bool, ...]
+    """For each of the rank's layers, whether this rank gathers it. Of ranks that hold the same
+    part only one does; each of them scatters it."""
+
+
+def columns_of(ranks: Sequence[Sequence[LayerShard]]) -> list[Columns]:
+    """The columns of each rank. Raises ValueError if the ranks do not hold whole layers."""
+    holders: dict[LayerShard, int] = {}  # the first rank that holds each shard
+    for rank, held in enumerate(ranks):
+        if len({shard.layer for shard in held}) < len(held):
+            raise ValueError("two caches of one layer")
+        for shard in held:
+            holders.setdefault(shard, rank)
+    starts: dict[int, int] = {}
+    row_bytes = 0
+    in_order = sorted(holders, key=lambda shard: (shard.layer, shard.first))
+    for layer, grouped in groupby(in_order, key=lambda shard: shard.layer):
+        shards = list(grouped)
+        ends = [shard.first + shard.num_held for shard in shards]
+        kinds = {(shard.num_parts, shard.part_bytes) for shard in shards}
+        num_parts, part_bytes = next(iter(kinds))
+        if len(kinds) > 1 or [*(s.first for s in shards), num_parts] != [0, *ends]:
+            raise ValueError(f"the ranks do not hold layer {layer} whole: {shards}")
+        starts[layer] = row_bytes
+        row_bytes += num_parts * part_bytes
+    return [
+        Columns(
+            row_bytes,
+            starts=tuple(starts[shard.layer] + shard.first * shard.part_bytes for shard in held),
+            gathered=tuple(holders[shard] == rank for shard in held),
+        )
+        for rank, held in enumerate(ranks)
+    ]
+
+
+def distinct_caches(caches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The caches without those of layers that use another layer's cache."""
+    return list({cache.data_ptr(): cache for cache in caches}.values())
+
+
+class BlockRows:
+    """Copies between the layers' caches and the rows of a table, in which each row is a block. With
+    `columns` the caches are those of one rank, and only this rank's part of the rows is copied."""
+
+    def __init__(
+        self, caches: Sequence[torch.Tensor], num_blocks: int, columns: Columns | None = None
+    ) -> None:
+        blocks = [cache.unflatten(0, (num_blocks, -1)) for cache in distinct_caches(caches)]
+        columns = columns or _one_after_the_other(blocks)
         # Copying whole words takes half as long as copying floats if a block is not contiguous in
         # memory, and torch cannot copy some 8-bit floats at all.
-        self.dtype = torch.int64 if all(map(_in_words, blocks)) else torch.uint8
-        self._layers: list[tuple[torch.Tensor, slice]] = []
-        self.width = 0
+        in_words = all(map(_in_words, blocks)) and not any(
+            each % _WORD for each in (columns.row_bytes, *columns.starts)
+        )
+        self.dtype = torch.int64 if in_words else torch.uint8
+        self.width = columns.row_bytes // self.dtype.itemsize
         """The number of elements in a row."""
-        for layer in (block.view(self.dtype) for block in blocks):
-            end = self.width + layer[0].numel()
-            self._layers.append((layer, slice(self.width, end)))
-            self.width = end
+        self._scattered: list[tuple[torch.Tensor, slice]] = []
+        self._gathered: list[tuple[torch.Tensor, slice]] = []
+        layers = zip(blocks, columns.starts, columns.gathered, strict=True)
+        for block, start_byte, gathered in layers:
+            layer, start = block.view(self.dtype), start_byte // self.dtype.itemsize
+            part = (layer, slice(start, start + layer[0].numel()))
+            self._scattered.append(part)
+            if gathered:
+                self._gathered.append(part)
 
     def gather(self, block_ids: torch.Tensor, rows: torch.Tensor) -> None:
         with torch.inference_mode():
-            for layer, columns in self._layers:
+            for layer, columns in self._gathered:
                 out = rows[:, columns].unflatten(1, layer.shape[1:])
                 torch.index_select(layer, 0, block_ids, out=out)
 
     def scatter(self, block_ids: torch.Tensor, rows: torch.Tensor) -> None:
         with torch.inference_mode():
-            for layer, columns in self._layers:
+            for layer, columns in self._scattered:
                 layer.index_copy_(0, block_ids, rows[:, columns].unflatten(1, layer.shape[1:]))
+
+
+def _one_after_the_other(blocks: Sequence[torch.Tensor]) -> Columns:
+    """The columns of a rank that holds all layers whole."""
+    starts = [0]
+    for block in blocks:
+        starts.append(starts[-1] + block[0].numel() * block.itemsize)
+    return Columns(starts[-1], tuple(starts[:-1]), (True,) * len(blocks))
 
 
 class HostBlocks:
@@ -129,6 +220,11 @@ class CudaBlocks:
 
     def order_after_steps(self) -> None:
         self._launched.record()
+
+    def order_after(self, launched: torch.cuda.Event) -> None:
+        """Makes later copies wait for an event, which was recorded after the last step that may
+        touch their blocks."""
+        self._launched = launched
 
     def buffer(self, num_blocks: int) -> StagingBuffer:
         shape, dtype = (num_blocks, self._rows.width), self._rows.dtype
