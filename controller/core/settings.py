@@ -185,6 +185,9 @@ class MigrationSettings(Table):
     """How many moves to and from one instance may be under way at a time. 0: none."""
     max_bytes_per_s: NotNegative = 0.0
     """How many bytes per second may be copied from one instance to another. 0: no limit."""
+    allow_inexact: bool = False
+    """Whether requests may move between engines that differ in their parallel size or their version
+    of vLLM. The tokens after such a move may differ, by rounding, from those without the move."""
 
     def __post_init__(self) -> None:
         _check_order(self, "source_below_steps", "destination_above_steps")

@@ -142,9 +142,9 @@ T = TypeVar("T", ReschedulingConfig, AutoscaleConfig)
 _RESCHEDULING = {
     f"migration.{field.name}": field.name
     for field in fields(ReschedulingConfig)
-    if field.name != "max_bytes_per_s"
+    if field.name not in ("max_bytes_per_s", "allow_inexact")
 }
-"""A simulated link is as fast as the profile says."""
+"""A simulated link is as fast as the profile says, and simulated engines are all alike."""
 _HOLDING = {f"holding.{field.name}": field.name for field in fields(HoldingConfig)}
 _AUTOSCALE = {
     f"autoscale.{field.name}": field.name

@@ -400,6 +400,9 @@ def _move(report: "MigrationReport") -> str:
     return "\n\n".join(parts)
 
 
+_ENGINES_DIFFER = {"ranks": "parallel size", "vllm": "version of vLLM"}
+
+
 def _planned_facts(plan: "MovePlanned") -> list[_Fact]:
     return [
         ("tokens", str(plan.num_tokens)),
@@ -427,7 +430,15 @@ def _moved_facts(report: "MigrationReport", last: "MoveAttempt") -> list[_Fact]:
         ("took", _millis(last.duration_s)),
         ("downtime", _downtime(report, last)),
         ("excess", _millis(report.excess_s)),
+        *_inexact(last),
     ]
+
+
+def _inexact(last: "MoveAttempt") -> list[_Fact]:
+    if not last.inexact:
+        return []
+    differs = " and ".join(_ENGINES_DIFFER.get(part, part) for part in last.inexact)
+    return [("exact", f"no: the engines differ in {differs}; later tokens may differ by rounding")]
 
 
 def _downtime(report: "MigrationReport", last: "MoveAttempt") -> str:

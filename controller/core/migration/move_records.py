@@ -66,6 +66,9 @@ class MoveRecord:
     waited: bool = False
     """Whether the request waited for memory: before it moved, or at the destination before its
     first token there. Then its client waited for the memory, and not for the move."""
+    differing: tuple[str, ...] = ()
+    """The parts in which the fingerprints of the two engines differ. If there are any, the tokens
+    after the move may differ from those without it."""
 
     @property
     def num_blocks(self) -> int:
@@ -82,6 +85,8 @@ class MoveRecord:
     def labels(self) -> Mapping[str, str]:
         """The labels of this move's event."""
         labels = {"from": self.source_id, "to": self.destination_id, "reason": self.reason}
+        if self.differing:
+            labels["inexact"] = " ".join(self.differing)
         return labels | ({"code": self.code, "why": why(self.code)} if self.code else {})
 
     def numbers(self) -> Mapping[str, Number]:

@@ -121,19 +121,24 @@ def differing_parts(source: str, destination: str) -> frozenset[str]:
     return differing - {"files"} if "weights" not in differing else differing
 
 
-def refusal_between(source: str, destination: str) -> MoveRefusal | None:
+def refusal_between(
+    source: str, destination: str, *, allow_inexact: bool = False
+) -> MoveRefusal | None:
     """Why no request can move between two engines with these fingerprints; None if requests can.
-    The most telling difference counts."""
+    The most telling difference counts.
+
+    With `allow_inexact`, requests can move between engines of the same model whose parallel sizes
+    or versions of vLLM differ."""
     differing = differing_parts(source, destination)
     if not differing:
         return None
     if "runner" in differing:
         return MoveRefusal.MODEL_RUNNER
-    if "layout" in differing or "files" in differing:
+    if differing - {"ranks", "vllm", "weights"} or differing == {"weights"}:
         return MoveRefusal.FINGERPRINT
-    if "ranks" in differing:
-        return MoveRefusal.RANKS
-    return MoveRefusal.VLLM_VERSION if "vllm" in differing else MoveRefusal.FINGERPRINT
+    if allow_inexact:
+        return None
+    return MoveRefusal.RANKS if "ranks" in differing else MoveRefusal.VLLM_VERSION
 
 
 # -- the list ----------------------------------------------------------------------------
@@ -173,8 +178,12 @@ REASONS: Mapping[str, Reason] = {
     MoveRefusal.PARALLEL: _lasting("the engine spreads its KV blocks over several processes"),
     MoveRefusal.FINGERPRINT: _there("the KV blocks of the two engines are not alike"),
     MoveRefusal.MODEL_RUNNER: _there("the two engines run different model runners of vLLM"),
-    MoveRefusal.RANKS: _there("the two engines have different parallel sizes"),
-    MoveRefusal.VLLM_VERSION: _there("the two engines run different versions of vLLM"),
+    MoveRefusal.RANKS: _there(
+        "the two engines have different parallel sizes, and migration.allow_inexact is off"
+    ),
+    MoveRefusal.VLLM_VERSION: _there(
+        "the two engines run different versions of vLLM, and migration.allow_inexact is off"
+    ),
     MoveRefusal.NO_BLOCKS: _there("the destination has not enough free blocks"),
     MoveRefusal.NO_SLOT: _there("the destination's batch is full"),
     MoveRefusal.NO_ADAPTER: _there("its LoRA adapter is not loaded there"),

@@ -243,7 +243,7 @@ def _all(member: Member, config: LiveConfig) -> tuple[Message, ...]:
     if member.kind == "instance":
         limits, settings = config.rescheduling, config.scheduler
         return (
-            MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s or None),
+            MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s or None, limits.allow_inexact),
             StatusPushSet(settings.status_interval_s, _phases(settings.status_push)),
         )
     return (config.frontends,)

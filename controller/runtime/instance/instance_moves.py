@@ -255,7 +255,7 @@ class InstanceMoves(MoveTable[OutgoingMove, IncomingMove]):
             if envelope.message.verb in FROM_SOURCE:
                 self._source_said(envelope, payload)
             elif move := self.outgoing.get(envelope.migration_id):
-                move.receive(envelope.message)
+                move.receive(envelope)
             elif envelope.message.verb is Verb.COMMITTED:
                 self._reply(envelope, MoveMessage(Verb.ACKNOWLEDGED, envelope.message.stage))
         except IllegalMoveError as error:

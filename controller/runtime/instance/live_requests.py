@@ -106,6 +106,8 @@ class MoveHost(Protocol):
     transfer: KvTransfer
     blocks: KvBlocks
     fingerprint: str
+    allow_inexact: bool
+    """Whether a request may come from an engine that computes with another rounding."""
 
     @property
     def me(self) -> InstanceRef: ...

@@ -435,6 +435,7 @@ class Serving:
         self._frontends: list[str] = []  # an engine's frontend_index is a position in this list
         self.requests: dict[str, LiveRequest] = {}
         self.blocks, self.fingerprint = engine.moves.blocks, engine.moves.fingerprint
+        self.allow_inexact = False
         self.transfer = transfer
         transfer.start(self.blocks, self._tell_transfer)
         # These two methods of MoveHost are methods of other objects.
@@ -501,6 +502,7 @@ class Serving:
     def _on_move_limits(self, limits: MoveLimitsSet) -> None:
         self.instance_moves.max_moves = limits.max_moves
         self.transfer.max_bytes_per_s = limits.max_bytes_per_s
+        self.allow_inexact = limits.allow_inexact
 
     def _on_drain(self, drain: DrainSet) -> None:
         self.instance_moves.draining = drain.draining

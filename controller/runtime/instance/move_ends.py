@@ -30,7 +30,13 @@ from controller.core.migration.protocol import (
     blocks_to_reserve,
     is_last,
 )
-from controller.core.migration.refusals import MoveRefusal, refusal_between, refusal_of, why
+from controller.core.migration.refusals import (
+    MoveRefusal,
+    differing_parts,
+    refusal_between,
+    refusal_of,
+    why,
+)
 from controller.core.migration.source import SourceMove
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.ports.engine import (
@@ -110,6 +116,8 @@ class OutgoingMove:
         self.reserved_s: float | None = None
         """When this source heard that the destination has reserved blocks for the request."""
         self._num_tokens = 0
+        self._differing: tuple[str, ...] = ()
+        """The parts in which the fingerprints of the two engines differ."""
         self._encoded: dict[int, Frames] = {}
 
     @property
@@ -127,8 +135,10 @@ class OutgoingMove:
         stalled_s = self._host.transfer.stalled_s(self.order.destination)
         self._carry_out(self.machine.tick(self._host.now_s(), stalled_s))
 
-    def receive(self, message: MoveMessage) -> None:
+    def receive(self, envelope: MoveEnvelope) -> None:
         """Takes a message of the destination."""
+        message = envelope.message
+        self._differing = envelope.differing
         is_first = message.stage == 0 and self._copies.num_copied == 0
         if is_first and message.verb is Verb.PRE_ALLOCATED:
             self._copies.cached(message.num_blocks)
@@ -369,6 +379,7 @@ class OutgoingMove:
             tuple(self._copies.records),
             self._decision,
             waited=self._queued,
+            differing=self._differing,
         )
 
     def _close(self, outcome: source.SourceState, code: str) -> None:
@@ -495,6 +506,7 @@ class IncomingMove:
         self._num_received = 0
         self._digest = KvDigest(host.blocks) if self._arriving.verify_kv else None
         self._receiving = ""
+        self._differing: tuple[str, ...] = ()
         self._committed: CommittedRequest | None = None
         self._state: list[bytes] = []
         self._unconfirmed: list[UnconfirmedOutput] = []
@@ -504,7 +516,9 @@ class IncomingMove:
         it does."""
         start = self.machine.start(self._first.message)
         if refusal is None:
-            refusal = refusal_between(self._arriving.fingerprint, self._host.fingerprint)
+            fingerprints = self._arriving.fingerprint, self._host.fingerprint
+            refusal = refusal_between(*fingerprints, allow_inexact=self._host.allow_inexact)
+            self._differing = tuple(sorted(differing_parts(*fingerprints)))
         if refusal is not None:
             self.handle(destination.NotReserved(refusal))
         else:
@@ -571,7 +585,12 @@ class IncomingMove:
                     self._set_rank(rank)
                 case Say(message=message):
                     envelope = MoveEnvelope(
-                        self.migration_id, request_id, self.source, host.me, message
+                        self.migration_id,
+                        request_id,
+                        self.source,
+                        host.me,
+                        message,
+                        differing=self._differing,
                     )
                     host.send(self.source.address, envelope)
                 case destination.TellFrontend(moved=moved, hop=hop):

@@ -47,11 +47,12 @@ class MoveRefusalsAnswered(Message, frozen=True):
 
 
 class MoveLimitsSet(Message, frozen=True):
-    """Controller to instances: how many moves each instance may have, and how fast it may copy.
-    None: no limit."""
+    """Controller to instances: how many moves each instance may have, how fast it may copy (None:
+    no limit), and whether requests may come from engines that compute with another rounding."""
 
     max_moves: int
     max_bytes_per_s: float | None
+    allow_inexact: bool = False
 
 
 class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -104,6 +105,8 @@ class MoveEnvelope(Message, frozen=True):
     message: MoveMessage
     arriving: ArrivingRequest | None = None
     committed: CommittedRequest | None = None
+    differing: tuple[str, ...] = ()
+    """In the destination's messages: the parts in which the fingerprints of the engines differ."""
 
 
 class OfEpoch(Message, frozen=True):

@@ -111,6 +111,7 @@ ENGINE = "runner=v1 layout=a weights=b files=c ranks=1 vllm=0.32.0"
         ({"vllm=0.32.0": "vllm=0.33.0"}, MoveRefusal.VLLM_VERSION),
         ({" vllm=0.32.0": ""}, MoveRefusal.VLLM_VERSION),
         ({ENGINE: "emulated"}, MoveRefusal.MODEL_RUNNER),
+        ({" vllm=0.32.0": " vllm=0.33.0 more=x"}, MoveRefusal.FINGERPRINT),
     ],
 )
 def test_which_difference_between_two_engines_counts(
@@ -121,3 +122,6 @@ def test_which_difference_between_two_engines_counts(
         other = other.replace(old, new)
     assert refusal_between(ENGINE, other) is refusal
     assert refusal_between(other, ENGINE) is refusal
+    by_rounding = refusal in (MoveRefusal.RANKS, MoveRefusal.VLLM_VERSION)
+    allowed = refusal_between(ENGINE, other, allow_inexact=True)
+    assert allowed is (None if by_rounding else refusal)

@@ -212,6 +212,21 @@ async def test_what_keeps_a_request_where_it_is(
     assert moving.record().state is RequestState.RUNNING
 
 
+async def test_an_engine_of_another_parallel_size_takes_requests_if_that_is_allowed(
+    moving: MovingCluster,
+) -> None:
+    await moving.stream()
+    moving.a.serving.fingerprint = "runner=v1 weights=a ranks=1"
+    moving.b.serving.fingerprint = "runner=v1 weights=b ranks=2"
+    assert await moving.tried() == ("kept", MoveRefusal.RANKS)
+    moving.controller.send("i-1", MoveLimitsSet(4, None, allow_inexact=True))
+    await moving.until(lambda: moving.b.serving.allow_inexact)
+    assert await moving.tried() == ("migrated", "")
+    await moving.until(lambda: moving.events(EventKind.MIGRATED))
+    (event,) = moving.events(EventKind.MIGRATED)
+    assert event.labels["inexact"] == "ranks weights"
+
+
 @pytest.mark.parametrize("in_a_later_stage", [False, True])
 async def test_refused_for_want_of_blocks(moving: MovingCluster, in_a_later_stage: bool) -> None:
     await moving.stream()
