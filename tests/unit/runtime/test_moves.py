@@ -222,7 +222,7 @@ async def test_an_engine_of_another_parallel_size_takes_requests_if_that_is_allo
     moving.controller.send("i-1", MoveLimitsSet(4, None, allow_inexact=True))
     await moving.until(lambda: moving.b.serving.allow_inexact)
     assert await moving.tried() == ("migrated", "")
-    await moving.until(lambda: moving.events(EventKind.MIGRATED))
+    await moving.more("r", 1, moving.b)
     (event,) = moving.events(EventKind.MIGRATED)
     assert event.labels["inexact"] == "ranks weights"
 
