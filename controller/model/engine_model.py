@@ -300,11 +300,7 @@ class EngineModel:
                 self._evict(victim)
                 evicted.append(victim.request_id)
                 if victim is r:
-                    break
-            if r.evicted:
-                if self.config.own_eviction_ends_step:
-                    break
-                continue
+                    return i, budget
             if end >= r.full_at:
                 engine_state.remember_full(r, end)
             budget -= r.num_new
