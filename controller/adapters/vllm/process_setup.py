@@ -52,6 +52,7 @@ REMOVED = {
     "VLLM_API_KEY": "keys stand in endpoint.api_key_file",
     "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": _PROMPTS,
     "VLLM_LOGGING_CONFIG_PATH": _PROMPTS,
+    "VLLM_REQUEST_BODY_LOG_LEVEL": _PROMPTS,
     # With this store, the holder of any API key could read the answers to the other keys' requests.
     "VLLM_ENABLE_RESPONSES_API_STORE": _ONE_FRONTEND,
     "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": _ONE_FRONTEND,

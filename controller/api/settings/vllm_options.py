@@ -8,7 +8,7 @@ settings, flags, help, schema and the frontends follow it. A class is a section 
 --help`, named by its docstring; a field's docstring is its help. Every argument of vLLM's frontend
 is either offered or refused.
 
-Touch points of vLLM: entrypoints/launchers/cli_args.py `FrontendArgs`; engine/arg_utils.py
+Touch points of vLLM: entrypoints/cli/serve.py `make_arg_parser`; engine/arg_utils.py
 `AsyncEngineArgs`.
 """
 
@@ -297,6 +297,7 @@ REFUSED = {
     "cohere_format": "set cohere_format in endpoint.default_chat_template_kwargs",
     "cohere_is_reasoning_model": _NOT_OFFERED,
     "anthropic_disabled_thinking_effort": _NOT_OFFERED,
+    "reasoning_effort_map": _NOT_OFFERED,
     "enable_offline_docs": _NOT_OFFERED,
     "enable_flash_late_interaction": _NOT_OFFERED,
 }

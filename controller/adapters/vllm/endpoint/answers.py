@@ -13,10 +13,11 @@ At the paths of Anthropic's API an error has the form that clients of that API r
 the status of the stream, so `type` alone shows what happened.
 
 Touch points of vLLM: entrypoints/anthropic/serving.py `to_chat_completion_request`,
-`messages_full_converter`, `message_stream_converter`; entrypoints/anthropic/protocol.py
-`AnthropicToolChoice`; entrypoints/openai/chat_completion/serving.py `parser_cls`;
-parser/abstract_parser.py `Parser`, `parse`, `_tool_parser`; tool_parsers/hermes_tool_parser.py
-`tool_call_start_token`, `tool_call_end_token`.
+`messages_full_converter`, `message_stream_converter`; entrypoints/serve/engine/protocol.py
+`ErrorResponse`; entrypoints/anthropic/protocol.py `AnthropicToolChoice`;
+entrypoints/openai/chat_completion/serving.py `parser_cls`; parser/abstract_parser.py `Parser`,
+`parse`, `_tool_parser`; tool_parsers/hermes_tool_parser.py `tool_call_start_token`,
+`tool_call_end_token`.
 """
 
 import json
@@ -313,7 +314,8 @@ def without_cut_call(text: str, start: str | None, end: str | None) -> str:
 #
 # vLLM makes such a stream from the chunks of a chat, and takes an error among them for a chunk that
 # it cannot read. Clients then got the validation error of vLLM's own model in place of the
-# failure's reason and status, and the log got a traceback.
+# failure's reason and status, and the log got a traceback. Since 0.33 vLLM passes the error on, but
+# with a type only, and without the status that our errors have.
 
 _EVENT = ANTHROPIC_EVENT_PREFIX.decode()
 
@@ -325,24 +327,29 @@ def tell_errors(serving: Any) -> None:
         return
     convert = serving.message_stream_converter
 
-    async def converted(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-        errors: list[str] = []
+    async def converted(chunks: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+        errors: list[bytes] = []
         async for event in convert(_until_error(chunks, errors)):
             # vLLM's own error about an unreadable chunk shows internals, and has no code.
             told = anthropic_event(b"").decode() if event.startswith(_EVENT) else event
             yield told
         for chunk in errors:
-            yield anthropic_event(chunk.encode()).decode()
+            yield anthropic_event(chunk).decode()
 
     serving.message_stream_converter = converted
 
 
 async def _until_error(
-    chunks: AsyncGenerator[str, None], errors: list[str]
-) -> AsyncGenerator[str, None]:
+    chunks: AsyncGenerator[Any, None], errors: list[bytes]
+) -> AsyncGenerator[Any, None]:
+    """`chunks`: texts in vLLM 0.32, objects in 0.33."""
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
     async for chunk in chunks:
-        if chunk.startswith(EVENT_PREFIX.decode()):
-            errors.append(chunk)
+        is_error = isinstance(chunk, ErrorResponse)
+        line = f"data: {chunk.model_dump_json()}" if is_error else chunk
+        if is_error or (isinstance(line, str) and line.startswith(EVENT_PREFIX.decode())):
+            errors.append(line.encode())
             await chunks.aclose()
             return
         yield chunk

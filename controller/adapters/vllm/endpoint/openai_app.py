@@ -1,6 +1,6 @@
 """vLLM's OpenAI app over a PoolLLM, served by uvicorn.
 
-Touch points of vLLM: entrypoints/launchers/cli_args.py `make_arg_parser`,
+Touch points of vLLM: entrypoints/cli/serve.py `make_arg_parser`,
 `validate_parsed_serve_args`; entrypoints/launchers/app.py `build_app`;
 entrypoints/launchers/api_server/app_state.py `init_app_state`; entrypoints/launchers/launcher.py
 `NoSignalServer`; entrypoints/launchers/utils/ssl.py `SSLCertRefresher`;
@@ -27,9 +27,9 @@ from vllm.entrypoints.anthropic.protocol import (
     AnthropicCountTokensRequest,
     AnthropicMessagesRequest,
 )
+from vllm.entrypoints.cli.serve import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import NoSignalServer
 from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
 from vllm.entrypoints.openai.chat_completion.protocol import (
@@ -61,8 +61,15 @@ from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.process_setup import typed_arguments
 from controller.runtime.messages.members import EngineInfo
 
-# Routes for the management of vLLM's own processes. llumctl has `llumctl scale` in their place.
-UNSERVED_PATHS = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
+UNSERVED_PATHS = frozenset(
+    {
+        # Routes for the management of vLLM's own processes. llumctl has `llumctl scale` instead.
+        "/scale_elastic_ep",
+        "/is_scaling_elastic_ep",
+        # New in vLLM 0.33. Clients should find the same paths on each supported version.
+        "/v1/decisions",
+    }
+)
 # A server that stops waits this long for clients that read slowly.
 LAST_BYTES_S = 3
 # This route takes JSON, but does not declare a model for it.
