@@ -72,19 +72,16 @@ def run(
     timeout_s: float | None,
     progress: Progress,
     config_file: str = "",
-    share_gpus: bool = False,
 ) -> ClusterStatus | None:
     """Starts a cluster. Without `detach` it stays until the cluster stops. With `detach` it returns
     when vLLM has accepted the arguments or, with `wait`, when all members serve. If it is
-    interrupted or fails, it leaves nothing behind. `share_gpus`: every instance sees all GPUs."""
+    interrupted or fails, it leaves nothing behind."""
     timeout_s = timeout_s or settings.cluster.start_timeout_s
     deadline_s = time.monotonic() + timeout_s
     with stops_interrupt():
         with run_state.lock(settings.cluster.name):
             _refuse_running(settings.cluster.name, progress)
             plan = make_plan(settings, progress)
-            if share_gpus:  # Ray hides no GPU from a process that asks for none
-                plan = plan.model_copy(update={"num_gpus_per_instance": 0})
             address = settings.cluster.ray_address or ""
             state = state_of(plan, ray_authentication(plan.state_dir, address), config_file)
             head = None
@@ -135,8 +132,9 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     return ClusterPlan(
         settings=settings,
         **choices,
-        num_threads_per_instance=preflight.threads_per_instance(
-            choices["num_instances"], choices["num_frontends"]
+        num_threads_per_instance=preflight.threads_per_rank(
+            choices["num_instances"] * preflight.num_ranks(choices["engine_args"]),
+            choices["num_frontends"],
         ),
         members_key=new_secret_key(),
         control_token=secrets.token_urlsafe(32),

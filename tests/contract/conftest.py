@@ -22,7 +22,7 @@ from controller.adapters.embedded_model import ensure
 from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.process_setup import listeners
-from tests.contract import touch_points
+from tests.contract import ranks, touch_points
 
 ON_GPU = torch.cuda.is_available()
 if ON_GPU:
@@ -107,6 +107,25 @@ def uncached_engine(session_uncached_engine: VllmEngine) -> Iterator[VllmEngine]
     empty(session_uncached_engine)
 
 
+@pytest.fixture(scope="session")
+def session_rank_engines(
+    session_engine: VllmEngine, engine_args: dict[str, Any]
+) -> Iterator[tuple[VllmEngine, VllmEngine]]:
+    """Like the first two engines, but each divides its KV heads between two worker processes."""
+    del session_engine  # made before these
+    args = engine_args | {"tensor_parallel_size": 2}
+    kv_bytes = [num_blocks * BLOCK_BYTES // 2 for num_blocks in (NUM_BLOCKS + 1, NUM_BLOCKS + 7)]
+    other = {"enable_prefix_caching": False, "max_num_seqs": 6}
+    engines = (
+        VllmEngine(args | {"kv_cache_memory_bytes": kv_bytes[0]}, lambda _: None),
+        VllmEngine(args | other | {"kv_cache_memory_bytes": kv_bytes[1]}, lambda _: None),
+    )
+    yield engines
+    for engine in engines:
+        engine.moves.close()
+        engine._core.model_executor.shutdown()
+
+
 def empty(engine: VllmEngine) -> None:
     """Ends the requests that are left, and looks for what is lost: pins, reservations, blocks,
     places in the batch, the worker's memory of requests."""
@@ -128,10 +147,7 @@ def empty(engine: VllmEngine) -> None:
     assert not scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
     assert scheduler.max_num_active_reqs == engine.max_num_running, "places are lost"
     assert not scheduler.deferred_waiting
-    runner = engine._core.model_executor.driver_worker.worker.model_runner
-    assert not runner.requests, "the worker remembers requests"
-    assert not runner.input_batch.req_id_to_index
-    assert not runner.input_batch.generators
+    assert not any(ranks.remembered(engine)), "a worker remembers requests"
     assert scheduler.reset_prefix_cache()  # a test may have left wrong content in it
 
 

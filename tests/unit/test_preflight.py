@@ -160,8 +160,15 @@ def test_a_kv_cache_that_holds_no_request(tmp_path: Path) -> None:
         preflight.check_kv_cache(args | {"kv_cache_memory_bytes": needed - 1}, file)
     assert f"kv_cache_memory_bytes={2 * needed}" in caught.value.hint
     assert caught.value.hint.endswith("max_model_len=8160")
-    half = args | {"dtype": "bfloat16", "kv_cache_memory_bytes": needed // 2}
-    preflight.check_kv_cache(half, file)
+    for halves in (
+        {"dtype": "bfloat16"},
+        {"tensor_parallel_size": 2},  # the size is that of each rank, which has half of the heads
+        {"pipeline_parallel_size": 2},
+    ):
+        half = args | halves
+        preflight.check_kv_cache(half | {"kv_cache_memory_bytes": needed // 2}, file)
+        with pytest.raises(UsageError, match="holds 8160 tokens"):
+            preflight.check_kv_cache(half | {"kv_cache_memory_bytes": needed // 2 - 1}, file)
 
 
 def test_what_a_config_says(tmp_path: Path) -> None:
@@ -376,7 +383,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for given, cores, threads in (("", 8, 3), ("", 1, 1), ("5", 8, 5), ("0", 8, 3), ("4,2", 8, 3)):
         monkeypatch.setenv("OMP_NUM_THREADS", given)
         monkeypatch.setattr(preflight.os, "cpu_count", lambda found=cores: found)
-        assert preflight.threads_per_instance(2, 1) == threads
+        assert preflight.threads_per_rank(2, 1) == threads
 
 
 def test_a_limit_of_processes_that_ray_would_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,6 +401,16 @@ def test_a_limit_of_processes_that_ray_would_reach(monkeypatch: pytest.MonkeyPat
         preflight.check_threads(2, 1)
 
 
+def test_the_memory_of_several_ranks() -> None:
+    """Each rank is a process, with a KV cache of the given size; the ranks divide the weights."""
+    args = {"model": "/no/folder", "kv_cache_memory_bytes": GIB}
+    one, two = (
+        preflight.instance_memory(args | more, num_gpus=0, hub_timeout_s=None).num_bytes
+        for more in ({}, {"tensor_parallel_size": 2})
+    )
+    assert two - one == GIB + 2 * preflight.RANK_BYTES
+
+
 # -- engine arguments ---------------------------------------------------------------------
 
 
@@ -409,6 +426,9 @@ def test_engine_arguments_by_machine_and_by_user(
     assert preflight.engine_args(hub_model, "hub/model", 1, gpus=1) == ours, "vLLM's to choose"
     on_gpu = preflight.instance_memory({"kv_cache_memory_bytes": 9}, num_gpus=1, hub_timeout_s=None)
     assert on_gpu == MemorySize(preflight.INSTANCE_BYTES)
+    divided = settings({"tensor_parallel_size": 2}, model="hub/model")
+    of_ranks = preflight.engine_args(divided, "hub/model", 3, gpus=0)
+    assert of_ranks["kv_cache_memory_bytes"] == GIB // 2, "for each of two ranks"
     own = {"block_size": 64, "kv_cache_memory_bytes": 5, "max_model_len": 100}
     args = preflight.engine_args(settings(own), "/folder", 2, gpus=0)
     assert own.items() <= args.items()

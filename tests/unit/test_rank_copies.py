@@ -24,7 +24,8 @@ from controller.adapters.vllm.kv_blocks import (
     LayerShard,
     columns_of,
 )
-from controller.adapters.vllm.rank_copies import CopyServer, HeadsOfRank, RankBlocks
+from controller.adapters.vllm.rank_copies import CopyServer, RankBlocks
+from controller.adapters.vllm.worker_side import HeadsOfRank
 
 B, N, C = 6, 4, 10
 
@@ -55,7 +56,7 @@ class Model:
                 caches.append(whole.clone())
                 shards.append(LayerShard(layer, 1, 0, 1, part_bytes))
                 continue
-            heads = HeadsOfRank.of(num_total, tp_rank, tp)
+            heads = HeadsOfRank(tp_rank, tp, num_total)
             caches.append(whole[:, heads.first : heads.first + heads.num_held].clone())
             shards.append(LayerShard(layer, num_total, heads.first, heads.num_held, part_bytes))
         return caches, shards
@@ -125,7 +126,7 @@ def test_ranks_that_do_not_hold_whole_layers_are_refused(ranks: list[list[LayerS
 
 def test_heads_of_a_rank() -> None:
     def heads(num_total: int, num_ranks: int) -> list[tuple[int, int]]:
-        of = [HeadsOfRank.of(num_total, rank, num_ranks) for rank in range(num_ranks)]
+        of = [HeadsOfRank(rank, num_ranks, num_total) for rank in range(num_ranks)]
         return [(each.first, each.num_held) for each in of]
 
     assert heads(8, 1) == [(0, 8)]

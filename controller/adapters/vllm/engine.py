@@ -74,8 +74,11 @@ class VllmEngine:
                 log_stats=not args.disable_log_stats,
                 executor_fail_callback=self._lost_worker.set,
             )
-            if alone and config.device_config.device_type == "cpu":
-                process_setup.destroy_groups_of_one()
+            if config.device_config.device_type == "cpu":
+                if alone:
+                    process_setup.destroy_groups_of_one()
+                else:
+                    self._core.model_executor.collective_rpc(process_setup.close_group_ports)
         self._scheduler = self._core.scheduler
         self._kv = self._scheduler.kv_cache_manager
         self._pool = self._kv.block_pool
@@ -203,6 +206,7 @@ class VllmEngine:
         )
 
     def shutdown(self) -> None:
+        self.moves.close()
         self._core.shutdown()
 
     def _queue_head(self, head: Any) -> QueueHead:

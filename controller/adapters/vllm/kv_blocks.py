@@ -148,9 +148,7 @@ class HostBlocks:
         self.block_bytes = self._rows.width * self._rows.dtype.itemsize
 
     def order_after_steps(self) -> None:
-        """Makes later copies wait for the steps that are under way. Called between two steps, on
-        the engine's thread, whenever blocks are given to a copier. On a CPU there are no such
-        steps."""
+        """Does nothing: on a CPU no step is under way between two steps."""
 
     def buffer(self, num_blocks: int) -> torch.Tensor:
         return torch.empty(num_blocks, self._rows.width, dtype=self._rows.dtype)

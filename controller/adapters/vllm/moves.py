@@ -18,20 +18,24 @@ v1/structured_output/__init__.py `accept_tokens`; v1/structured_output/request.p
 `_grammar`, `is_grammar_ready`; v1/engine/core.py `list_loras`; v1/core/kv_cache_utils.py
 `ref_cnt`."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from controller.adapters.vllm.rank_copies import RanksApartError
 from controller.adapters.vllm.scheduler_side import BatchSlots, EngineParts, in_any_order, parts_of
 from controller.adapters.vllm.workers import Workers, fingerprint, workers_of
 from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal, why
 from controller.ports.engine import Frames, PinnedBlocks, ReservedBlocks, SuspendedRequest
+
+log = logging.getLogger(__name__)
 
 # -- the state that travels ------------------------------------------------------------------------
 # The state of a request that is sent in addition to its original message: msgpack, never pickle.
@@ -590,10 +594,18 @@ class VllmMoves(SourceMoves, DestinationMoves):
     def __init__(self, core: Any) -> None:
         parts = parts_of(core)
         slots = BatchSlots(parts.scheduler)
-        workers = workers_of(core, parts)
+        try:
+            workers = workers_of(core, parts)
+        except RanksApartError as error:
+            log.warning("no request of this engine can move: %s", error)
+            parts = replace(parts, refusal=MoveRefusal.PARALLEL)
+            workers = workers_of(core, parts)
         self.blocks = workers.blocks
         self.fingerprint = fingerprint(core, parts)
         super().__init__(parts, slots, workers)
+
+    def close(self) -> None:
+        self._workers.close()
 
     def running(self) -> list[Any]:
         """The requests in the batch, including suspended ones."""

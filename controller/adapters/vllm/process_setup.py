@@ -161,6 +161,17 @@ def destroy_groups_of_one() -> None:
         del world.cpu_group
 
 
+def close_group_ports(_worker: Any) -> None:
+    """The same for a worker of an engine with several ranks on a CPU. Runs in its process after the
+    model is loaded. By then Gloo has connected all members of its groups with each other, and no
+    group is made later, so nobody connects to its listeners any more."""
+    destroy_groups_of_one()
+    opened = listeners()
+    for descriptor, _inode in opened:
+        _close(descriptor)
+    log.info("closed %d listeners of process groups", len(opened))
+
+
 def listeners() -> set[tuple[int, int]]:
     """The descriptor and the inode of each listening TCP socket of this process."""
     return {found for entry in Path("/proc/self/fd").iterdir() if (found := _listener(entry))}

@@ -21,12 +21,8 @@ worker that dies closes its sockets.
 The part for GPUs is UNTESTED on a real GPU in several processes.
 
 Touch points of vLLM: v1/executor/abstract.py `collective_rpc`, `execute_model`;
-v1/worker/worker_base.py `model_runner`, `vllm_config`, `rank`; v1/worker/gpu_model_runner.py
-`execute_model`, `kv_caches`, `kv_cache_config`, `shared_kv_cache_layers`, `device`;
-v1/kv_cache_interface.py `kv_cache_tensors`, `kv_cache_groups`, `num_kv_heads`, `num_heads`,
-`UniformTypeKVCacheSpecs`, `MLAAttentionSpec`; config/model.py `get_total_num_kv_heads`,
-`get_num_kv_heads`; model_executor/models/utils.py `extract_layer_index`;
-model_executor/layers/linear.py `QKVParallelLinear`, which gives a rank its heads."""
+v1/worker/worker_base.py `model_runner`, `rank`; v1/worker/gpu_model_runner.py `execute_model`,
+`kv_caches`, `device`."""
 
 import contextlib
 import logging
@@ -49,6 +45,7 @@ import msgspec
 import numpy as np
 import torch
 
+from controller.adapters.vllm import worker_side
 from controller.adapters.vllm.kv_blocks import (
     BlockRows,
     Columns,
@@ -101,15 +98,11 @@ _message_decoder = msgspec.msgpack.Decoder(_NewBuffer | _Draw)
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What a worker says of its rank."""
+    """What a worker says of its rank. `address`: where it listens; empty if it cannot, because it
+    runs on another machine."""
 
     shards: tuple[LayerShard, ...]
-    canonical: bool
-    """Whether a row is the same for any number of ranks."""
-    part_forms: tuple[str, ...]
-    """For each layer, the data type and the shape of one part."""
     address: str
-    """Where the worker listens; empty if it cannot, because it runs on another machine."""
 
 
 class LaunchedSteps:
@@ -309,108 +302,26 @@ def serve_copies(worker: Any, folder: str, num_blocks: int) -> RankFacts:
     the answers of other ranks in its queues."""
     from vllm.sampling_params import SamplingParams
 
-    from controller.adapters.vllm import worker_side
-
     def drawn_generator(seed: int, num_tokens: int) -> bytes:
         params = SamplingParams(seed=seed)
         return worker_side.drawn_generator(worker, params, num_tokens) or b""
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    runner = worker.model_runner
     address = str(Path(folder, str(worker.rank)))
     try:
-        CopyServer(runner, num_blocks, address, drawn_generator)
+        CopyServer(worker.model_runner, num_blocks, address, drawn_generator)
     except OSError:  # another machine has no such folder
         address = ""
-    shards = shards_of(worker, num_blocks)
-    return RankFacts(
-        shards=tuple(shard for shard, _ in shards),
-        canonical=all(canonical for _, canonical in shards),
-        part_forms=part_forms(runner.kv_caches, [shard for shard, _ in shards]),
-        address=address,
-    )
-
-
-def part_forms(caches: Sequence[torch.Tensor], shards: Sequence[LayerShard]) -> tuple[str, ...]:
-    layers = zip(distinct_caches(caches), shards, strict=True)
-    return tuple(
-        f"{cache.dtype} {tuple(cache.shape[2:])} of {shard.part_bytes}" for cache, shard in layers
-    )
-
-
-def shards_of(worker: Any, num_blocks: int) -> list[tuple[LayerShard, bool]]:
-    """What this rank holds of each layer, in the order of its caches, and whether the parts are the
-    same for any number of ranks."""
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
-    config = worker.vllm_config
-    heads = HeadsOfRank.of(
-        config.model_config.get_total_num_kv_heads(),
-        get_tensor_model_parallel_rank(),
-        config.parallel_config.tensor_parallel_size,
-    )
-    specs = _cached_layers(worker)
-    caches = distinct_caches(worker.model_runner.kv_caches)
-    return [
-        _shard(heads, layer, spec, cache, num_blocks)
-        for (layer, spec), cache in zip(specs, caches, strict=True)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadsOfRank:
-    """Which KV heads vLLM gives to a rank."""
-
-    num_total: int
-    first: int
-    num_held: int
-    rank: int
-    num_ranks: int
-
-    @classmethod
-    def of(cls, num_total: int, rank: int, num_ranks: int) -> "HeadsOfRank":
-        num_held = max(1, num_total // num_ranks)
-        num_holders = max(1, num_ranks // num_total)  # of each head
-        return cls(num_total, rank // num_holders * num_held, num_held, rank, num_ranks)
-
-
-def _cached_layers(worker: Any) -> list[tuple[int, Any]]:
-    """The index and the KVCacheSpec of each layer with a cache of its own."""
-    from vllm.model_executor.models.utils import extract_layer_index
-    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
-
-    cache_config = worker.model_runner.kv_cache_config
-    specs = {}
-    for group in cache_config.kv_cache_groups:
-        for name in group.layer_names:
-            spec = group.kv_cache_spec
-            if isinstance(spec, UniformTypeKVCacheSpecs):
-                spec = spec.kv_cache_specs[name]
-            specs[name] = spec
-    names = [name for tensor in cache_config.kv_cache_tensors for name in tensor.layers]
-    if not worker.vllm_config.use_v2_model_runner:  # V1 sorts its list of caches
-        names.sort(key=extract_layer_index)
-    return [(extract_layer_index(name), specs[name]) for name in names]
-
-
-def _shard(
-    heads: HeadsOfRank, layer: int, spec: Any, cache: torch.Tensor, num_blocks: int
-) -> tuple[LayerShard, bool]:
-    block_bytes = cache.numel() // num_blocks * cache.itemsize
-    if getattr(spec, "max_tp_shards", None) == 1:  # each rank holds the whole layer
-        return LayerShard(layer, 1, 0, 1, block_bytes), True
-    is_by_head = getattr(spec, "num_head_slots", None) is None
-    if is_by_head and cache.shape[:2] == (num_blocks, heads.num_held) and cache.dim() == 4:
-        part_bytes = block_bytes // heads.num_held
-        return LayerShard(layer, heads.num_total, heads.first, heads.num_held, part_bytes), True
-    return LayerShard(layer, heads.num_ranks, heads.rank, 1, block_bytes), False
+    shards = tuple(layer.shard for layer in worker_side.cached_layers(worker))
+    return RankFacts(shards, address)
 
 
 # -- in the engine's process -----------------------------------------------------------------------
 
 
 class RanksApartError(Exception):
-    """A rank cannot be reached from the engine's process, so its blocks cannot be copied."""
+    """The blocks of the ranks cannot be copied: one of them cannot be reached from the engine's
+    process, or they do not hold whole layers."""
 
 
 class DispatchedSteps:
@@ -446,7 +357,10 @@ class RankBlocks:
         num_dispatched: Callable[[], int],
     ) -> None:
         self._ranks = tuple(ranks)
-        self._columns = columns_of(shards)
+        try:
+            self._columns = columns_of(shards)
+        except ValueError as error:
+            raise RanksApartError(str(error)) from error
         self._num_dispatched = num_dispatched
         self._after_step = 0
         self._lock = threading.Lock()
@@ -530,26 +444,24 @@ class RankBlocks:
             raise errors[0]
 
 
-def connect_ranks(executor: Any, num_blocks: int) -> tuple[RankBlocks, list[RankFacts]]:
+def connect_ranks(executor: Any, num_blocks: int) -> RankBlocks:
     """Lets the workers of an executor serve copies. Must be called between two steps. Raises
-    RanksApartError or ValueError (the ranks do not hold whole layers) if their blocks cannot be
-    copied."""
+    RanksApartError if their blocks cannot be copied."""
     base = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="llumctl-", dir=base if len(base) < _LONG_PATH else "/tmp")
     ranks: list[socket.socket] = []
     try:
-        facts = executor.collective_rpc(serve_copies, args=(folder, num_blocks))
+        facts: list[RankFacts] = executor.collective_rpc(serve_copies, args=(folder, num_blocks))
         steps = DispatchedSteps(executor)
         for rank, said in enumerate(facts):
             ranks.append(_connected(rank, said.address))
-        blocks = RankBlocks(ranks, [said.shards for said in facts], lambda: steps.num)
+        return RankBlocks(ranks, [said.shards for said in facts], lambda: steps.num)
     except BaseException:
         for each in ranks:
             each.close()
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return blocks, facts
 
 
 def _connected(rank: int, address: str) -> socket.socket:

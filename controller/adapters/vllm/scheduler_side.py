@@ -13,7 +13,8 @@ checks only on admission how many adapters a step may have. So this request goes
 queue of waiting requests that hold blocks, ahead of the other requests in that queue.
 
 Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`, `model_executor`;
-v1/executor/uniproc_executor.py `driver_worker`; v1/core/kv_cache_manager.py `block_pool`,
+config/parallel.py `data_parallel_size`, `decode_context_parallel_size`,
+`prefill_context_parallel_size`, `world_size`; v1/core/kv_cache_manager.py `block_pool`,
 `coordinator`, `get_block_ids`; v1/core/kv_cache_coordinator.py `single_type_managers`;
 v1/core/sched/scheduler.py `running`, `kv_holding_waiting`, `max_num_active_reqs`,
 `num_waiting_for_streaming_input`, `schedule`; v1/core/sched/request_queue.py `_heap`; v1/request.py
@@ -65,19 +66,31 @@ def parts_of(core: Any) -> EngineParts:
 
 def _refusal(core: Any) -> MoveRefusal | None:
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     config = core.vllm_config
     managers = core.scheduler.kv_cache_manager.coordinator.single_type_managers
     if config.speculative_config is not None:
         return MoveRefusal.SPECULATIVE
-    if config.parallel_config.world_size > 1:
-        return MoveRefusal.PARALLEL
-    if not isinstance(core.model_executor, UniProcExecutor):
+    if not _divides_by_heads_and_layers(config.parallel_config, core.model_executor):
         return MoveRefusal.PARALLEL
     if [type(manager) for manager in managers] != [FullAttentionManager]:
         return MoveRefusal.KV_GROUPS
     return None
+
+
+def _divides_by_heads_and_layers(parallel: Any, executor: Any) -> bool:
+    """Whether each rank has its KV heads of its layers, in a process that `collective_rpc` reaches.
+    Context parallelism divides blocks by tokens."""
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    sizes = (
+        parallel.data_parallel_size,
+        parallel.decode_context_parallel_size,
+        parallel.prefill_context_parallel_size,
+    )
+    kind = MultiprocExecutor if parallel.world_size > 1 else UniProcExecutor
+    return max(sizes) == 1 and isinstance(executor, kind)
 
 
 def in_any_order(request_queue: Any) -> Any:

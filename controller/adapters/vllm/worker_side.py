@@ -10,8 +10,11 @@ Touch points of vLLM: v1/worker/gpu_model_runner.py `requests`, `input_batch`, `
 `CachedRequestState`, `InputBatch.remove_request`, `vocab_size`, `generators`; sampling_params.py
 `SamplingType.RANDOM_SEED`; v1/sample/ops/topk_topp_sampler.py `forward`, `forward_cpu`,
 `random_sample`, `use_fp64_gumbel`; v1/worker/gpu/model_runner.py `kv_caches`, `device`,
-`get_model`; config/model.py `model`, `revision`; model_executor/layers/utils.py
-`dispatch_cpu_unquantized_gemm`."""
+`get_model`; v1/worker/worker_base.py `rank`; v1/kv_cache_interface.py `kv_cache_tensors`,
+`kv_cache_groups`, `num_blocks`, `num_head_slots`, `max_tp_shards`; config/model.py `model`,
+`revision`, `get_total_num_kv_heads`; config/parallel.py `tensor_parallel_size`; config/vllm.py
+`use_v2_model_runner`; model_executor/layers/linear.py `num_kv_head_replicas`;
+model_executor/layers/utils.py `dispatch_cpu_unquantized_gemm`."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from controller.adapters.vllm.kv_blocks import LayerShard, distinct_caches
 
 # -- a request between two steps -------------------------------------------------------------------
 # The first version of vLLM's model runner is told of a request with the request's first step. Later
@@ -220,6 +225,82 @@ def compile_logprobs(worker: Any, vocab_size: int) -> None:
         gather(logprobs, 1, torch.zeros(2, dtype=torch.int64, device=runner.device))
 
 
+# -- the layers of a rank --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLayer:
+    """`form`: the type of the elements in a part of the shard, and the part's shape."""
+
+    shard: LayerShard
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsOfRank:
+    """The KV heads that vLLM gives to a rank of a tensor-parallel group
+    (model_executor/layers/linear.py, `QKVParallelLinear`)."""
+
+    rank: int
+    num_ranks: int
+    num_total: int
+
+    @property
+    def num_held(self) -> int:
+        return max(1, self.num_total // self.num_ranks)
+
+    @property
+    def first(self) -> int:
+        num_holders = max(1, self.num_ranks // self.num_total)  # of each head
+        return self.rank // num_holders * self.num_held
+
+
+def cached_layers(worker: Any) -> list[CachedLayer]:
+    """The worker's layers that have a cache of their own, in the order of its caches."""
+    config, runner = worker.vllm_config, worker.model_runner
+    num_ranks = config.parallel_config.tensor_parallel_size
+    num_heads = config.model_config.get_total_num_kv_heads()
+    heads = HeadsOfRank(worker.rank % num_ranks, num_ranks, num_heads)
+    num_blocks = runner.kv_cache_config.num_blocks
+    return [
+        CachedLayer(_shard(heads, *layer, cache, num_blocks), f"{cache.dtype} {cache.shape[2:]}")
+        for layer, cache in zip(_specs(worker), distinct_caches(runner.kv_caches), strict=True)
+    ]
+
+
+def _shard(
+    heads: HeadsOfRank, layer: int, spec: Any, cache: torch.Tensor, num_blocks: int
+) -> LayerShard:
+    block_bytes = cache.numel() // num_blocks * cache.itemsize
+    if getattr(spec, "max_tp_shards", None) == 1:  # each rank holds the whole layer
+        return LayerShard(layer, 1, 0, 1, block_bytes)
+    by_head = getattr(spec, "num_head_slots", None) is None and cache.dim() == 4
+    if by_head and cache.shape[:2] == (num_blocks, heads.num_held):
+        part_bytes = block_bytes // heads.num_held
+        return LayerShard(layer, heads.num_total, heads.first, heads.num_held, part_bytes)
+    return LayerShard(layer, heads.num_ranks, heads.rank, 1, block_bytes)
+
+
+def _specs(worker: Any) -> list[tuple[int, Any]]:
+    """The index and vLLM's KVCacheSpec of each layer with a cache of its own, in the order of the
+    runner's caches."""
+    from vllm.model_executor.models.utils import extract_layer_index
+    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+
+    config = worker.model_runner.kv_cache_config
+    specs = {}
+    for group in config.kv_cache_groups:
+        for name in group.layer_names:
+            spec = group.kv_cache_spec
+            if isinstance(spec, UniformTypeKVCacheSpecs):
+                spec = spec.kv_cache_specs[name]
+            specs[name] = spec
+    names = [name for tensor in config.kv_cache_tensors for name in tensor.layers]
+    if not worker.vllm_config.use_v2_model_runner:
+        names.sort(key=extract_layer_index)
+    return [(extract_layer_index(name), specs[name]) for name in names]
+
+
 # -- facts for the fingerprint ---------------------------------------------------------------------
 # The weights are identified by a sample of every parameter, in the form in which the engine
 # computes with it: if a fine-tuned model differs from its origin in a parameter at all, it differs
@@ -234,12 +315,11 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """`device`: its type. `layers`: for each KV cache the type of its elements, and the shape of a
-    block. `weights`: a digest of the worker's parameters. `packed`: whether some of the parameters
-    are empty, so that the digest does not cover them."""
+    """`device`: its type. `weights`: a digest of the worker's parameters. `packed`: whether some of
+    the parameters are empty, so that the digest does not cover them."""
 
     device: str
-    layers: list[tuple[str, list[int]]]
+    layers: list[CachedLayer]
     weights: str
     packed: bool
 
@@ -253,7 +333,7 @@ def facts(worker: Any) -> WorkerFacts:
         digest.update(_sample(parameter.detach()))
     return WorkerFacts(
         device=runner.device.type,
-        layers=[(str(cache.dtype), list(cache.shape[1:])) for cache in runner.kv_caches],
+        layers=cached_layers(worker),
         weights=digest.hexdigest(),
         packed=not all(parameter.numel() for _, parameter in parameters),
     )

@@ -175,7 +175,9 @@ REASONS: Mapping[str, Reason] = {
     MoveRefusal.STREAMED_PROMPT: _lasting("its prompt is still being streamed in"),
     MoveRefusal.SPECULATIVE: _lasting("the engine decodes speculatively"),
     MoveRefusal.KV_GROUPS: _lasting("the model has more than one group of KV layers"),
-    MoveRefusal.PARALLEL: _lasting("the engine spreads its KV blocks over several processes"),
+    MoveRefusal.PARALLEL: _lasting(
+        "the engine's processes are on several machines, or divide its KV blocks by tokens"
+    ),
     MoveRefusal.FINGERPRINT: _there("the KV blocks of the two engines are not alike"),
     MoveRefusal.MODEL_RUNNER: _there("the two engines run different model runners of vLLM"),
     MoveRefusal.RANKS: _there(

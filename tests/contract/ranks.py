@@ -1,0 +1,29 @@
+"""What tests see of the workers of an engine with several ranks. Its functions run in their
+processes, by `collective_rpc`."""
+
+from typing import Any
+
+from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.process_setup import listeners
+
+
+def remembered(engine: VllmEngine) -> list[list[str]]:
+    """The requests that each rank knows, in the batch or out of it."""
+    found: list[list[str]] = engine._core.model_executor.collective_rpc(_remembered)
+    return found
+
+
+def num_listeners(engine: VllmEngine) -> list[int]:
+    found: list[int] = engine._core.model_executor.collective_rpc(_num_listeners)
+    return found
+
+
+def _remembered(worker: Any) -> list[str]:
+    runner = worker.model_runner
+    batch = runner.input_batch
+    in_batch = [*batch.req_id_to_index, *(f"generator {n}" for n in batch.generators)]
+    return [*runner.requests, *in_batch]
+
+
+def _num_listeners(_worker: Any) -> int:
+    return len(listeners())

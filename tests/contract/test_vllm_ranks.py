@@ -1,0 +1,148 @@
+"""Engines with two ranks: their blocks, what their workers are told, and a worker that dies."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from conftest import BLOCK_BYTES, BLOCK_SIZE, ON_GPU, empty
+
+from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.moves import decode_state, encode_state
+from controller.adapters.vllm.rank_copies import RankBlocks
+from controller.core.migration.refusals import MoveRefusal, differing_parts, refusal_between
+from controller.ports.engine import ReservedBlocks
+from tests.contract import ranks
+from tests.contract.moving import Readers, evict
+from tests.contract.test_vllm_moves import KINDS, unmoved
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(ON_GPU, reason="two ranks need two GPUs"),
+]
+Engines = tuple[VllmEngine, VllmEngine]
+
+
+@pytest.fixture
+def engines(session_rank_engines: Engines) -> Iterator[Engines]:
+    yield session_rank_engines
+    for engine in session_rank_engines:
+        empty(engine)
+
+
+@pytest.fixture
+def readers(model_path: Path, engines: Engines) -> Readers:
+    return Readers(model_path, *engines)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
+    here, there = readers.engines
+    options = {"max_tokens": 60} | KINDS[kind]
+    alone = unmoved(readers, "r", **options)
+    readers.add("r", **options)
+    told, num_moves = readers.told["r"], 0
+    for num_tokens in range(1, len(alone.tokens), 4 if len(alone.tokens) > 20 else 1):
+        readers.run("r", num_tokens)
+        to = (there, here, here)[num_moves % 3]
+        found = readers.move("r", to, num_stages=num_moves % 2)
+        num_moves += isinstance(found, ReservedBlocks)
+        if told.finish_reason is None:
+            assert isinstance(found, ReservedBlocks), found
+    readers.finish()
+    assert (told.tokens, told.finish_reason) == (alone.tokens, alone.finish_reason)
+    assert told.logprobs == alone.logprobs
+    assert num_moves > 1
+
+
+@pytest.mark.parametrize("kind", ["seeded", "JSON schema"])
+def test_the_reader_cannot_tell_a_replay(readers: Readers, kind: str) -> None:
+    """One rank draws the generator anew, beside the steps, and all ranks get it."""
+    here, there = readers.engines
+    alone = unmoved(readers, "r", **KINDS[kind])
+    readers.add("r", **KINDS[kind])
+    readers.run("r", 9)
+    readers.replay("r", there)
+    readers.run("r", 14)
+    evict(there, "r")
+    assert readers.move("r", here) == ReservedBlocks((), 0)
+    assert readers.finish()["r"] == alone.tokens
+
+
+def test_a_state_that_does_not_fit_is_refused_by_all_ranks(readers: Readers) -> None:
+    """The commit fails, and the reservation stays. The ranks stay in step."""
+    here, there = readers.engines
+    readers.add("r", **KINDS["seeded"])
+    readers.run("r", 9)
+    suspended = here.moves.suspend("r")
+    assert suspended is not None
+    prepared = there.prepare(readers.messages["r"], 0)
+    assert isinstance(there.moves.reserve(prepared, (), 2), ReservedBlocks)
+    state = decode_state(suspended.state)
+    for generator, says in ((b"short", "not the state of a cpu generator"), (None, "belongs to")):
+        wrong = encode_state(msgspec.structs.replace(state, generator=generator))
+        with pytest.raises(ValueError, match=says):
+            there.moves.commit("r", wrong)
+    assert ranks.remembered(there) == [[], []]
+    there.moves.commit("r", suspended.state)
+    here.moves.release("r")
+    assert ranks.remembered(there) == [["r"], ["r"]]
+
+
+# -- blocks -------------------------------------------------------------------------------
+
+
+def test_a_block_is_that_of_one_rank(
+    readers: Readers, engine: VllmEngine, engines: Engines
+) -> None:
+    """Of each head each byte is where one rank has it; the values differ by rounding."""
+    prompt = list(range(700, 700 + 3 * BLOCK_SIZE + 5))
+    content = []
+    for each in (engine, *engines):
+        blocks = each.moves.blocks
+        assert isinstance(blocks, RankBlocks) == (each is not engine)
+        assert blocks.block_bytes == BLOCK_BYTES
+        alone = Readers(readers.model_path, each)
+        alone.add("r", prompt=prompt, max_tokens=5)
+        alone.run("r", 2)
+        pinned = each.moves.pin("r", 0)
+        assert pinned is not None
+        sent = blocks.gather(pinned.block_ids, blocks.buffer(3))
+        content.append(np.frombuffer(bytes(sent), dtype=np.float32))
+        each.moves.unpin("r")
+    one, two, other = content
+    assert two.tobytes() == other.tobytes()
+    assert np.abs(one).max() > 1
+    assert np.allclose(one, two, rtol=0, atol=1e-4)
+
+
+def test_fingerprints(engine: VllmEngine, engines: Engines) -> None:
+    here, there = (each.moves.fingerprint for each in engines)
+    assert here == there
+    one = engine.moves.fingerprint
+    assert differing_parts(one, here) == {"ranks", "weights"}
+    assert refusal_between(one, here) == MoveRefusal.RANKS
+
+
+# -- worker processes ---------------------------------------------------------------------
+
+
+def test_nobody_can_connect_to_a_worker(engines: Engines) -> None:
+    assert [ranks.num_listeners(engine) for engine in engines] == [[0, 0], [0, 0]]
+
+
+@pytest.mark.last
+def test_a_worker_that_dies_ends_an_idle_engine(session_rank_engines: Engines) -> None:
+    engine = session_rank_engines[1]
+    blocks = engine.moves.blocks
+    buffer = blocks.buffer(1)
+    assert not engine.has_work()
+    os.kill(engine._core.model_executor.workers[1].proc.pid, signal.SIGKILL)
+    assert engine._lost_worker.wait(60)
+    with pytest.raises(RuntimeError, match="a worker process of the engine died"):
+        engine.has_work()
+    with pytest.raises(RuntimeError, match="the process of rank 0 is gone"):
+        blocks.gather([1], buffer)  # the executor has ended the other worker
