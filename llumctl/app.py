@@ -31,6 +31,7 @@ from llumctl import meant, output
 from llumctl.commands import (
     bench,
     config,
+    doctor,
     events_and_logs,
     instances,
     profile,
@@ -113,7 +114,7 @@ app.command("undo", rich_help_panel=STEER)(undo.undo)
 app.command("bench", rich_help_panel=PLAN)(bench.bench)
 app.command("profile", rich_help_panel=PLAN)(profile.profile)
 app.add_typer(simulate.app, rich_help_panel=PLAN)
-app.command("doctor", rich_help_panel=HELP)(up.doctor)
+app.command("doctor", rich_help_panel=HELP)(doctor.doctor)
 app.add_typer(config.app, rich_help_panel=HELP)
 FORMER: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "autoscale": ("scale auto", {}),

@@ -72,16 +72,19 @@ def run(
     timeout_s: float | None,
     progress: Progress,
     config_file: str = "",
+    share_gpus: bool = False,
 ) -> ClusterStatus | None:
     """Starts a cluster. Without `detach` it stays until the cluster stops. With `detach` it returns
     when vLLM has accepted the arguments or, with `wait`, when all members serve. If it is
-    interrupted or fails, it leaves nothing behind."""
+    interrupted or fails, it leaves nothing behind. `share_gpus`: every instance sees all GPUs."""
     timeout_s = timeout_s or settings.cluster.start_timeout_s
     deadline_s = time.monotonic() + timeout_s
     with stops_interrupt():
         with run_state.lock(settings.cluster.name):
             _refuse_running(settings.cluster.name, progress)
             plan = make_plan(settings, progress)
+            if share_gpus:  # Ray hides no GPU from a process that asks for none
+                plan = plan.model_copy(update={"num_gpus_per_instance": 0})
             address = settings.cluster.ray_address or ""
             state = state_of(plan, ray_authentication(plan.state_dir, address), config_file)
             head = None

@@ -1,5 +1,5 @@
 """`llumctl up` starts a cluster and, unless detached, stays until the cluster is stopped; `llumctl
-down` stops it; `llumctl doctor` makes the checks of `up` beforehand."""
+down` stops it."""
 
 import inspect
 import json
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 from typer.core import TyperCommand
 
-from controller.api.errors import EXIT_FAILED, RefusedError
+from controller.api.errors import RefusedError
 from controller.api.text.quantities import printable
 from llumctl import meant, output
-from llumctl.commands.options import ClusterName, Config, TableOrJson, format_option, positive
+from llumctl.commands.options import ClusterName, Config, positive
 from llumctl.config import config_file
 
 if TYPE_CHECKING:
@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
     from controller.api.settings.settings import Settings
     from controller.api.settings.table import Table
-    from controller.api.wire.status import (
-        Check,
-        ClusterStatus,
-        FrontendStatus,
-        InstanceStatus,
-    )
+    from controller.api.wire.status import ClusterStatus, FrontendStatus, InstanceStatus
     from llumctl.config.settings import Flags
 
 
@@ -430,53 +425,3 @@ def _picture(status: "ClusterStatus") -> "Grid":
         cells = (_GLYPHS.get(item.state, " "), item.id, item.state, item.detail)
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
-
-
-# -- doctor: the checks of `up` beforehand ---------------------------------------------------
-
-
-def doctor(
-    output_format: Annotated[TableOrJson, format_option] = TableOrJson.TABLE,
-    cluster: ClusterName = None,
-    config: Config = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Check each node of this Ray too. Default: the Ray that the config file names.",
-        ),
-    ] = None,
-) -> None:
-    """Check this machine, and the nodes of a Ray to join; exit 1 if anything fails."""
-    from controller.api.wire.status import CheckResult, DoctorReport
-    from llumctl.config import settings as settings_module
-
-    settings = settings_module.load(
-        config=config,
-        flags={
-            ("cluster", "name"): ("--cluster", cluster),
-            ("cluster", "ray_address"): ("--ray-address", ray_address),
-        },
-    )
-    meant.cluster_is(settings.cluster.name)
-    from controller.main.doctor import doctor as doctor_main
-
-    report = DoctorReport(checks=tuple(doctor_main.run(settings)))
-    if output_format is TableOrJson.JSON:
-        output.emit(output.encode(output.Format.JSON, report, report.checks))
-    else:
-        output.emit(_checks_text(report.checks))
-    if any(check.result is CheckResult.FAIL for check in report.checks):
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _checks_text(checks: "tuple[Check, ...]") -> str:
-    """A row for each check, and its cure, which is long, on a line of its own below."""
-    rows = [(check.result, check.name, check.what) for check in checks]
-    header, *lines = output.table(("RESULT", "CHECK", "WHAT"), rows).split("\n")
-    told = [header]
-    for check, line in zip(checks, lines, strict=True):
-        told.append(line)
-        if check.cure:
-            told.append(f"        try: {meant.aimed(check.cure)}")
-    return "\n".join(told)

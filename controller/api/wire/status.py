@@ -107,6 +107,10 @@ class InstanceStatus(MemberStatus):
     generation: int | None = None
     """The generation of the process's engine arguments: 0 for the arguments of the cluster's start;
     null until it is known."""
+    fingerprint: str = ""
+    """Named parts of the engine. Requests move between two instances if all parts are the same;
+    docs/migration.md says which of them may differ. Empty if the engine moves no requests, and
+    until it is built."""
     freeness_steps: float | None = None
     virtual_usage_blocks: int | None = None
     headroom_blocks: int | None = None
@@ -552,5 +556,67 @@ class Check(WireModel):
     cure: str = ""
 
 
+class KindTrial(WireModel):
+    """How requests of one kind fared when they moved. `tokens`: whether a moved request said the
+    same as an unmoved one; `unsteady` if two unmoved ones differ as well, or the moved one differed
+    before it moved, so that the move is not shown to be the reason; `unknown` if nothing can be
+    compared. `what`: the finding in words; empty if there is nothing to say."""
+
+    kind: str
+    result: CheckResult
+    num_moves: int = 0
+    """How many moves succeeded."""
+    tokens: Literal["equal", "differ", "unsteady", "unknown"] = "unknown"
+    num_tokens: int = 0
+    """How many tokens of the moved request were compared."""
+    first_difference: int | None = None
+    """The index of the first token that differs, of all tokens of the output."""
+    kv_equal: bool | None = None
+    """Whether the digests of the KV blocks agreed on both sides; null if none was taken."""
+    num_digests: int = 0
+    """How many moves compared digests."""
+    downtime_median_s: float | None = None
+    """Of moves without digests, which take time. Null for requests that waited."""
+    downtime_worst_s: float | None = None
+    step_s: float | None = None
+    """The median time of the destination's steps that made the first tokens after the moves."""
+    what: str = ""
+
+
+class SlowdownTrial(WireModel):
+    """How much longer the engines' steps took while a request moved to and fro beside other
+    streams."""
+
+    slowdown: float
+    """0.05: the steps took 5% longer in the mean."""
+    step_s: float
+    """The mean step while nothing moved."""
+    num_streams: int
+    """How many other streams there were."""
+    num_moves: int
+    move_s: float
+    """The median time of a move."""
+    moving_share: float
+    """The share of the time during which a move was under way; in the rest the client waited for
+    an answer."""
+    num_tokens: int
+    """The length of the request that moved, at the beginning."""
+
+
+class EngineTrial(WireModel):
+    """What `doctor --engine` found. `problem`: why no request can move at all, or what went wrong
+    beside the moves; empty if nothing did. `facts`: versions, device, sizes, by name."""
+
+    result: CheckResult
+    problem: str = ""
+    kinds: tuple[KindTrial, ...] = ()
+    slowdown: SlowdownTrial | None = None
+    """Null if it was not measured."""
+    facts: dict[str, str] = Field(default_factory=dict)
+
+
 class DoctorReport(AnswerModel):
+    """`engine`: null without `--engine`, and if a check failed, so that no engine was started."""
+
     checks: tuple[Check, ...]
+    engine: EngineTrial | None = None

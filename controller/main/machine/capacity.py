@@ -2,6 +2,7 @@
 cores and how busy they are, and the number of frontends that fits if no setting gives it."""
 
 import os
+import platform
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ CGROUPS = (
 the limit, the file with the use, and the row of `memory.stat` with the part of the use that can be
 reclaimed."""
 
+CPU_INFO = Path("/proc/cpuinfo")
 
 GIB = 1 << 30
 FRONTEND_BYTES = 1_100_000_000
@@ -73,3 +75,12 @@ def load() -> str:
     """How busy the machine is, in words, if that explains a slow start; otherwise empty."""
     running, cores = os.getloadavg()[0], num_cores()
     return f"a load of {running:.0f} on {cores} cores" if running > BUSY * cores else ""
+
+
+def cpu_name() -> str:
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return " ".join(value.split())
+    return platform.machine()

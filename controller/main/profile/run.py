@@ -7,7 +7,6 @@ then ends the engine's process and everything that it has started."""
 import contextlib
 import json
 import os
-import platform
 import secrets
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args, explain_cause
 from controller.main.checks.preflight import check_vllm_version
-from controller.main.machine.capacity import default_frontends, num_cores
+from controller.main.machine.capacity import cpu_name, default_frontends, num_cores
 from controller.main.machine.processes import Session, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, own_environment
 from controller.main.profile.points import (
@@ -60,7 +59,6 @@ the machine was busy."""
 UNSTEADY_RATIO = 0.05
 """If the mean time of decode steps exceeds their median by a larger part, the profile says that the
 machine was unsteady."""
-CPU_INFO = Path("/proc/cpuinfo")
 
 EXAMPLE = "llumctl profile --set copy_bytes_per_s=10e9"
 GROUPS = ("description", "block_size", "prefill_base_s")
@@ -261,16 +259,7 @@ def _subject(model: str, num_threads: int) -> str:
     if gpus := preflight.visible_gpus():
         return f"{model} on {gpus[0].partition(': ')[2]}"
     threads = f"{num_threads} thread{'s' * (num_threads > 1)}"
-    return f"{model} on a CPU ({_cpu_name()}), {threads}"
-
-
-def _cpu_name() -> str:
-    if CPU_INFO.exists():
-        for line in CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return " ".join(value.split())
-    return platform.machine()
+    return f"{model} on a CPU ({cpu_name()}), {threads}"
 
 
 def check_target(path: Path, *, force: bool) -> None:

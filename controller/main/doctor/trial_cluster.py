@@ -1,0 +1,215 @@
+"""`llumctl doctor --engine`: starts a private cluster of two instances as they are configured, has
+requests moved between them (`engine_trial.py`), and takes the cluster down, however the trial ends.
+
+The cluster is started and stopped as by `up` and `down`, so the processes, the engines, and the
+links between them are those that users get. It has a name, ports and a state folder of its own, and
+its own Ray unless the configuration names one. If this process is killed, the cluster stays, and
+`llumctl down --cluster doctor-PID` ends it."""
+
+import json
+import os
+import platform
+import random
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from statistics import median
+
+from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError
+from controller.api.interrupts import no_interrupts, stops_interrupt
+from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
+from controller.api.state import run_state
+from controller.api.text.hints import own_version
+from controller.api.text.quantities import sized
+from controller.api.wire.status import CheckResult, ClusterStatus, DoctorReport, EngineTrial
+from controller.core.settings import SchedulerSettings
+from controller.main import down, emulation, up
+from controller.main.checks import preflight
+from controller.main.doctor import doctor, probe
+from controller.main.doctor.engine_trial import EngineTrial as Trial
+from controller.main.doctor.engine_trial import TrialError
+from controller.main.doctor.trial_judge import MIGRATED, Evidence, trial_of
+from controller.main.machine.capacity import cpu_name
+
+Report = Callable[[str], None]
+
+NUM_INSTANCES = 2
+MAX_NUM_SEQS = 16
+"""How many requests an instance of the trial runs at a time, so that few requests fill its batch
+and one can be seen to wait."""
+SHARED = {"gpu_memory_utilization": 0.4}
+SHARED_KV = {"kv_cache_memory_bytes": 4 << 30, "max_model_len": preflight.AUTO_FIT}
+"""Engine arguments with which two engines fit on one GPU: while both start, neither can find out
+how much of the memory is its own. The user's arguments win."""
+PORTS = range(20_000, 32_000)
+"""Below the ports that the kernel gives to connections, of which Ray opens many while it starts."""
+CONTROL_TIMEOUT_S = 30.0
+
+
+def run(settings: Settings, report: Report) -> DoctorReport:
+    """Checks the machine, and then tries the engine if no check failed. Raises LlumctlError if the
+    cluster cannot be started, or breaks off."""
+    own = trial_settings(settings)
+    checked = own
+    if shares_gpus(own):  # each of them is checked as if it had the GPUs for itself
+        cluster = own.cluster.model_copy(update={"instances": 1})
+        checked = own.model_copy(update={"cluster": cluster})
+    with stops_interrupt():
+        checks = tuple(doctor.run(checked))
+        if any(check.result is CheckResult.FAIL for check in checks):
+            return DoctorReport(checks=checks)
+        with _cluster(own, report) as client:
+            return DoctorReport(checks=checks, engine=_tried(own, client, report))
+
+
+def trial_settings(settings: Settings) -> Settings:
+    """The settings of the trial's cluster: its engines are configured like the user's, and nothing
+    moves by itself. Dispatch does not hold requests, so that one can wait at an instance."""
+    endpoint_port, control_port = _free_ports(2)
+    engine = settings.engine
+    if not emulation.is_emulated(settings):
+        engine = engine | {"max_num_seqs": MAX_NUM_SEQS}
+    if shares_gpus(settings):
+        is_embedded = settings.cluster.model == EMBEDDED_MODEL
+        engine = SHARED | ({} if is_embedded else SHARED_KV) | engine
+    return Settings(
+        cluster=settings.cluster.model_copy(
+            update={
+                "name": f"doctor-{os.getpid()}",
+                "instances": NUM_INSTANCES,
+                "frontends": 1,
+            }
+        ),
+        endpoint=EndpointTable(port=endpoint_port, generation_config="vllm"),
+        control=ControlTable(port=control_port),
+        scheduler=SchedulerSettings(policy="llumnix"),
+        migration=replace(settings.migration, enabled=False),
+        engine=engine,
+        emulated=settings.emulated,
+    )
+
+
+def shares_gpus(settings: Settings) -> bool:
+    """Whether this machine has GPUs for one instance, but not for two. Then both use the same ones:
+    their moves are as exact as others, but slower."""
+    if emulation.is_emulated(settings) or settings.cluster.ray_address is not None:
+        return False
+    try:
+        per_instance = preflight.gpus_per_instance(settings)
+    except LlumctlError:  # a check reports it
+        return False
+    return per_instance <= preflight.num_gpus() < NUM_INSTANCES * per_instance
+
+
+def _free_ports(count: int) -> list[int]:
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.choice(PORTS)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.add(port)
+    return list(found)
+
+
+@contextmanager
+def _cluster(settings: Settings, report: Report) -> Iterator[ControlClient]:
+    """Runs the cluster for the time of the block. No other process has a cluster of this name, so
+    it is taken down even if its start was interrupted. Its logs stay if the block fails."""
+    name = settings.cluster.name
+    is_fine = False
+    try:
+        up.run(
+            settings,
+            detach=True,
+            wait=True,
+            timeout_s=None,
+            progress=_words_only(report),
+            share_gpus=shares_gpus(settings),
+        )
+        state = run_state.load(name)
+        if state is None:
+            raise LlumctlError(f"cluster {name} was stopped by another command")
+        with ControlClient(state.control_url, state.control_token, CONTROL_TIMEOUT_S) as client:
+            yield client
+        is_fine = True
+    finally:
+        with no_interrupts():
+            down.run(name, drain=False, timeout_s=None, progress=lambda _: None)
+            if is_fine:
+                shutil.rmtree(run_state.state_path(name), ignore_errors=True)
+
+
+def _words_only(report: Report) -> Callable[[ClusterStatus | str], None]:
+    def progress(news: ClusterStatus | str) -> None:
+        if isinstance(news, str):
+            report(news)
+
+    return progress
+
+
+def _tried(settings: Settings, client: ControlClient, report: Report) -> EngineTrial:
+    """Raises LlumctlError, which names the logs, if the trial cannot go on."""
+    logs = run_state.state_path(settings.cluster.name) / "logs"
+    url = f"http://{settings.endpoint.host}:{settings.endpoint.port}"
+    try:
+        trial = Trial(url, client, report)
+        with closing(trial):
+            evidence = trial.run()
+            slowdown = trial.slowdown() if evidence[0].num_migrated else None
+        status = client.status()
+    except (TrialError, LlumctlError) as error:
+        raise LlumctlError(
+            f"the trial of the engine broke off: {error}", f"less {logs}/i-0.log"
+        ) from error
+    died = [each.id for each in status.instances if each.num_restarts]
+    problem = f"{', '.join(died)} died during the trial" if died else ""
+    return trial_of(evidence, slowdown, _facts(settings, status, evidence), problem)
+
+
+def _facts(
+    settings: Settings, status: ClusterStatus, evidence: Sequence[Evidence]
+) -> dict[str, str]:
+    """What a reader of the report must know of the engines and the machine."""
+    versions = probe.versions()
+    facts = {
+        "llumctl": own_version(),
+        "vllm": " ".join(preflight.check_vllm_version()),
+        **{name: versions[name] for name in ("torch", "ray", "python")},
+        "device": _device(settings),
+        "model": settings.cluster.model,
+        "engine": settings.cluster.engine,
+    }
+    if not emulation.is_emulated(settings):
+        kinds = ("tensor", "pipeline")
+        sizes = (settings.engine.get(f"{kind}_parallel_size", 1) for kind in kinds)
+        facts["parallel"] = ", ".join(map("{} {}".format, kinds, sizes))
+        facts["arguments"] = json.dumps(settings.engine, sort_keys=True)
+    facts["kv blocks"] = ", ".join(
+        f"{each.id} {each.num_total_blocks} of {each.block_size} tokens"
+        for each in status.instances
+    )
+    prints = {each.fingerprint: each.id for each in status.instances}
+    for text, instance_id in prints.items():
+        name = "fingerprint" if len(prints) == 1 else f"of {instance_id}"
+        facts[name] = text or "none, as the engine moves no requests"
+    copies = [
+        (move.num_bytes, move.copy_s, move.num_blocks)
+        for each in evidence
+        for move in each.moves
+        if move.outcome == MIGRATED and move.copy_s and move.num_blocks
+    ]
+    if copies:
+        rate = median(num_bytes / copy_s for num_bytes, copy_s, _ in copies)
+        largest = max(num_bytes for num_bytes, _, _ in copies)
+        facts["copies"] = f"{sized(rate)}/s in the median, {sized(largest)} at most"
+    return facts
+
+
+def _device(settings: Settings) -> str:
+    gpus = preflight.visible_gpus()
+    if gpus and not emulation.is_emulated(settings):
+        shared = ", which both instances share" if shares_gpus(settings) else ""
+        return f"{', '.join(gpus)}{shared}"
+    return f"{os.cpu_count()} cores, {cpu_name()}, {platform.system()} {platform.machine()}"
