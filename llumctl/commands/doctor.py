@@ -168,7 +168,8 @@ def _slowdown(found: "SlowdownTrial | None") -> str:
         return "not measured"
     change = f"{abs(found.slowdown):.0%} {'longer' if found.slowdown >= 0 else 'shorter'}"
     return (
-        f"with {found.num_streams} other streams, steps of {_ms(found.step_s)} took {change} while"
-        f" {found.num_tokens:,} tokens moved: {found.num_moves} moves of {_ms(found.move_s)},"
-        f" {found.moving_share:.0%} of the time"
+        f"steps took {change} while {found.num_tokens:,} tokens moved to and fro beside"
+        f" {found.num_streams} streams, {found.moving_share:.0%} of the time in"
+        f" {found.num_moves} moves of {_ms(found.move_s)}; without moves they took"
+        f" {_ms(found.step_s)} ({_ms(found.quickest_step_s)} to {_ms(found.slowest_step_s)})"
     )

@@ -591,6 +591,10 @@ class SlowdownTrial(WireModel):
     """0.05: the steps took 5% longer in the mean."""
     step_s: float
     """The mean step while nothing moved."""
+    quickest_step_s: float
+    slowest_step_s: float
+    """The least and the largest mean of several times in which nothing moved. If they are far
+    apart, the machine does other work, and `slowdown` says little."""
     num_streams: int
     """How many other streams there were."""
     num_moves: int

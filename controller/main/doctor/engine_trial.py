@@ -397,10 +397,10 @@ class EngineTrial:
             if not _comes_to(moving, 1):
                 return None
             length = self._found(moving).num_prompt_tokens
-            quiet, during = Steps(), Steps()
+            quiet, during = [Steps()], Steps()
             durations_s: list[float] = []
             moving_s = 0.0
-            self._quiet(quiet)
+            self._quiet(quiet[0])
             for _ in range(NUM_ROUNDS):
                 with self._counted(during):
                     began_s = time.perf_counter()
@@ -410,14 +410,19 @@ class EngineTrial:
                             return None
                         durations_s.append(move.duration_s or 0.0)
                     moving_s += time.perf_counter() - began_s
-                self._quiet(quiet)
+                quiet.append(Steps())
+                self._quiet(quiet[-1])
             if any(stream.ended for stream in (moving, *self._others.streams)):
                 return None
-        if not quiet.mean_s or not during.mean_s:
+        means_s = [steps.mean_s for steps in quiet]
+        if not min(means_s) or not during.mean_s:
             return None
+        step_s = sum(steps.took_s for steps in quiet) / sum(steps.number for steps in quiet)
         return SlowdownTrial(
-            slowdown=round(during.mean_s / quiet.mean_s - 1, 4),
-            step_s=round(quiet.mean_s, 6),
+            slowdown=round(during.mean_s / step_s - 1, 4),
+            step_s=round(step_s, 6),
+            quickest_step_s=round(min(means_s), 6),
+            slowest_step_s=round(max(means_s), 6),
             num_streams=len(self._others.streams),
             num_moves=len(durations_s),
             move_s=round(median(durations_s), 6),

@@ -62,7 +62,13 @@ def run(settings: Settings, report: Report) -> DoctorReport:
         if any(check.result is CheckResult.FAIL for check in checks):
             return DoctorReport(checks=checks)
         with _cluster(own, report) as client:
-            return DoctorReport(checks=checks, engine=_tried(own, client, report))
+            found = _tried(own, client, report)
+        folder = run_state.state_path(own.cluster.name)
+        if found.result is CheckResult.FAIL:
+            report(f"the logs stay in {folder / 'logs'}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        return DoctorReport(checks=checks, engine=found)
 
 
 def trial_settings(settings: Settings) -> Settings:
@@ -116,9 +122,8 @@ def _free_ports(count: int) -> list[int]:
 @contextmanager
 def _cluster(settings: Settings, report: Report) -> Iterator[ControlClient]:
     """Runs the cluster for the time of the block. No other process has a cluster of this name, so
-    it is taken down even if its start was interrupted. Its logs stay if the block fails."""
+    it is taken down even if its start was interrupted. Its logs stay."""
     name = settings.cluster.name
-    is_fine = False
     try:
         up.run(
             settings,
@@ -133,12 +138,9 @@ def _cluster(settings: Settings, report: Report) -> Iterator[ControlClient]:
             raise LlumctlError(f"cluster {name} was stopped by another command")
         with ControlClient(state.control_url, state.control_token, CONTROL_TIMEOUT_S) as client:
             yield client
-        is_fine = True
     finally:
         with no_interrupts():
             down.run(name, drain=False, timeout_s=None, progress=lambda _: None)
-            if is_fine:
-                shutil.rmtree(run_state.state_path(name), ignore_errors=True)
 
 
 def _words_only(report: Report) -> Callable[[ClusterStatus | str], None]:
