@@ -105,11 +105,11 @@ def test_where_two_answers_part(one: Read, other: Read, found: tuple[int, str] |
         (of(moves=(MOVED, MISMATCH)), FAIL, "equal", False, "1 of 2 moves failed: the KV blocks"),
         (of(moves=(MISMATCH,)), FAIL, "unknown", False, "did not move: the KV blocks"),
         (
-            of(moves=(Move("refused", 8, code="parallel"),)),
+            of(moves=(Move("refused", 8, code="kv_groups"),)),
             FAIL,
             "unknown",
             None,
-            "did not move: the engine spreads its KV blocks",
+            "did not move: the model has more than one",
         ),
         (of(moves=(MOVED, Move("failed", 9, why="gone"))), FAIL, "equal", None, "failed: gone"),
         (of(moves=(MOVED, Move("ended", 30))), OK, "equal", None, ""),
