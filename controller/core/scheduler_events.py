@@ -10,10 +10,12 @@ from controller.core.value import value
 
 @value
 class InstanceStarted:
-    """A new incarnation of an instance exists. Incarnations of one id only go up."""
+    """A new incarnation of an instance exists. Incarnations of one id only go up. `fingerprint`:
+    that of its engine (`refusal_between` in core/migration/refusals.py)."""
 
     instance_id: str
     incarnation: int
+    fingerprint: str = ""
 
 
 @value

@@ -4,18 +4,23 @@
 it to every actor as JSON. The run state, by which commands find the cluster, is also made from the
 plan: when the cluster starts, and again if the run state is lost."""
 
+import json
+import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from controller.api.errors import LlumctlError
 from controller.api.hosts import url_host
 from controller.api.settings.settings import Settings
 from controller.api.state import user_files
 from controller.api.state.run_state import RunState
 from controller.main.machine.ray_environment import ray_authentication
 from controller.model.profile import LatencyProfile
+from controller.runtime.messages.codec import wire_version
 
 FILE = "plan.json"
 """The plan's file in the cluster's state folder."""
@@ -27,6 +32,8 @@ class ClusterPlan(BaseModel):
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     settings: Settings
+    wire: str = Field(default_factory=wire_version)
+    """The `wire_version` of the llumctl that made the plan."""
     engine_args: dict[str, Any]
     num_instances: int
     num_frontends: int
@@ -61,6 +68,11 @@ class ClusterPlan(BaseModel):
         return self.model_copy(update={"control_token": "", "view_token": ""})
 
     @property
+    def python(self) -> str:
+        """The Python interpreter that runs instances; empty: that of the cluster."""
+        return self.settings.engine_python
+
+    @property
     def ports_dir(self) -> Path:
         """The folder in which the keepers of the controller's sockets can be found."""
         return Path(self.temp_dir) / "ports"
@@ -73,6 +85,17 @@ class ClusterPlan(BaseModel):
     @property
     def model_name(self) -> str:
         return self.settings.model_names[0]
+
+
+def refuse_other_version(plan_json: str) -> None:
+    """Raises LlumctlError if the plan was made by a llumctl that has other messages than this one:
+    somebody has installed another version into an environment of a running cluster."""
+    if json.loads(plan_json).get("wire") != wire_version():
+        raise LlumctlError(
+            f"llumctl {metadata.version('llumctl')} in {sys.prefix} sends other messages than the"
+            " llumctl that started the cluster",
+            "install the version that started the cluster again      or      llumctl down",
+        )
 
 
 def state_of(plan: ClusterPlan, ray_environment: dict[str, str], config_file: str = "") -> RunState:

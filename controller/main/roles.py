@@ -32,17 +32,17 @@ import ray
 from controller.adapters.listener import HEAD, Keeper, keeper_path
 from controller.adapters.ray import log_rotation
 from controller.adapters.ray.head_watch import HeadWatch
-from controller.adapters.ray.ray_launcher import ActorPlan, launch_actor
+from controller.adapters.ray.ray_launcher import PYTHON_VARIABLE, ActorPlan, launch_actor
 from controller.adapters.ray.ray_starts import Start
 from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox
 from controller.api.settings.setting_values import changed
 from controller.api.settings.vllm_options import frontend_options
 from controller.api.state.audit import AuditLog
-from controller.core.fleet.cluster_spec import ClusterSpec, EngineChange
+from controller.core.fleet.cluster_spec import PYTHON, ClusterSpec, EngineChange
 from controller.core.load.snapshot import InstanceRef
 from controller.main.machine import controller_ports, run_folders
 from controller.main.machine.controller_ports import control_socket, inbox_socket
-from controller.main.plan import ClusterPlan, endpoint_url
+from controller.main.plan import ClusterPlan, endpoint_url, refuse_other_version
 from controller.ports.engine import Engine, EngineFactory, KvTransfer
 from controller.runtime import log_records
 from controller.runtime.controller_link import ControllerLink
@@ -172,7 +172,7 @@ async def controller(plan_json: str, start: Start) -> None:
     from controller.runtime.controller.cluster import ControllerProcess
     from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 
-    plan = ClusterPlan.model_validate_json(plan_json)
+    plan = _plan(plan_json, start)
     store = SpecFile(plan.state_dir, plan.nonce)
     keeper = SpecKeeper(store.load() or ClusterSpec.first(plan.num_instances), store)
     host = bind_host(plan)
@@ -195,6 +195,7 @@ async def controller(plan_json: str, start: Start) -> None:
         available_bytes=available_bytes,
         instance_memory=lambda: instance_memory(plan, keeper.spec.engine.args),
         head=_head_watch(),
+        python_of=lambda instance_id: keeper.spec.engine_of(instance_id).python or plan.python,
     )
     table = plan.settings.control
     settings = changed(plan.settings, keeper.spec.settings)
@@ -257,18 +258,19 @@ def instance_memory(plan: ClusterPlan, changed: EngineArgs) -> tuple[int, str]:
         return 0, ""
     from controller.main.checks import preflight
 
-    args = plan.engine_args | dict(changed)
+    args = plan.engine_args | {key: each for key, each in changed.items() if key != PYTHON}
     memory = preflight.instance_memory(args, num_gpus=0, hub_timeout_s=None)
     return memory.num_bytes, memory.unknown
 
 
 async def llumlet(member_id: str, plan_json: str, controller_address: str, start: Start) -> None:
-    plan = ClusterPlan.model_validate_json(plan_json)
+    plan = _plan(plan_json, start)
     if start.failure:
         await _stay_failed("instance", member_id, plan, controller_address, start.failure)
     from controller.runtime.instance.llumlet import Llumlet
 
     os.environ["OMP_NUM_THREADS"] = str(plan.num_threads_per_instance)
+    python = os.environ.get(PYTHON_VARIABLE, "")
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
 
     def build_engine(report: Callable[[str], None]) -> Engine:
@@ -284,6 +286,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
         _node(),
         num_live_reqs=lambda: service.num_live_reqs,
         on_active=start.succeeded,
+        python="" if python == plan.python else python,
     )
     service = Llumlet(
         member,
@@ -310,11 +313,11 @@ def engine_factory(plan: ClusterPlan, change: EngineChange) -> EngineFactory:
         from controller.adapters.emulated.emulated_engine import EmulatedEngine
         from controller.main.emulation import model_config, with_changes
 
-        profile, table = with_changes(plan.profile, plan.settings.emulated, change.args)
+        profile, table = with_changes(plan.profile, plan.settings.emulated, change.engine_args)
         return partial(EmulatedEngine, profile, model_config(profile, table), table.speed)
     from controller.adapters.vllm.engine import VllmEngine
 
-    return partial(VllmEngine, plan.engine_args | dict(change.args))
+    return partial(VllmEngine, plan.engine_args | dict(change.engine_args))
 
 
 def _kv_transfer(plan: ClusterPlan, member: ControllerLink, address: str) -> KvTransfer:
@@ -331,7 +334,7 @@ def _kv_transfer(plan: ClusterPlan, member: ControllerLink, address: str) -> KvT
 
 
 async def frontend(member_id: str, plan_json: str, controller_address: str, start: Start) -> None:
-    plan = ClusterPlan.model_validate_json(plan_json)
+    plan = _plan(plan_json, start)
     if start.failure:
         await _stay_failed("frontend", member_id, plan, controller_address, start.failure)
     if plan.num_frontends > 1:  # before anything imports prometheus_client
@@ -371,6 +374,14 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
     listener = SharedListener(plan.listener_dir, member_id)
     service = OpenAIFrontend(config, member, mailbox, listener, metrics)
     await service.run()
+
+
+def _plan(plan_json: str, start: Start) -> ClusterPlan:
+    """The plan. Raises LlumctlError if another version of llumctl made it. A member that is given
+    up reads the plan in any case, because it only reports why."""
+    if not start.failure:
+        refuse_other_version(plan_json)
+    return ClusterPlan.model_validate_json(plan_json)
 
 
 async def _stay_failed(

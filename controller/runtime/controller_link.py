@@ -17,7 +17,7 @@ from controller.core.fleet.incarnations import has_to_drop
 from controller.core.record.event_log import LoggedEvent
 from controller.core.record.windows import ServedLately
 from controller.ports.processes import Mailbox
-from controller.runtime.messages.codec import encode
+from controller.runtime.messages.codec import encode, wire_version
 from controller.runtime.messages.members import (
     EngineInfo,
     EventsReported,
@@ -42,6 +42,7 @@ class ControllerLink:
         num_live_reqs: Callable[[], int],
         served_lately: Callable[[], ServedLately] = ServedLately,
         on_active: Callable[[], None] = lambda: None,
+        python: str = "",
     ) -> None:
         self.kind = kind
         self.member_id = member_id
@@ -56,6 +57,7 @@ class ControllerLink:
         self._num_live_reqs = num_live_reqs
         self._served_lately = served_lately
         self._on_active = on_active
+        self._python = python
         self._began_s = time.monotonic()
         self._nonce = secrets.token_hex(8)
         self._phase: Phase = "starting"
@@ -96,6 +98,7 @@ class ControllerLink:
         """Says Hello. `asks`: the Hello asks for a Welcome even if nothing has changed."""
         served, leaves_at_s = self._served_lately(), self._leaves_at_s
         hello = Hello(
+            wire=wire_version(),
             kind=self.kind,
             member_id=self.member_id,
             nonce=self._nonce,
@@ -116,6 +119,7 @@ class ControllerLink:
             leaves_in_s=None if leaves_at_s is None else leaves_at_s - time.monotonic(),
             generation=self._generation(),
             fingerprint=self.fingerprint,
+            python=self._python,
         )
         self._mailbox.send(self.controller_address, encode(hello), droppable=True)
 

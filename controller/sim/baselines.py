@@ -6,7 +6,7 @@ Where a pick hashes, the hash of a name decides between equal instances, which s
 and is the same in every process.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -240,7 +240,7 @@ def relief_rules(pairing: str, victim: str) -> Callable[[ReliefView], ReliefRule
 
 
 def balanced_pairs(
-    loads: Sequence[tuple[InstanceLoad, InstanceSnapshot]], left_out: Collection[tuple[str, str]]
+    loads: Sequence[tuple[InstanceLoad, InstanceSnapshot]], left_out: Container[tuple[str, str]]
 ) -> tuple[Pair, ...]:
     """The pairs, the lowest source first. Each load comes with its snapshot. If a destination does
     not suit a source, the next source may take it, because the requests of that source may be

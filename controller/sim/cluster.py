@@ -110,7 +110,8 @@ class SimEmptying:
         self._balances = policy.pairing == BALANCED
         self._helps = False
         cooling = Cooling()  # only dead destinations cool in a simulation, and they never come back
-        self.closed_to_moves = Openness(scheduler, cooling).closed_to_moves
+        openness = Openness(scheduler, cooling)
+        self.closed_to_moves, self.unlike = openness.closed_to_moves, openness.unlike
         self.rounds = ReliefRounds(
             self,
             cooling,

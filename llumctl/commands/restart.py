@@ -7,6 +7,7 @@ while.
 import shlex
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from controller.api.wire.status import RollingReport
 
 DEFAULT_START_TIMEOUT_S = 600.0
+PYTHON = "python"
+"""`--python PATH` is short for `--engine-arg python=PATH`."""
 POLL_S = 0.5
 
 
@@ -73,6 +76,14 @@ def restart(
         typer.Option(
             metavar="KEY=VALUE",
             help="With --rolling: start each with this argument; null: as at up. Repeatable.",
+        ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="With --rolling: start each with this Python, or the environment of this folder;"
+            " null: as at up.",
         ),
     ] = None,
     at_once: Annotated[
@@ -118,6 +129,7 @@ def restart(
         "--at-once": at_once,
         "--start-timeout": start_timeout,
         "--engine-arg": engine_arg,
+        "--python": python,
     }
     if instance_id is not None:
         instances.check_flags(of_all, "ID")
@@ -125,7 +137,8 @@ def restart(
         return
     instances.check_flags({"--now": now})
     if rolling:
-        _begin(flags, at_once, deadline_s, start_timeout, engine_arg or ())
+        of_python = [] if python is None else [f"{PYTHON}={python}"]
+        _begin(flags, at_once, deadline_s, start_timeout, [*(engine_arg or ()), *of_python])
         return
     word = "--stop" if stop else "--dismiss"
     instances.check_flags(
@@ -250,7 +263,7 @@ def _dismiss(flags: Flags) -> None:
 
 
 def _engine_args(given: Sequence[str]) -> dict[str, Any]:
-    from llumctl.config.settings import parse_engine_arg
+    from llumctl.config.settings import interpreter, parse_engine_arg
 
     found: dict[str, Any] = {}
     for each in given:
@@ -259,6 +272,8 @@ def _engine_args(given: Sequence[str]) -> dict[str, Any]:
         )
         if key in found:
             raise UsageError(f"--engine-arg: {key} is given twice", "llumctl restart --help")
+        if key == PYTHON and isinstance(value, str):
+            value = interpreter(Path.cwd() / Path(value).expanduser())
         found[key] = value
     return found
 

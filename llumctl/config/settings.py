@@ -45,7 +45,13 @@ from controller.api.settings.settings import (
     table_model,
 )
 from controller.api.settings.table import kinds
-from controller.api.settings.vllm_options import Code, EndpointOptions, code_in, why_refused
+from controller.api.settings.vllm_options import (
+    PYTHON,
+    Code,
+    EndpointOptions,
+    code_in,
+    why_refused,
+)
 from llumctl import arguments
 from llumctl.config import config_file
 from llumctl.config.config_file import Origins
@@ -352,8 +358,12 @@ def checked(settings: Settings, origins: Origins) -> Settings:
     if endpoint.api_key_file is not None:
         _check_key_file(endpoint.api_key_file, settings, origins)
     _check_code(settings, origins)
+    engine = dict(settings.engine)
+    if isinstance(python := engine.get(PYTHON), str):
+        engine[PYTHON] = interpreter(_absolute(python, ("engine", PYTHON), origins))
     return settings.model_copy(
         update={
+            "engine": engine,
             "cluster": cluster.model_copy(update={"model": model}),
             "endpoint": endpoint.model_copy(update=_endpoint_files(endpoint, origins)),
             "emulated": emulated,
@@ -395,8 +405,8 @@ def _check_emulated(settings: Settings, origins: Origins) -> None:
             f" serves no model but {EMBEDDED_MODEL!r} (for its tokenizer), not {model!r}",
             "llumctl up --engine emulated      or      llumctl up --engine vllm MODEL",
         )
-    if settings.engine:
-        name = next(iter(settings.engine))
+    if settings.vllm_args:
+        name = next(iter(settings.vllm_args))
         key: KeyPath = ("engine", name)
         raise UsageError(
             f"{origins.of(key)}: engine.{name} is an argument of vLLM's engine; an emulated one"
@@ -495,6 +505,11 @@ def _check_key_file(name: str, settings: Settings, origins: Origins) -> None:
         key_file.check(text, [level.name for level in settings.priority])
     except ValueError as error:
         raise UsageError(f"{where}: {path}: {error}", "llumctl config show") from error
+
+
+def interpreter(path: Path) -> str:
+    """The interpreter of a Python environment, or the path of an interpreter as it is."""
+    return str(path / "bin" / "python" if path.is_dir() else path)
 
 
 def _absolute(name: str, key: KeyPath, origins: Origins) -> Path:

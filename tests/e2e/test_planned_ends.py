@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from controller.api.client import ControlClient
@@ -16,6 +17,7 @@ from tests.e2e import steering
 from tests.e2e.emulated import Answer
 from tests.e2e.steering import Load, Story, change, done, ids_of, instance, left_as_found
 from tools.cluster import Cluster, wait_for
+from tools.python_environment import other_environment
 
 CONFIG = """
 [cluster]
@@ -91,6 +93,25 @@ def test_all_start_with_new_arguments_also_one_that_dies_and_one_that_is_added(
     assert "engine arguments: num_blocks=700 (i-0 i-1 i-2 i-3, and new ones)" in (
         done(cluster, "status").stdout
     )
+
+
+def test_all_go_to_another_python_environment_whose_engines_take_no_moves_of_the_old_ones(
+    cluster: Cluster, client: ControlClient, tmp_path: Path
+) -> None:
+    """What the last instance of the old environment has is replayed, and no stream is cut."""
+    python, story = str(other_environment(tmp_path, "+next", with_vllm=False)), Story(client)
+    told = done(cluster, "restart", "--rolling", "-y", "--python", f"{python}9", code=2)
+    assert f"engine.python {python}9 does not exist" in told.stderr
+    with busy(cluster, client) as load:
+        told = done(cluster, "restart", "--rolling", "-y", "--python", str(tmp_path))
+        assert load.check() > 0
+    assert told.stderr.splitlines()[-1].endswith(f"python={python}")
+    for each in client.status().instances:
+        assert psutil.Process(each.pid).environ()["LLUMCTL_PYTHON"] == python
+    assert story.events("failed", "rolling_failed", "instance_failed") == []
+    assert story.moves("drain"), "the first ones left by moves"
+    (last,) = {each.labels["from"] for each in story.events("replayed")}
+    assert last == ids_of(client)[-1]
 
 
 @pytest.mark.full

@@ -1,6 +1,7 @@
 """`llumctl restart --rolling`, `--stop` and `--dismiss`: what they order, follow, print and exit
 with; and how `status` shows them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +170,16 @@ def test_engine_arguments_are_sent_shown_and_named_in_the_next_command(
     assert cli(*ROLLING, *args, code=5).err.endswith(told)
     planned = PLAN.model_copy(update={"engine_args": {"a": 64}, "changes_engine": True})
     assert status_words.rolling_plan(planned)[0].endswith("1 at a time, with a=64")
+
+
+def test_a_python_environment_is_sent_as_the_path_of_its_interpreter(
+    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "next").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for given, sent in (("next", f"{tmp_path}/next/bin/python"), ("/p", "/p"), ("null", None)):
+        assert run([*ROLLING, "--python", given, "-y", "--detach"]) == 0
+        assert bed.fake.bodies()[-1]["engine_args"] == {"python": sent}
 
 
 def test_stopping(bed: Bed, cli: Cli) -> None:

@@ -112,7 +112,7 @@ def test_what_leaves_moves_possible_may_change(tmp_path: Path) -> None:
     of_gpus = of.model_copy(update={"num_gpus_per_instance": 1})
     check(of_gpus, {"kv_cache_memory_bytes": 1 << 50})  # a GPU's memory is left to vLLM
     all_emulated = {"mode": "prefill-first", "prefix_caching": False, "speed": 2.5}
-    all_emulated["num_blocks"] = 4000
+    all_emulated |= {"num_blocks": 4000, "python": None}
     check(started(tmp_path, emulated=True), all_emulated)
     assert all_emulated.keys() == CHANGEABLE_EMULATED
 

@@ -63,27 +63,84 @@ def test_the_memory_of_an_instance_follows_its_engine_arguments_and_its_weights(
     assert instance_memory(plan, changed) == (without + 7 * GIB, "")
 
 
+class FakeRay:
+    """The actors that Ray has by name, and what was done to them."""
+
+    def __init__(self, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.actors: dict[str, str] = {}
+        self.done: list[tuple[str, ...]] = []
+        self.failing = ""
+        monkeypatch.setattr(module.ray, "get_actor", self._get)
+        monkeypatch.setattr(module.ray, "kill", self._kill)
+        monkeypatch.setattr(module, "launch_actor", self._launch)
+        plan = module.ActorPlan("m:f", {})
+        self.python = ""
+        self.launcher = module.RayLauncher(
+            "n", "/logs", plan, plan, lambda: 0, python_of=lambda _: self.python
+        )
+
+    def _get(self, name: str, _namespace: str) -> str:
+        if name not in self.actors:
+            raise ValueError(name)
+        return self.actors[name]
+
+    def _kill(self, handle: str, no_restart: bool) -> None:
+        if self.failing == "kill":
+            raise ConnectionError
+        self.done.append(("ended" if no_restart else "restarted", handle))
+        if no_restart:
+            self.actors = {key: each for key, each in self.actors.items() if each != handle}
+
+    def _launch(self, _namespace: str, name: str, plan: Any, _log_dir: str) -> str:
+        if self.failing == "launch":
+            raise ConnectionError
+        self.done.append(("launched", name, plan.python))
+        self.actors[name] = f"{name} {plan.python}"
+        return self.actors[name]
+
+
+@pytest.fixture
+def fake(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return FakeRay(module, monkeypatch)
+
+
 def test_a_process_that_is_restarted_or_could_not_be_ended_stays_the_launcher_s(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+    fake: FakeRay,
 ) -> None:
     """Ray starts another process for the same actor, which can be ended for good later."""
-    plan = module.ActorPlan("m:f", {})
-    launcher = module.RayLauncher("n", "/logs", plan, plan, lambda: 0)
-    monkeypatch.setattr(module, "launch_actor", lambda *_: "handle")
-    launcher.launch_instance("i-0")
-
-    def fails(_handle: str, **_: object) -> None:
-        raise ConnectionError
-
-    monkeypatch.setattr(module.ray, "kill", fails)
+    fake.launcher.launch_instance("i-0")
+    fake.failing = "kill"
     with pytest.raises(ConnectionError):
-        launcher.terminate("i-0")
-    killed: list[tuple[str, bool]] = []
-    monkeypatch.setattr(
-        module.ray, "kill", lambda handle, no_restart: killed.append((handle, no_restart))
-    )
-    launcher.restart("i-1")
-    launcher.restart("i-0")
+        fake.launcher.terminate("i-0")
+    fake.failing, fake.done = "", []
+    fake.launcher.restart("i-1")
+    fake.launcher.restart("i-0")
     for _ in range(2):
-        launcher.terminate("i-0")
-    assert killed == [("handle", False), ("handle", True)]
+        fake.launcher.terminate("i-0")
+    assert fake.done == [("restarted", "i-0 "), ("ended", "i-0 ")]
+
+
+def test_another_interpreter_needs_another_actor(fake: FakeRay) -> None:
+    fake.launcher.launch_instance("i-0")
+    fake.python = "/new/bin/python"
+    fake.launcher.restart("i-0")
+    fake.launcher.restart("i-0")
+    assert fake.done == [
+        ("launched", "i-0", ""),
+        ("ended", "i-0 "),
+        ("launched", "i-0", "/new/bin/python"),
+        ("restarted", "i-0 /new/bin/python"),
+    ]
+    fake.python, fake.failing, fake.done = "", "launch", []
+    with pytest.raises(ConnectionError):
+        fake.launcher.restart("i-0")
+    fake.failing = ""
+    fake.launcher.restart("i-0")
+    assert fake.done == [("ended", "i-0 /new/bin/python"), ("launched", "i-0", "")]
+
+
+def test_an_actor_of_an_earlier_controller_may_have_any_interpreter(fake: FakeRay) -> None:
+    fake.actors["i-0"] = "found"
+    fake.launcher.launch_instance("i-0")
+    fake.launcher.restart("i-0")
+    assert fake.done == [("ended", "found"), ("launched", "i-0", "")]

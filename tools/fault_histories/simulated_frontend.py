@@ -16,6 +16,7 @@ from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.replay import replay_machine as replay
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.dispatcher import KnownInstances
+from controller.runtime.messages.codec import wire_version
 from controller.runtime.messages.members import (
     Directory,
     FrontendLimits,
@@ -104,6 +105,7 @@ class Frontend:
 
     def say_hello(self) -> None:
         hello = Hello(
+            wire_version(),
             "frontend",
             self.frontend_id,
             self.nonce,

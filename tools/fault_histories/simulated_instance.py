@@ -27,6 +27,7 @@ from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.source import SourceState
 from controller.core.replay import reentry_machine as reentry
 from controller.core.replay.reentry_machine import ReentryMachine
+from controller.runtime.messages.codec import wire_version
 from controller.runtime.messages.members import (
     DrainSet,
     EngineInfo,
@@ -263,6 +264,7 @@ class Instance(MoveTable[Outgoing, Incoming]):
     def say_hello(self, *, asks: bool = False) -> None:
         ends_at_s = self.ends_at_s
         hello = Hello(
+            wire_version(),
             "instance",
             self.instance_id,
             self.nonce,

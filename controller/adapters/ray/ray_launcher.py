@@ -4,6 +4,7 @@ class of these actors; every process of the cluster is one of them."""
 import importlib
 import logging
 import os
+import shlex
 import sys
 import threading
 import time
@@ -23,6 +24,9 @@ from controller.runtime import log_records
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
+PYTHON_VARIABLE = "LLUMCTL_PYTHON"
+"""The variable that tells a process with which interpreter it was launched; it is not set for the
+interpreter of the cluster. The process's own `sys.executable` may have another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,10 @@ class ActorPlan:
     arguments: dict[str, Any]
     num_gpus: int = 0
     node_id: str | None = None
+    python: str = ""
+    """The path of the Python interpreter that runs the process, on any node; empty: Ray's own."""
+    is_new: bool = False
+    """Whether there is no such actor yet. If there is one, the launch fails."""
 
 
 @dataclass(slots=True)
@@ -47,13 +55,30 @@ class RayLauncher:
     """How many bytes a new instance takes with the present engine arguments; and a text that says
     why the weights are not included, if they are not."""
     head: HeadWatch | None = None
+    python_of: Callable[[str], str] = lambda _instance_id: ""
+    """The interpreter with which the instance's next process starts; empty: Ray's own."""
     _handles: dict[str, Any] = field(default_factory=dict)
+    """The actors by member. None: the actor was ended, and the next one could not be made yet."""
+    _pythons: dict[str, str] = field(default_factory=dict)
+    """The interpreter of each instance's actor that this launcher made. An earlier controller may
+    have made the others."""
 
     def loss(self) -> LauncherLoss | None:
         return None if self.head is None else self.head.loss
 
     def launch_instance(self, instance_id: str) -> None:
-        self._launch(instance_id, self.instance)
+        self._refuse_if_lost()
+        try:
+            self._handles[instance_id] = ray.get_actor(instance_id, self.namespace)
+        except ValueError:
+            self._launch_anew(instance_id)
+
+    def _launch_anew(self, instance_id: str) -> None:
+        """Makes the instance's actor. Does not look for one by this name: for a moment, Ray would
+        still find an actor that has just been ended."""
+        python = self.python_of(instance_id)
+        self._launch(instance_id, replace(self.instance, python=python, is_new=True))
+        self._pythons[instance_id] = python
 
     def launch_frontend(self, frontend_id: str) -> None:
         self._launch(frontend_id, self.frontend)
@@ -77,14 +102,25 @@ class RayLauncher:
         return unknown and f"it is not known whether their weights fit into the memory: {unknown}"
 
     def restart(self, member_id: str) -> None:
-        if handle := self._handles.get(member_id):
-            self._refuse_if_lost()
+        """Ray starts an actor's next process with the interpreter of the first one. So another
+        interpreter needs another actor, which gets the name of the first one."""
+        if member_id not in self._handles:
+            return
+        self._refuse_if_lost()
+        handle = self._handles[member_id]
+        if handle is not None and self._pythons.get(member_id) == self.python_of(member_id):
             ray.kill(handle, no_restart=False)
+            return
+        if handle is not None:
+            ray.kill(handle, no_restart=True)
+            self._handles[member_id] = None
+        self._launch_anew(member_id)
 
     def terminate(self, member_id: str) -> None:
-        if handle := self._handles.get(member_id):
+        if member_id in self._handles:
             self._refuse_if_lost()
-            ray.kill(handle, no_restart=True)
+            if (handle := self._handles[member_id]) is not None:
+                ray.kill(handle, no_restart=True)
             del self._handles[member_id]  # if the kill raised an error, it is tried again
 
     def _look(self) -> LauncherLoss | None:
@@ -101,17 +137,23 @@ class RayLauncher:
 
 
 def launch_actor(namespace: str, name: str, plan: ActorPlan, log_dir: str) -> Any:
-    """Finds or makes the actor `name`. With a `node_id` it runs on that node, otherwise on any
-    node: Ray spreads such actors over the nodes. Each run of a cluster has its own namespace."""
+    """Makes the actor `name`, or finds it unless it must be new. With a `node_id` it runs on that
+    node, otherwise on any node: Ray spreads such actors over the nodes. Each run of a cluster has
+    its own namespace."""
     options: dict[str, Any] = {
         "name": name,
         "namespace": namespace,
         "lifetime": "detached",
-        "get_if_exists": True,
+        "get_if_exists": not plan.is_new,
         "max_restarts": -1,
         "num_cpus": 0,
         "num_gpus": plan.num_gpus,
     }
+    if plan.python:
+        options["runtime_env"] = {
+            "py_executable": shlex.quote(plan.python),  # Ray gives it to a shell
+            "env_vars": {PYTHON_VARIABLE: plan.python},
+        }
     if plan.node_id is not None:
         options["label_selector"] = {"ray.io/node-id": plan.node_id}
     else:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, Strict, field_validator
 
 from controller.api.settings import MAX_INSTANCES
 from controller.api.settings.table import OfCore, Port, Seconds, Table, is_table
-from controller.api.settings.vllm_options import EndpointOptions, Words, words
+from controller.api.settings.vllm_options import PYTHON, EndpointOptions, Words, words
 from controller.core.settings import (
     AutoscaleSettings,
     HoldingSettings,
@@ -198,7 +198,8 @@ class Settings(Table):
     evacuate: EvacuateTable = EvacuateTable()
     priority: Annotated[tuple[PriorityTable, ...], Strict(False)] = DEFAULT_PRIORITIES
     engine: dict[str, Any] = Field(default_factory=dict)
-    """vLLM engine arguments by their Python names, passed through."""
+    """vLLM engine arguments by their Python names, passed through; and `python`, the path of the
+    Python interpreter, or of the environment, with which instances run (docs/upgrading.md)."""
     emulated: EmulatedTable = EmulatedTable()
     console: ConsoleTable = ConsoleTable()
     keys: dict[str, str] = Field(default_factory=dict)
@@ -206,6 +207,16 @@ class Settings(Table):
     reads them."""
     commands: dict[str, OwnCommandTable] = Field(default_factory=dict)
     """Commands of your own in the dashboard, by their names. Only `llumctl top` reads them."""
+
+    @property
+    def engine_python(self) -> str:
+        """The Python interpreter that runs instances; empty: that of the cluster."""
+        return str(self.engine.get(PYTHON) or "")
+
+    @property
+    def vllm_args(self) -> dict[str, Any]:
+        """The arguments in `engine` that vLLM gets."""
+        return {key: each for key, each in self.engine.items() if key != PYTHON}
 
     @property
     def model_names(self) -> tuple[str, ...]:

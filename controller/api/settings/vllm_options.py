@@ -44,6 +44,8 @@ def _from_json(value: object) -> object:
         raise ValueError(f"it must be a table, written as JSON: {error}") from None
 
 
+PYTHON = "python"
+"""The key of `[engine]` that is no argument of vLLM: the Python interpreter that runs instances."""
 Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Code = "code"
 """Marks a field that names code: only a private configuration file may set it."""
@@ -322,6 +324,8 @@ _OTHERS = "the frontends may depend on it, and are not restarted"
 # and no frontend depends on the argument.
 CHANGEABLE = frozenset(
     {
+        # The requests that cannot move to the other environment's engines are replayed there.
+        PYTHON,
         # How many requests a step runs, and how long it may be.
         "max_num_seqs",
         "max_num_batched_tokens",
@@ -357,7 +361,7 @@ CHANGEABLE = frozenset(
 )
 """Arguments of vLLM that a rolling restart may change."""
 
-CHANGEABLE_EMULATED = frozenset({"mode", "prefix_caching", "speed", "num_blocks"})
+CHANGEABLE_EMULATED = frozenset({PYTHON, "mode", "prefix_caching", "speed", "num_blocks"})
 """Keys of `[emulated]` that a rolling restart may change."""
 
 WHY_NOT_CHANGED = {

@@ -62,6 +62,7 @@ class InstanceRecord:
         "_unreported",
         "alive",
         "closed_by",
+        "fingerprint",
         "incarnation",
         "instance_id",
         "is_shut",
@@ -81,9 +82,11 @@ class InstanceRecord:
         instance_id: str,
         incarnation: int,
         ordered: Reasons = OPEN,
+        fingerprint: str = "",
     ) -> None:
         self.instance_id = instance_id
         self.incarnation = incarnation
+        self.fingerprint = fingerprint
         self.alive = True
         self.stalled = False
         """True after `fleet.liveness` said that the instance is stalled, until the instance reports
@@ -472,6 +475,7 @@ class InstancePool:
                 event.instance_id,
                 event.incarnation,
                 self._ordered.get(event.instance_id, OPEN),
+                event.fingerprint,
             )
             self._history.prefixes.forget(event.instance_id)
 

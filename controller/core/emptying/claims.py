@@ -55,10 +55,12 @@ class Drain(Claim):
 class Restart(Claim):
     """The instance gets a new process once it is empty. `nonce`: the nonce of the process that is
     to end; the next process has a different one. `at_once`: the process ends at once, whatever
-    requests it has."""
+    requests it has. `replays`: requests that cannot move, perhaps because all other engines are
+    unlike, are replayed elsewhere when other instances have room for them."""
 
     nonce: str = ""
     at_once: bool = False
+    replays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

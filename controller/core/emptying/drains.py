@@ -48,6 +48,8 @@ RETRY_S = 1.0
 """The pause after a failure, for example if a disk is full or a process cannot be ended."""
 REPLACE_AGAIN_S = 10.0
 """If a process that was to be replaced still runs after this time, it is told to end once more."""
+REPLAY_EVERY_S = 0.5
+"""The time between two looks for requests that cannot move and are to be replayed."""
 HEARD_WITHIN_S = 10.0
 """Members say Hello every second; a member that has said nothing for this long counts as not
 existing."""
@@ -169,13 +171,15 @@ class FrontendsAnswered:
 @dataclass(frozen=True, slots=True)
 class StayersFound:
     """The answer to `FindStayers`: how many requests are left, and which of them cannot move, each
-    as `ID CODE`."""
+    as `ID CODE`. `replayable`: the requests for which other instances have room, if they are
+    replayed (`forecast.to_replay`)."""
 
     instance_id: str
     drain_id: str
     num_left: int
     stays: tuple[str, ...]
     epoch_s: float
+    replayable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +286,13 @@ class FindStayers(OfInstance):
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayElsewhere(OfInstance):
+    """Have the frontends take these requests from the instance and replay them elsewhere."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MakeClaim(OfInstance):
     claim: Claim
 
@@ -338,6 +349,7 @@ Instruction = (
     TellInstance
     | AskFrontends
     | FindStayers
+    | ReplayElsewhere
     | MakeClaim
     | TakeBack
     | Replace
@@ -383,6 +395,8 @@ class _Drain:
     """Whether a question is under way. There is at most one at a time."""
     ask_at_s: float = float("-inf")
     retry_at_s: float = float("-inf")
+    replay_at_s: float = float("-inf")
+    """When to look again for requests that cannot move and are to be replayed."""
     replaced: str = ""
     """The nonce of the process that was told to end, which the claim to restart names."""
     replace_at_s: float = float("-inf")
@@ -594,6 +608,10 @@ class Drains:
                 out.append(TakeBack(instance_id, Restart, why))
             if step is not RestartStep.WAIT or _state(claims, drain, seen) is _RESTARTING:
                 return out
+            has_left = left is not None and left.num_requests and seen.takes_nothing
+            if claim.replays and has_left and not drain.asked and now_s >= drain.replay_at_s:
+                drain.asked, drain.replay_at_s = True, now_s + REPLAY_EVERY_S
+                out.append(FindStayers(instance_id, drain.drain_id))
         if drain.drained:
             if claims.goes:
                 out += [Terminate(instance_id), Forget(instance_id, 0)]
@@ -633,6 +651,8 @@ class Drains:
         drain.asked = False
         claims = self.claims[event.instance_id]
         claim = claims.strongest
+        if isinstance(claim, Restart) and claim.replays and event.replayable:
+            return [ReplayElsewhere(event.instance_id, event.replayable)]
         keeps = claim.on_deadline == "keep" and claim.is_overdue(event.epoch_s)
         if not keeps or drain.told_overdue:
             return []  # another claim is in force meanwhile

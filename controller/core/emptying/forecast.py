@@ -47,8 +47,9 @@ class Departure:
 
 class DrainForecast:
     """The forecast of one drain. `source`: the instance that is to be emptied; `requests`: all of
-    its requests. `others`: the other instances that may serve. `closed`: the ids of the others to
-    which no move may go now. `max_moves`: how many moves the source may have at a time.
+    its requests. `others`: the other instances that may serve, and `no_destination` the code if
+    there are none. `closed`: the ids of the others to which no move may go now. `max_moves`: how
+    many moves the source may have at a time.
 
     10,000 requests among 64 instances take 2,500 rounds. Each call of `round` does one of them, so
     that the caller can do other work in between.
@@ -63,10 +64,12 @@ class DrainForecast:
         config: ReschedulingConfig,
         max_moves: int,
         closed: Collection[str] = (),
+        no_destination: str = NO_DESTINATION,
     ) -> None:
         self._source = replace(source, draining=True)
         self._levels, self._config = levels, config
         self._max_moves = max(1, max_moves)
+        self._no_destination = no_destination
         self._there = {each.instance_id: each for each in others if not each.draining}
         """The destinations by id, each including the requests that the forecast has sent to it so
         far."""
@@ -158,7 +161,26 @@ class DrainForecast:
             return TOO_BUSY
         if MoveRefusal.NO_SLOT in lacking:  # some instance has the blocks for it
             return MoveRefusal.NO_SLOT
-        return MoveRefusal.NO_BLOCKS if lacking else NO_DESTINATION
+        return MoveRefusal.NO_BLOCKS if lacking else self._no_destination
+
+
+# -- what cannot move ----------------------------------------------------------------------------
+
+
+def to_replay(departures: Sequence[Departure], spare_blocks: int) -> tuple[str, ...]:
+    """The requests to replay elsewhere, because they could move but no instance takes them: as many
+    as fit into the `spare_blocks` of all instances. A request waits for that at its old instance,
+    where it still runs."""
+    chosen = list[str]()
+    for each in departures:
+        reason = reason_of(each.code)
+        if each.destination_id is not None or reason.lasts or reason.passes:
+            continue
+        spare_blocks -= max(1, each.request.num_blocks)
+        if spare_blocks < 0:
+            break
+        chosen.append(each.request.request_id)
+    return tuple(chosen)
 
 
 # -- how long ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ forecasts, statuses and refusals all ask this module.
     pair cools     (source, destination) that failed together
     all cool       a destination that died, or failed with a second source
     fruitless      (source, destination) between which no request could go
+    unlike         (source, destination) whose engines have different KV blocks
     failed lately  a request whose move failed (`relieving`)
 
 A failed move may be the source's fault: a broken link fails with every destination. So a
@@ -14,6 +15,7 @@ headroom along, or is larger than the room of the freest destination; each round
 same pair again.
 """
 
+import functools
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
@@ -21,6 +23,10 @@ from controller.core.admission.instance_pool import InstanceRecord
 from controller.core.admission.waiting_requests import Key
 from controller.core.load.closed import Closed, Reasons, stop_arrivals
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.migration.refusals import MoveRefusal, refusal_between
+
+_refusal_between = functools.lru_cache(maxsize=1024)(refusal_between)
+"""Rounds ask this for each pair. A cluster has few different fingerprints."""
 
 COOLING_S = 30.0
 """How long a destination cools after a failure. The time does not grow with further failures,
@@ -134,7 +140,10 @@ class Openness:
     """Which instances are open, and why others are not. Whoever learns of a failed move reports it
     to `cooling`."""
 
-    def __init__(self, scheduler: Instances, cooling: Cooling) -> None:
+    def __init__(
+        self, scheduler: Instances, cooling: Cooling, *, allow_inexact: bool = False
+    ) -> None:
+        self.allow_inexact = allow_inexact
         self._scheduler = scheduler
         self._cooling = cooling
 
@@ -166,8 +175,20 @@ class Openness:
             record.snapshot
             for instance_id, record in self._scheduler.instances.items()
             if record.snapshot is not None
+            and not self.unlike(source_id, instance_id)
             and not stop_arrivals(self.closed_by(instance_id, now_s, source_id))
         ]
+
+    def unlike(self, source_id: str, destination_id: str) -> MoveRefusal | None:
+        """Why no request at all can move between these instances, because of their engines; None if
+        requests can, or if an instance is not known. Instances with different engines are in one
+        cluster during an upgrade (`fleet.rolling`)."""
+        source = self._scheduler.instances.get(source_id)
+        there = self._scheduler.instances.get(destination_id)
+        if source is None or there is None or source.fingerprint == there.fingerprint:
+            return None
+        prints = source.fingerprint, there.fingerprint
+        return _refusal_between(*prints, allow_inexact=self.allow_inexact)
 
     def closed_to_moves(self, now_s: float) -> set[str]:
         """The instances that report and to which no move may go from any source."""

@@ -21,7 +21,7 @@ by themselves.
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from operator import attrgetter
@@ -31,6 +31,7 @@ from controller.core.emptying.openness import Avoided, Cooling, fruitless_until_
 from controller.core.emptying.room_plan import MakeRoom, MoveHead
 from controller.core.load.freeness import freeness, freest_first
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, Level
+from controller.core.migration.refusals import MoveRefusal
 from controller.core.settings import ReschedulingConfig
 from controller.core.value import value
 
@@ -109,8 +110,20 @@ class Pair:
 
 
 LoadPairs = list[tuple[InstanceLoad, InstanceLoad]]
-LeftOut = Collection[tuple[str, str]]
+LeftOut = Container[tuple[str, str]]
 """The type of pairs that must not be chosen: (source id, destination id)."""
+
+
+@value
+class Unpaired:
+    """The pairs in `avoided`, and all pairs that are `unlike`."""
+
+    avoided: Collection[tuple[str, str]]
+    unlike: Callable[[str, str], object]
+
+    def __contains__(self, pair: object) -> bool:
+        assert isinstance(pair, tuple)
+        return pair in self.avoided or bool(self.unlike(*pair))
 
 
 def is_source(load: InstanceLoad, config: ReschedulingConfig) -> bool:
@@ -289,6 +302,9 @@ class ClusterView(Protocol):
 
     def closed_to_moves(self, now_s: float) -> Collection[str]:
         """The instances to which no move may go from any source (`openness`)."""
+
+    def unlike(self, source_id: str, destination_id: str) -> MoveRefusal | None:
+        """Why no request at all can move between these instances (`openness`)."""
 
     def help_blocked(self, may_move: Callable[[str, str], bool]) -> Sequence[MoveHead | MakeRoom]:
         """What the scheduler wants done for blocked requests. `may_move`: whether a move from one
@@ -476,7 +492,8 @@ class ReliefRounds:
             loads = [self.load_of(status) for status in statuses]
             if closed:
                 loads = [_seen(load, closed) for load in loads]
-            left_out = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
+            avoided = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
+            left_out = Unpaired(avoided, self._cluster.unlike)
             pairs = self._pairing(loads, self.rules.config, left_out)
         if not pairs and not self._ordered:
             return out  # the usual case
@@ -515,9 +532,10 @@ class ReliefRounds:
 
     def _help_blocked(self, round_id: str, now_s: float, out: list[Instruction]) -> None:
         def may_move(source_id: str, destination_id: str) -> bool:
-            return self._cluster.has_moves_left(destination_id) and not self._cooling.remaining_s(
-                destination_id, now_s, source_id
-            )
+            if not self._cluster.has_moves_left(destination_id):
+                return False
+            cools = self._cooling.remaining_s(destination_id, now_s, source_id)
+            return not (cools or self._cluster.unlike(source_id, destination_id))
 
         for wanted in self._cluster.help_blocked(may_move):
             out.append(OrderRoom(wanted.source_id, self.room_order(wanted, round_id)))

@@ -38,6 +38,8 @@ RollingState = Literal["going", "done", "stopped", "failed"]
 AS_MANY_AS_FIT = 0
 """The value of `at_once` for: as many instances at a time as the others can replace."""
 DEFAULT_START_TIMEOUT_S = 600.0
+PYTHON = "python"
+"""The engine argument that names the Python interpreter of an instance's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,16 @@ class EngineChange:
 
     generation: int = 0
     args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def python(self) -> str:
+        """The Python interpreter that runs the instance; empty: that of the cluster's start."""
+        return str(self.args.get(PYTHON, ""))
+
+    @property
+    def engine_args(self) -> Mapping[str, Any]:
+        """The arguments that the engine itself gets."""
+        return {key: each for key, each in self.args.items() if key != PYTHON}
 
     def changed(self, given: Mapping[str, Any], generation: int) -> "EngineChange":
         """Returns this change with `given` added; an argument that is None gets the value of the

@@ -11,6 +11,11 @@ on. The first instance is always restarted alone, because it is not known yet wh
 with them. If the rolling restart fails, or is stopped, the instances that do not serve with the new
 arguments yet get their old arguments back, so that no instance is left half started.
 
+A rolling restart may also change the Python environment (`EngineChange.python`), with another
+version of vLLM. Then two kinds of engines serve together, between which requests may not be able to
+move. Requests move to instances of their own kind; if no such instance has room, they are replayed
+on any.
+
 A process is known by its nonce.
 
 The order, which is part of the cluster's spec, says how far a rolling restart is. So a controller
@@ -204,14 +209,15 @@ def _failure(order: RollingOrder, turn: Turn, now: InstanceNow, now_s: float) ->
     if now.nonce and now.failed:
         return f"{name} could not start: {now.detail}".removesuffix(": ")
     if changes and is_another and now.serving:
-        return _unlike(turn, now)
+        return _unlike(order, turn, now)
     return ""
 
 
-def _unlike(turn: Turn, now: InstanceNow) -> str:
-    """Why the new engine cannot work together with the others; empty if it can."""
-    name = turn.instance_id
-    if turn.fingerprint and now.fingerprint != turn.fingerprint:
+def _unlike(order: RollingOrder, turn: Turn, now: InstanceNow) -> str:
+    """Why the new engine cannot work together with the others; empty if it can. In another Python
+    environment an engine may have other KV blocks: requests that cannot move there are replayed."""
+    name, same = turn.instance_id, turn.before.python == order.engine.python
+    if same and turn.fingerprint and now.fingerprint != turn.fingerprint:
         return f"no request can move to or from {name}: its KV blocks are not those of before"
     if now.max_model_len < turn.max_model_len:
         tokens = f"{now.max_model_len} tokens instead of {turn.max_model_len}"
@@ -553,6 +559,7 @@ def _restart(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
         deadline_s=None if order.deadline_s is None else wall_s + order.deadline_s,
         on_deadline="keep" if order.deadline_s is None else "abort",
         nonce=seen.nonce,
+        replays=seen.engine.python != order.engine.python,
         actor=order.actor,
         reason=order.reason,
     )
@@ -566,6 +573,7 @@ def _put_back(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
         wall_s,
         nonce=seen.nonce,
         at_once=not seen.serving,
+        replays=True,
         actor=order.actor,
         reason="it gets the engine arguments that it had",
     )

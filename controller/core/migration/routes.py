@@ -32,6 +32,7 @@ decode the request to its end.
     AddressLost,
     InstancesLearned
     Looked            UNCLEAR -> LOST after UNCLEAR_S     the questions; that it is not read
+    ReplayOrdered     READ -> LOST                        to abort it
     Aborted, Over     -> OVER                             that all who hold it are to abort it
 
 Where -> LOST stands, a request that cannot be replayed is OVER at once.
@@ -184,6 +185,17 @@ class Aborted:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayOrdered:
+    """These requests are to go on elsewhere, because the instance (id, incarnation) that has them
+    is to be emptied and they cannot move. A request stays if it would not go on elsewhere, or if a
+    move of it is under way."""
+
+    instance: tuple[str, int]
+    request_ids: Sequence[str]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Looked:
     """MISSING_S have passed. The event comes while `has_to_look`."""
 
@@ -202,6 +214,7 @@ Event = (
     | AddressLost
     | InstancesLearned
     | Aborted
+    | ReplayOrdered
     | Looked
     | replays.Arrived
     | replays.Taken
@@ -430,6 +443,8 @@ class Routes:
                 return self._lose_where(lambda holder: holder.key == dead, now_s)
             case AddressLost(address):
                 return self._lose_where(lambda holder: holder.address == address, now_s)
+            case ReplayOrdered():
+                return self._replay_elsewhere(event, now_s)
             case InstancesLearned():
                 return self._lose_where(self._is_replaced, now_s)
             case Looked():
@@ -603,12 +618,27 @@ class Routes:
         owner: InstanceRef,
         now_s: float,
         what: str = "",
+        *,
+        on_purpose: bool = False,
     ) -> Instructions:
         if self.replays.is_lost(request_id):
             return ()
         what = what or f"instance {owner.instance_id} died while it ran this request"
-        lost = replays.Lost(request_id, owner, what, route.silent_s(now_s))
+        lost = replays.Lost(request_id, owner, what, route.silent_s(now_s), on_purpose)
         return self._replay(lost, now_s)
+
+    def _replay_elsewhere(self, ordered: ReplayOrdered, now_s: float) -> Instructions:
+        told: list[Instruction] = []
+        for request_id in ordered.request_ids:
+            route = self.live.get(request_id)
+            if route is None or self.state(request_id) is not RouteState.READ:
+                continue
+            (owner, *destinations) = route.ownership.holders
+            if destinations or owner.key != ordered.instance:
+                continue
+            if self.replays.may_leave(request_id):
+                told += self._take_away(request_id, route, now_s, ordered.why, on_purpose=True)
+        return told
 
     def _replay(self, event: replays.Event, now_s: float) -> Instructions:
         told = self.replays.handle(event, now_s)
@@ -670,15 +700,21 @@ class Routes:
         return told
 
     def _give_up(self, request_id: str, route: Route, now_s: float) -> Instructions:
+        lacks_tokens = route.ownership.to_ask is None
+        what = "tokens of it were lost on their way" if lacks_tokens else ""
+        return self._take_away(request_id, route, now_s, what)
+
+    def _take_away(
+        self, request_id: str, route: Route, now_s: float, what: str, *, on_purpose: bool = False
+    ) -> Instructions:
         """Counts the request as lost, and aborts it at its holders, which would otherwise decode it
         to the end. Messages that the holders sent before they hear of this do not bring the request
         back."""
         ownership, holders = route.ownership, route.ownership.holders
-        what = "tokens of it were lost on their way" if ownership.to_ask is None else ""
         ownership.give_up()
         return [
             *(AbortAt(holder.address, (request_id,)) for holder in holders),
-            *self._lose(request_id, route, ownership.owner, now_s, what),
+            *self._lose(request_id, route, ownership.owner, now_s, what, on_purpose=on_purpose),
         ]
 
     def _ask_about(self, request_id: str, route: Route, now_s: float) -> Instructions:

@@ -182,12 +182,14 @@ class Taken:
 class Lost:
     """No instance has the request any more, as `owner` is gone or for another reason. `what`: what
     happened, in words. `silent_s`: the time since the client's last token; None if there was
-    none."""
+    none. `on_purpose`: the request was taken from its instance so that it goes on elsewhere. That
+    does not count as a replay, because the request did not make its engine die."""
 
     request_id: str
     owner: InstanceRef
     what: str
     silent_s: float | None
+    on_purpose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,6 +424,13 @@ class ReplayMachine:
         not sent yet."""
         return self.state(request_id) in LOST
 
+    def may_leave(self, request_id: str) -> bool:
+        """Whether the request would go on elsewhere if it were taken from its instance now."""
+        copy = self._copies.get(request_id)
+        if copy is None or copy.state is not CopyState.STANDBY or not copy.is_taken:
+            return False
+        return why_not(self.config, 0, copy.num_outputs, copy.mark) is None
+
     def handle(self, event: Event, now_s: float) -> Instructions:
         """Takes one event in; returns what to do now, in order. Mutates."""
         match event:
@@ -496,13 +505,14 @@ class ReplayMachine:
 
     def _lost(self, lost: Lost, copy: _Copy, now_s: float) -> Instructions:
         counts = copy.is_taken or copy.num_not_taken == MAX_NOT_TAKEN
+        counts = counts and not lost.on_purpose
         num_replays = copy.num_replays if counts else 0
         refusal = why_not(self.config, num_replays, copy.num_outputs, copy.mark)
         if refusal is not None:
             return self._fail(copy, lost.owner, lost.what, refusal)
         if counts:
             copy.num_replays += 1
-        else:
+        elif not lost.on_purpose:
             copy.num_not_taken += 1
         copy.loss = _Loss(lost.owner, lost.what, counts)
         return [_record(copy, copy.loss, lost.silent_s), *self._ask(copy, now_s)]

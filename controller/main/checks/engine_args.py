@@ -23,6 +23,7 @@ from controller.api.settings.settings import EmulatedTable
 from controller.api.settings.vllm_options import (
     CHANGEABLE,
     CHANGEABLE_EMULATED,
+    PYTHON,
     EndpointOptions,
     code_in,
     why_not_changed,
@@ -30,6 +31,7 @@ from controller.api.settings.vllm_options import (
 )
 from controller.main import emulation
 from controller.main.checks import preflight
+from controller.main.checks.environment import check_python
 from controller.main.checks.model_weights import cached_config
 from controller.main.checks.vllm_arguments import ARGUMENTS
 from controller.main.machine.capacity import available_bytes, gib
@@ -152,6 +154,9 @@ def check_engine_change(
     """Checks the arguments of a rolling restart. `given`: the operator's arguments; None takes a
     change back. `before`, `after`: all arguments that differ from the plan's, before and after the
     restart. Raises UsageError."""
+    if given.get(PYTHON) is not None:
+        check_python(given[PYTHON], plan.settings, runs_vllm=plan.profile is None)
+    given, before, after = _without_python(given), _without_python(before), _without_python(after)
     if plan.profile is not None:
         _check_emulated(plan, given, after)
         return
@@ -169,6 +174,10 @@ def check_engine_change(
     except UsageError as error:
         hint = error.hint.replace("llumctl up", "llumctl restart --rolling")
         raise UsageError(error.message, hint) from error
+
+
+def _without_python(args: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: each for key, each in args.items() if key != PYTHON}
 
 
 def _check_names(

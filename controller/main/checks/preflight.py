@@ -364,7 +364,7 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
             "enforce_eager": True,
             "kv_cache_memory_bytes": EMBEDDED_KV_BYTES // ranks,
         }
-    args |= settings.engine | engine_options(settings.endpoint)
+    args |= settings.vllm_args | engine_options(settings.endpoint)
     args |= {
         "model": model,
         "served_model_name": settings.served_model_name,

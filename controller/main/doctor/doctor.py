@@ -188,7 +188,7 @@ def gpu_check(gpus: list[str], settings: Settings) -> Check:
 def options_check(settings: Settings) -> Check:
     name = "vLLM's options"
     try:
-        check_engine_args(settings.engine)
+        check_engine_args(settings.vllm_args)
         check_endpoint(settings.endpoint)
     except LlumctlError as error:
         return row(name, FAIL, error.message, error.hint)

@@ -94,7 +94,7 @@ def run(settings: Settings, wanted: Wanted, report: Report) -> Profiled:
         )
     check_target(wanted.path, force=wanted.force)
     check_vllm_version()
-    check_engine_args(settings.engine)
+    check_engine_args(settings.vllm_args)
     engine_args, num_threads = _engine(settings)
     task = Task(
         engine_args=engine_args,

@@ -96,7 +96,7 @@ from controller.runtime.controller.roster import (
     config_messages,
 )
 from controller.runtime.controller.traffic import Traffic
-from controller.runtime.messages.codec import Handlers, Inbox
+from controller.runtime.messages.codec import Handlers, Inbox, wire_version
 from controller.runtime.messages.members import (
     DrainFrontend,
     EventsReported,
@@ -273,13 +273,26 @@ def _serving(member: Member, record: InstanceRecord, stall_timeout_s: float) -> 
     )
 
 
+OTHER_VERSION = (
+    "its llumctl is another version than the controller's: they do not understand each other's"
+    " messages"
+)
+
+
 class MemberEvents:
     """What the controller does when a member comes or goes."""
 
     def __init__(self, cluster: "ControllerProcess") -> None:
         self._cluster = cluster
+        self._misplaced = dict[str, str]()
+        """By instance, the nonce of the last process that was replaced because it ran with another
+        Python interpreter than the spec says."""
 
     def hello(self, hello: Hello) -> None:
+        if hello.wire != wire_version():
+            hello = replace(hello, phase="failed", detail=OTHER_VERSION)
+        elif self._is_misplaced(hello):
+            return
         change = self._cluster.roster.hello(hello, self._cluster.now_s())
         if change is None:
             log.warning("hello of an unknown member %s", hello.member_id)
@@ -300,6 +313,22 @@ class MemberEvents:
         elif change.welcome is not None and member.kind == "frontend":
             self._cluster.mail.send(member, self._cluster.directories.present())
 
+    def _is_misplaced(self, hello: Hello) -> bool:
+        """Whether the process starts with another interpreter than the spec says. It is replaced.
+        This happens if a process dies, and Ray starts the next one, just before a rolling restart
+        would have replaced it."""
+        instance_id, keeper = hello.member_id, self._cluster.keeper
+        if hello.kind != "instance" or instance_id not in keeper.spec.instance_ids:
+            return False
+        python = keeper.spec.engine_of(instance_id).python
+        if hello.phase != "starting" or hello.incarnation or hello.python == python:
+            return False
+        if self._misplaced.get(instance_id) != hello.nonce:
+            log.warning("%s starts with %s instead of %s", instance_id, hello.python, python)
+            self._cluster.restart(instance_id)
+            self._misplaced[instance_id] = hello.nonce
+        return True
+
     def _welcome(self, member: Member, welcome: Welcome) -> Welcome:
         if member.kind == "frontend":
             return welcome
@@ -310,7 +339,8 @@ class MemberEvents:
         log.info("%s (incarnation %d) serves", member.member_id, member.incarnation)
         self._cluster.journal.member(member, member.incarnation, "started")
         if member.kind == "instance":
-            self._cluster.handle(InstanceStarted(member.member_id, member.incarnation))
+            fingerprint = member.said.fingerprint
+            self._cluster.handle(InstanceStarted(member.member_id, member.incarnation, fingerprint))
             self._cluster.directories.tell()
             self._send_config(member)
             self._cluster.drains.began_serving(member)
@@ -424,7 +454,8 @@ class ControllerProcess:
         self.journal = Journal(epoch, config.max_events, store=events, wall_clock=wall_clock)
         self.queries = MemberQueries(self.mail.send_to, epoch)
         cooling = Cooling()
-        self.openness = Openness(self.scheduler, cooling)
+        inexact = config.rescheduling.allow_inexact
+        self.openness = Openness(self.scheduler, cooling, allow_inexact=inexact)
         self.operator_moves = OperatorMoves(
             self.roster,
             self.openness,
@@ -577,6 +608,7 @@ class ControllerProcess:
         before, self.live = self.live, config
         self.operator_moves.machine.levels = config.scheduler.levels
         self.operator_moves.machine.max_moves = config.rescheduling.max_moves
+        self.openness.allow_inexact = config.rescheduling.allow_inexact
         self.rescheduler.levels = config.scheduler.levels
         if config.rescheduling != before.rescheduling:
             self.rescheduler.config = config.rescheduling

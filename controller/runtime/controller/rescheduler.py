@@ -63,6 +63,7 @@ class Rescheduler:
         self._scheduler = scheduler
         self._openness = openness
         self.closed_to_moves = openness.closed_to_moves
+        self.unlike = openness.unlike
         self.help_blocked = scheduler.help_blocked
         self.has_moves_left = has_moves_left
         self.machine = ReliefRounds(self, cooling, RoundRules(config, tuple(levels)), epoch)

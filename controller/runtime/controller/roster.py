@@ -71,7 +71,7 @@ class Member(Incarnations):
         super().__init__(before)
         self.kind = kind
         self.member_id = member_id
-        self.said = Hello(kind, member_id, "", 0, "", "", 0, "starting")
+        self.said = Hello("", kind, member_id, "", 0, "", "", 0, "starting")
         self.phase: Phase = "starting"
         self.detail = LAUNCHING
         self.num_live_reqs = 0

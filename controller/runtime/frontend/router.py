@@ -121,6 +121,9 @@ class RouteRunner:
             requests.RequestRefused: lambda m: take(
                 routes.NotTaken(m.request_id, m.message, m.retryable, m.attempt)
             ),
+            requests.ReplayOrdered: lambda m: take(
+                routes.ReplayOrdered((m.instance_id, m.incarnation), m.request_ids, m.why)
+            ),
             InstanceLost: self._instance_lost,
         }
 

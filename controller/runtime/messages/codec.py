@@ -1,10 +1,13 @@
 """How messages are encoded, and which handler gets them: msgpack, one tagged union, no pickle.
 
 A message is one frame with a struct of this package, followed by opaque payload frames if the
-struct says so. The decoder refuses unknown tags and malformed bodies.
+struct says so. The decoder refuses unknown tags and malformed bodies. All processes of a cluster
+must have the same messages (`wire_version`); a process that has others is refused by its Hello.
 """
 
 import functools
+import hashlib
+import json
 import logging
 import operator
 from array import array
@@ -14,11 +17,11 @@ from typing import Any
 import msgspec
 
 from controller.runtime.messages import members, move_messages, requests
-from controller.runtime.messages.members import Message
+from controller.runtime.messages.members import Hello, Message
 
 log = logging.getLogger(__name__)
 
-_KINDS = (
+_KINDS = tuple(
     kind
     for module in (members, move_messages, requests)
     for kind in vars(module).values()
@@ -30,6 +33,36 @@ _AnyMessage: Any = functools.reduce(operator.or_, _KINDS)
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
 decode: Callable[[bytes | memoryview], Message] = msgspec.msgpack.Decoder(_AnyMessage).decode
 """Decodes a message. Raises msgspec.DecodeError for a frame that is no message."""
+
+
+@functools.cache
+def wire_version() -> str:
+    """A digest of the fields and types of all messages. Two versions of llumctl have the same one
+    if, and only if, their processes understand each other."""
+    _, components = msgspec.json.schema_components(_KINDS)
+    names = {kind.__name__: kind.__struct_fields__ for kind in _KINDS}
+    text = json.dumps([names, _without_prose(components)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _without_prose(schema: Any) -> Any:
+    """The schema without descriptions and defaults, which may differ."""
+    if isinstance(schema, dict):
+        kept = {k: each for k, each in schema.items() if k not in ("description", "default")}
+        return {key: _without_prose(each) for key, each in kept.items()}
+    return [_without_prose(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def foreign_hello(frame: bytes | memoryview) -> Hello | None:
+    """What can be understood of a Hello of another version of llumctl; None for any other frame.
+    The first fields of a Hello are the same in all versions."""
+    try:
+        tag, wire, kind, member_id, nonce, incarnation, address, *_ = msgspec.msgpack.decode(frame)
+        found = (wire, kind, member_id, nonce, incarnation, address, "", 0, "starting")
+        hello = msgspec.convert(("Hello", *found), Hello)
+    except (msgspec.DecodeError, TypeError, ValueError):
+        return None
+    return hello if tag == "Hello" and wire != wire_version() else None
 
 
 def encode_tokens(token_ids: Sequence[int]) -> bytes:
@@ -62,7 +95,13 @@ class Inbox:
     def take(self, head: bytes | memoryview, payload: Sequence[memoryview]) -> None:
         """Gives the message to its handler. Raises msgspec.DecodeError for a frame that is no
         message."""
-        message = decode(head)
+        try:
+            message = decode(head)
+        except msgspec.DecodeError:
+            hello = foreign_hello(head) if Hello in self.handlers else None
+            if hello is None:
+                raise
+            message = hello
         kind = type(message)
         if kind in self.handlers:
             self.handlers[kind](message)

@@ -43,9 +43,11 @@ class Hello(Message, frozen=True):
     got.
 
     `incarnation` is 0 until the controller has given one. From repeated Hellos a restarted
-    controller rebuilds its table of members.
+    controller rebuilds its table of members. `wire`: the sender's `wire_version`. The first fields,
+    up to `address`, never change, so that a controller understands the Hello of another version.
     """
 
+    wire: str
     kind: MemberKind
     member_id: str
     nonce: str
@@ -76,6 +78,8 @@ class Hello(Message, frozen=True):
     any arguments yet."""
     fingerprint: str = ""
     """The engine's fingerprint. It is the same for all engines between which requests can move."""
+    python: str = ""
+    """The Python interpreter that runs an instance; empty if it is that of the cluster's start."""
 
 
 class Welcome(Message, frozen=True):

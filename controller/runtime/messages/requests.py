@@ -153,6 +153,16 @@ class RequestRefused(Message, frozen=True):
     attempt: int = 0
 
 
+class ReplayOrdered(Message, frozen=True):
+    """Controller to frontends: take these requests from the instance, as far as they can be
+    replayed, and replay them elsewhere. `why`: what happens to the instance, in words."""
+
+    instance_id: str
+    incarnation: int
+    request_ids: tuple[str, ...]
+    why: str
+
+
 # -- orders for one request --------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.controller.roster import LiveConfig
 from controller.runtime.frontend.request_book import RequestBook
-from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.codec import decode, encode, wire_version
 from controller.runtime.messages.members import EngineInfo, Hello, Message, Phase, StatusPushed
 from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
 from tests.unit.runtime.controller_bed import Disk
@@ -97,6 +97,7 @@ class Cluster:
     def hello(self, member_id: str, phase: Phase = "active", nonce: str = "a", **what: Any) -> None:
         is_instance = member_id.startswith("i")
         hello = Hello(
+            wire=what.pop("wire", wire_version()),
             kind="instance" if is_instance else "frontend",
             member_id=member_id,
             nonce=nonce,

@@ -418,3 +418,27 @@ def test_the_old_process_ends_once_it_may_and_the_next_one_never(
     assert restart_step(EMPTIED, process, is_empty=True) is step_at_once
     for is_empty in (False, True):
         assert restart_step(AT_ONCE, process, is_empty=is_empty) is step_at_once
+
+
+def test_requests_that_cannot_move_are_replayed_for_a_restart_that_says_so() -> None:
+    for replays in (True, False):
+        machine = emptying.Drains()
+        claim = Restart("op-1", 1000.0, nonce="n-0", replays=replays)
+        instance = Instance("n-0", num_requests=2, told_draining=True)
+
+        def tick(
+            now_s: float, machine: emptying.Drains = machine, instance: Instance = instance
+        ) -> list[emptying.Instruction]:
+            ticked = emptying.Ticked("i-0", instance.seen(), True, 1000.0 + now_s)
+            return machine.handle(ticked, now_s)
+
+        drains = {"i-0": Claims.first(claim)}
+        machine.handle(emptying.ClaimsChanged(drains, {"i-0": instance.seen()}, 1000.0), 0.0)
+        asked = [emptying.FindStayers("i-0", "op-1")] if replays else []
+        assert tick(0.1) == asked
+        assert tick(0.1 + emptying.REPLAY_EVERY_S) == [], "not before the answer"
+        found = emptying.StayersFound("i-0", "op-1", 2, ("r fingerprint",), 1001.0, ("r",))
+        elsewhere = [emptying.ReplayElsewhere("i-0", ("r",))] if replays else []
+        assert machine.handle(found, 1.0) == elsewhere
+        assert tick(1.1) == asked
+        machine.check()

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from controller.core.emptying.drains import Remainder
-from controller.core.emptying.forecast import TOO_BUSY, Departure, DrainForecast, estimate_s
+from controller.core.emptying.forecast import (
+    TOO_BUSY,
+    Departure,
+    DrainForecast,
+    estimate_s,
+    to_replay,
+)
 from controller.core.emptying.relief import NO_DESTINATION, Candidate
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.move_records import (
@@ -53,6 +59,21 @@ def other(instance_id: str, free: int, **what: object) -> InstanceSnapshot:
 
 
 # -- the plan -----------------------------------------------------------------------------
+
+
+def test_what_is_replayed_could_move_if_an_instance_took_it_and_has_room_elsewhere() -> None:
+    requests = [
+        leaving("a", 10),
+        leaving("never", 10, refusal="multimodal"),
+        leaving("soon", 10, refusal="in_prefill"),
+        leaving("b", 10),
+        leaving("queued", 10, queued=True),
+    ]
+    stay = planned_departures(requests, [])
+    assert set(to_replay(stay, 100)) == {"a", "b", "queued"}
+    assert len(to_replay(stay, 10)) == 1
+    assert to_replay(stay, 0) == ()
+    assert to_replay(planned_departures(requests[:1], [other("b", 50)]), 100) == ()
 
 
 FULL_BATCH = InstanceSnapshot("b", 1, BLOCK_SIZE, 100, 90, num_running=4, max_num_running=4)

@@ -1,7 +1,12 @@
 """What is avoided for a while, above all destinations that failed. `test_core_scheduler` asks who
 is open in random histories."""
 
-from controller.core.emptying.openness import Avoided, Cooling
+from controller.core.admission.policies import SchedulerConfig
+from controller.core.emptying.openness import Avoided, Cooling, Openness
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_events import InstanceStarted, StatusReported
 
 
 def test_one_that_failed_cools_for_its_source_only() -> None:
@@ -39,3 +44,20 @@ def test_avoided_until_a_moment_with_why() -> None:
     assert list(avoided.at(9.5)) == ["r-1"]
     assert (avoided.why("r-1", 10.0), avoided.remaining_s("r-1", 10.0)) == ("", 0.0)
     assert not avoided.at(10.0)
+
+
+def test_only_engines_that_are_alike_exchange_requests() -> None:
+    scheduler = GlobalScheduler(SchedulerConfig())
+    for number, vllm in enumerate(("1", "1", "2")):
+        started = InstanceStarted(f"i-{number}", 1, f"runner=v1 vllm={vllm}")
+        scheduler.handle(started, 0.0)
+        snapshot = InstanceSnapshot(f"i-{number}", 1, 16, 100, 100)
+        scheduler.handle(StatusReported(snapshot, 0), 0.0)
+    openness = Openness(scheduler, Cooling())
+    assert openness.unlike("i-0", "i-1") is None
+    assert openness.unlike("i-0", "i-2") is MoveRefusal.VLLM_VERSION
+    assert openness.unlike("i-0", "unknown") is None
+    there = openness.destinations(0.0, "i-0")
+    assert [each.instance_id for each in there] == ["i-0", "i-1"]
+    openness.allow_inexact = True
+    assert openness.unlike("i-0", "i-2") is None

@@ -7,6 +7,7 @@ from controller.core.emptying import rounds as relief_rounds
 from controller.core.emptying.openness import Cooling
 from controller.core.emptying.room_plan import MakeRoom, MoveHead
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef, InstanceSnapshot
+from controller.core.migration.refusals import MoveRefusal
 from controller.core.settings import ReschedulingConfig
 from tests.unit.rescheduling.relief_builders import instance, running
 
@@ -22,6 +23,7 @@ class Played:
         self.incarnations: dict[str, int] = {}
         self.reserved: set[str] = set()
         self.cooling = Cooling()
+        self.unlike_to: dict[str, str] = {}
         self.full: set[str] = set()
         self.wanted: list[MoveHead | MakeRoom] = []
 
@@ -33,6 +35,10 @@ class Played:
 
     def closed_to_moves(self, now_s: float) -> Collection[str]:
         return self.reserved | set(self.cooling.destinations(now_s))
+
+    def unlike(self, source_id: str, destination_id: str) -> MoveRefusal | None:
+        differ = self.unlike_to.get(source_id) == destination_id
+        return MoveRefusal.VLLM_VERSION if differ else None
 
     def help_blocked(self, may_move: Callable[[str, str], bool]) -> Sequence[MoveHead | MakeRoom]:
         found = list[MoveHead | MakeRoom]()
@@ -99,6 +105,9 @@ def test_who_is_paired_left_out_and_withdrawn() -> None:
     rounds.handle(relief_rounds.PairFruitless(("a", 1), ("b", 1)), 0.1)
     assert orders(0.2) == {"a": "c"}
     assert orders(1.2) == {"a": "b"}
+    cluster.unlike_to = {"a": "b"}
+    assert orders(1.2) == {"a": "c"}, "no request can move there"
+    cluster.unlike_to = {}
     cluster.cooling.failed("a", "b", 1.2)
     assert orders(1.3) == {"a": "c"}
     cluster.reserved = {"c"}

@@ -244,6 +244,8 @@ class World:
                 self.take(self.on_their_way.pop(index))
             elif drawn < 0.92:
                 self.die(rng.choice(list(self.instances.values())))
+            elif drawn < 0.925 and self.machine.live:
+                self.empty(rng.choice(list(self.instances.values())))
             elif drawn < 0.93 and self.machine.live:
                 self.leave(rng.choice(sorted(self.machine.live)))
             elif drawn < 0.94 and self.machine.live:
@@ -252,6 +254,9 @@ class World:
             else:
                 self.pass_time(rng.choice([MISSING_S, 1.0]))
         return self.heal()
+
+    def empty(self, instance: Instance) -> None:
+        self.take(routes.ReplayOrdered(instance.ref.key, sorted(self.machine.live), "it goes"))
 
     def leave(self, request_id: str) -> None:
         self.ends[request_id].append("left")
@@ -335,6 +340,36 @@ def test_a_request_that_moved_to_one_that_was_taken_for_dead_goes_on_elsewhere(s
     assert unread == routes.TellUnread(I1.address, (("r", 0, 3),))
     assert machine.state("r") is RouteState.LOST
     machine.check()
+
+
+def test_a_request_is_taken_from_its_instance_on_purpose_and_keeps_its_tokens() -> None:
+    machine = with_a_request_at_i0()
+    machine.handle(routes.Emitted(I0, "r", FIRST_EPOCH, 0, [7], None, None), 0.1)
+    ordered = routes.ReplayOrdered(I0.key, ("r", "unknown"), "i-0 is restarted")
+    other = replace(ordered, instance=(I0.instance_id, I0.incarnation + 1))
+    assert machine.handle(other, 0.2) == []
+    machine.handle(routes.Announced("r", Epoch(0, 1), I1), 0.3)
+    assert machine.handle(ordered, 0.4) == [], "it moves"
+    machine.handle(routes.FenceAsked("r", Epoch(0, 2), I0), 0.5)
+    abort, lost, asked = machine.handle(ordered, 0.6)
+    assert abort == routes.AbortAt(I0.address, ("r",))
+    assert isinstance(lost, replays.RecordLoss)
+    assert (lost.loss.what, lost.loss.num_replays) == ("i-0 is restarted", 0)
+    assert isinstance(asked, replays.Ask)
+    machine.handle(routes.Emitted(I0, "r", Epoch(0, 2), 1, [8], None, None), 0.7)
+    (sent,) = machine.handle(replays.Dispatched(Dispatch("r", "f-0", *I1.key, seq=1), I1), 0.8)
+    assert isinstance(sent, replays.Send)
+    assert list(sent.outputs) == [7, 8], "what it decoded before it heard of that is kept"
+    assert machine.handle(ordered, 0.9) == [], "it is elsewhere already"
+    machine.check()
+
+
+def test_a_request_that_would_end_in_an_error_is_left_where_it_is() -> None:
+    machine = with_a_request_at_i0()
+    machine.replays.config = ReplayConfig(max_replays=0)
+    ordered = routes.ReplayOrdered(I0.key, ("r",), "i-0 is restarted")
+    assert machine.handle(ordered, 0.1) == []
+    assert machine.state("r") is RouteState.READ
 
 
 def test_one_that_was_given_up_may_come_back_in_a_later_attempt() -> None:

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.ports.processes import LauncherLoss, LauncherLostError, OnLost, OnMessage
-from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.codec import decode, encode, wire_version
 from controller.runtime.messages.members import (
     Directory,
     EngineInfo,
@@ -119,7 +120,10 @@ class FakeNetwork:
     def stops(
         self, mailbox: "FakeMailbox", address: str, frame: bytes, payload: tuple[bytes, ...]
     ) -> bool:
-        message, link = decode(frame), (mailbox.address, address)
+        try:
+            message, link = decode(frame), (mailbox.address, address)
+        except msgspec.DecodeError:  # of another version
+            return False
         if self.drops(message):
             return True
         if link in self._held_links or self._holds(message):
@@ -127,6 +131,12 @@ class FakeNetwork:
             self._held.append((mailbox, address, frame, payload))
             return True
         return False
+
+    def is_doubled(self, frame: bytes) -> bool:
+        try:
+            return self.doubles(decode(frame))
+        except msgspec.DecodeError:
+            return False
 
     def lose(self, address: str) -> None:
         """That process ends."""
@@ -168,7 +178,7 @@ class FakeMailbox:
         sealed = tuple(bytes(part) for part in payload)
         if self._network.stops(self, address, frame, sealed):
             return
-        for _ in range(2 if self._network.doubles(decode(frame)) else 1):
+        for _ in range(2 if self._network.is_doubled(frame) else 1):
             asyncio.get_running_loop().call_soon(self._arrive, address, bytes(frame), sealed)
 
     def forget(self, address: str) -> None:
@@ -270,8 +280,10 @@ def hello(
     address: str | None = None,
     num_live_reqs: int = 0,
     asks: bool = False,
+    python: str = "",
 ) -> Hello:
     return Hello(
+        wire=wire_version(),
         kind="instance" if member_id.startswith("i") else "frontend",
         member_id=member_id,
         nonce=nonce,
@@ -283,6 +295,7 @@ def hello(
         info=INFO if member_id.startswith("i") else None,
         num_live_reqs=num_live_reqs,
         asks=asks,
+        python=python,
     )
 
 

@@ -3,14 +3,17 @@
 import asyncio
 from dataclasses import replace
 
+import msgspec
 import pytest
+from msgspec import structs
 
-from controller.core.fleet.cluster_spec import ExitReason
+from controller.core.fleet.cluster_spec import EngineChange, ExitReason
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.core.settings import ReschedulingConfig
-from controller.runtime.controller.cluster import STOP_MARGIN_S, TICK_S
+from controller.runtime.controller.cluster import OTHER_VERSION, STOP_MARGIN_S, TICK_S
 from controller.runtime.controller.roster import DIRECTORY_EVERY_S, SILENCE_S, LiveConfig
+from controller.runtime.messages.codec import encode, wire_version
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,
@@ -74,6 +77,36 @@ async def test_unknown_members_and_frontends_change_nothing(network: FakeNetwork
     assert stranger.inbox == []
     await asyncio.sleep(CONFIG.hold_timeout_s + 1)
     assert not bed.task.done()
+
+
+async def test_a_process_with_other_messages_is_refused_in_words(bed: Bed) -> None:
+    """Whatever else its Hello has: only the first fields are the same in all versions."""
+    member = bed.controller.roster.members["i-0"]
+    said = hello("i-0", nonce="b", phase="starting")
+    newer = ["Hello", "newer", *structs.astuple(said)[1:6], {"new": 1}]
+    for wire, frame in (
+        ("another", encode(structs.replace(said, wire="another"))),
+        ("newer", msgspec.msgpack.encode(newer)),
+    ):
+        bed.peers["i-0"].mailbox.send(HERE, frame)
+        await settle()
+        assert (member.nonce, member.phase, member.said.wire) == ("b", "failed", wire)
+        assert member.detail == OTHER_VERSION
+    assert wire_version() == wire_version() != "another"
+
+
+async def test_a_process_with_another_interpreter_than_the_spec_says_is_replaced(bed: Bed) -> None:
+    """It died just before a rolling restart would have replaced it, and Ray started it anew."""
+    spec, next_python = bed.keeper.spec, EngineChange(1, {"python": "/next/bin/python"})
+    bed.keeper.change(replace(spec, revision=spec.revision + 1, engines={"i-0": next_python}))
+    await bed.dies("i-0")
+    for _ in range(2):
+        await bed.joins("i-0", nonce="b", phase="starting")
+    assert bed.launcher.restarted == ["i-0"]
+    assert bed.peers["i-0"].received(Welcome) == []
+    await bed.joins("i-0", nonce="c", phase="starting", python="/next/bin/python")
+    assert bed.peers["i-0"].received(Welcome)[-1].engine == next_python
+    assert bed.launcher.restarted == ["i-0"]
 
 
 async def test_a_restarted_controller_learns_what_runs(bed: Bed) -> None:

@@ -37,6 +37,7 @@ from controller.core.emptying.drains import (
     Removed,
     Replace,
     Replaced,
+    ReplayElsewhere,
     Resumed,
     Seen,
     StayersFound,
@@ -47,8 +48,8 @@ from controller.core.emptying.drains import (
     Ticked,
     Unanswered,
 )
-from controller.core.emptying.forecast import Departure, DrainForecast
-from controller.core.emptying.relief import Candidate
+from controller.core.emptying.forecast import Departure, DrainForecast, to_replay
+from controller.core.emptying.relief import NO_DESTINATION, Candidate
 from controller.core.fleet import rolling
 from controller.core.fleet.cluster_spec import ClusterSpec, RollingOrder
 from controller.core.fleet.rolling import (
@@ -76,6 +77,7 @@ from controller.runtime.controller.operations.operated_cluster import (
 )
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.members import DrainSet
+from controller.runtime.messages.requests import ReplayOrdered
 
 log = logging.getLogger(__name__)
 
@@ -214,6 +216,12 @@ class DrainRunner:
                 self._ask(instance_id, drain_id, self._ask_frontends(instance_id, drain_id))
             case FindStayers(instance_id, drain_id):
                 self._ask(instance_id, drain_id, self._find_stayers(instance_id, drain_id))
+            case ReplayElsewhere(instance_id, request_ids):
+                member = cluster.roster.members.get(instance_id)
+                if member is not None and member.serving:
+                    why = f"instance {instance_id} is restarted, and this request cannot move"
+                    told = (instance_id, member.incarnation, request_ids, why)
+                    cluster.mail.send_to_all(cluster.roster.frontends(), ReplayOrdered(*told))
             case MakeClaim(instance_id, claim):
                 self.begin({instance_id: claim})
             case TakeBack(instance_id, kind, why):
@@ -259,8 +267,10 @@ class DrainRunner:
         stays = tuple(
             f"{each.request.request_id} {each.code}" for each in left if each.destination_id is None
         )
-        epoch_s = self._wall_clock()
-        self._handle(StayersFound(instance_id, drain_id, len(left), stays, epoch_s))
+        scheduler, epoch_s = self._cluster.scheduler, self._wall_clock()
+        spare = sum(each.unclaimed_blocks for each in scheduler.schedulable_snapshots())
+        replayable = to_replay(left, spare - scheduler.waiting_demand_blocks)
+        self._handle(StayersFound(instance_id, drain_id, len(left), stays, epoch_s, replayable))
 
 
 # -- forecasts -------------------------------------------------------------------------------------
@@ -328,14 +338,20 @@ class DrainForecasts:
             if refusals.get(record.request_id) != MoveRefusal.UNKNOWN
         ]
         client_ids = {record.request_id: record.client_request_id for record in found.requests}
+        there = [
+            (each, cluster.openness.unlike(instance_id, each.instance_id))
+            for each in self._destinations({instance_id, *going})
+        ]
+        others = [each for each, code in there if code is None]
         forecast = DrainForecast(
             self._source(instance_id),
             departing,
-            self._destinations({instance_id, *going}),
+            others,
             cluster.live.scheduler.levels,
             cluster.rescheduler.config,
             cluster.live.rescheduling.max_moves,
             cluster.openness.closed_to_moves(cluster.now_s()),
+            next((code for _, code in there if code is not None), NO_DESTINATION),
         )
         num_rounds = 0
         while forecast.round():
