@@ -112,6 +112,13 @@ def test_where_two_answers_part(one: Read, other: Read, found: tuple[int, str] |
             "did not move: the model has more than one",
         ),
         (of(moves=(MOVED, Move("failed", 9, why="gone"))), FAIL, "equal", None, "failed: gone"),
+        (
+            of(moves=(MOVED, VERIFIED, Move("refused", 30, code="no_blocks"))),
+            WARN,
+            "equal",
+            True,
+            "1 of 3 moves failed: the destination has not enough free blocks",
+        ),
         (of(moves=(MOVED, Move("ended", 30))), OK, "equal", None, ""),
         (of(moves=(Move("ended", 8),)), WARN, "unknown", None, "before it could move"),
         (of(problem="a stream broke off: x"), FAIL, "equal", True, "broke off: x"),
@@ -266,6 +273,9 @@ class Fake(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
+    def handle_error(self, *_: Any) -> None:
+        """Says nothing of clients that left."""
+
     # What a ControlClient does.
 
     def status(self) -> ClusterStatus:
@@ -382,6 +392,7 @@ def test_a_move_that_is_refused_for_the_moment_is_tried_again() -> None:
     with fake.trial() as trial:
         (found,) = trial.run((), whole=False)
     assert [move.outcome for move in found.moves] == ["migrated", "refused", *["migrated"] * 2]
+    assert judge(found).result is WARN
     assert judge(found).what == "1 of 4 moves failed: the destination's batch is full"
 
 

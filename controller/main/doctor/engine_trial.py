@@ -38,7 +38,7 @@ from controller.main.doctor.trial_stream import ReadStream
 Report = Callable[[str], None]
 
 PATH = "/v1/completions"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """How long the trial waits for a token, or for a state of a request."""
 POLL_S = 0.02
 GAP_TOKENS = 8
@@ -48,6 +48,10 @@ MAX_TOKENS = 2000
 ENDING_TOKENS = 600
 """The most tokens of a request that is read to its end."""
 LONG_PROMPT_TOKENS = 3000
+LONG_PROMPT_S = 20.0
+"""A long prompt is shorter if it would take longer to compute, as on a CPU."""
+CACHE_SHARE = 1 / 8
+"""The share of an instance's KV cache that one request may take, so that there is room to move."""
 SHORT_TOKENS = 256
 """More than the tokens of a short prompt, whatever the tokenizer is."""
 LEAST_CONTEXT_TOKENS = 512
@@ -134,9 +138,9 @@ KINDS = (
             "temperature": 1.0,
             "seed": 6,
             "ignore_eos": False,
-            "structured_outputs": {"regex": "([a-z]{2,6} ){80,160}"},
+            "min_tokens": ALL,
+            "structured_outputs": {"regex": "([a-z]{1,4} [0-9]{1,4} )+"},
         },
-        ends=True,
     ),
 )
 STOP, LONG, QUEUED = "stop string", "long prompt", "waiting in a queue"
@@ -202,12 +206,16 @@ class EngineTrial:
         self._numbers = itertools.count(1)
         self._name = f"trial-{secrets.token_hex(4)}"
         self._model, self._context_tokens = self._served()
-        self._words_per_token = 1.0
+        self._words_per_token, self._prompt_tokens_per_s = 1.0, 0.0
         self._places: dict[str, Place] = {}
         """Where the streams are that have moved, by their names."""
-        self._instances = [instance.id for instance in client.status().instances][:2]
+        instances = client.status().instances[:2]
+        self._instances = [instance.id for instance in instances]
+        cache_tokens = min((i.num_total_blocks or 0) * (i.block_size or 0) for i in instances)
+        self._share_tokens = max(SHORT_TOKENS, int(CACHE_SHARE * cache_tokens))
+        """The most tokens that one request may have."""
         num_others = OTHERS_PER_INSTANCE * len(self._instances)
-        other_tokens = self._context_tokens - SHORT_TOKENS
+        other_tokens = min(self._share_tokens, self._context_tokens - SHORT_TOKENS)
         self._others = Others(
             lambda: self._begin(GREEDY, NUM_WORDS, other_tokens), num_others, other_tokens
         )
@@ -246,7 +254,9 @@ class EngineTrial:
             if (failed := self._begun(kind, streams)) is not None:
                 return failed
             if kind is GREEDY:
-                self._words_per_token = num_words / max(1, self._found(moving).num_prompt_tokens)
+                first = self._found(moving)
+                self._words_per_token = num_words / max(1, first.num_prompt_tokens)
+                self._prompt_tokens_per_s = first.num_prompt_tokens / (first.ttft_s or 1.0)
             return self._evidence(kind, unmoved, moving, self._to_and_fro(moving))
 
     def _again(self, attempt: Callable[[], Evidence]) -> Evidence:
@@ -451,7 +461,7 @@ class EngineTrial:
     ) -> Iterator[list[ReadStream]]:
         """Streams that ask for the same; they are left at the end of the block."""
         most = ENDING_TOKENS if kind.ends else MAX_TOKENS
-        room = self._context_tokens - SHORT_TOKENS
+        room = min(self._share_tokens, self._context_tokens - SHORT_TOKENS)
         streams: list[ReadStream] = []
         try:
             for _ in range(number):
@@ -477,11 +487,13 @@ class EngineTrial:
 
     @property
     def _long_tokens(self) -> int:
-        return min(LONG_PROMPT_TOKENS, self._context_tokens // 2)
+        by_time = max(SHORT_TOKENS, int(LONG_PROMPT_S * self._prompt_tokens_per_s))
+        return min(LONG_PROMPT_TOKENS, by_time, self._share_tokens, self._context_tokens // 2)
 
     @property
     def _long_output(self) -> int:
-        return min(MAX_TOKENS, self._context_tokens - self._long_tokens - SHORT_TOKENS // 2)
+        room = self._context_tokens - self._long_tokens - SHORT_TOKENS // 2
+        return min(MAX_TOKENS, self._share_tokens, room)
 
     def _words_of(self, num_tokens: int) -> int:
         return max(NUM_WORDS, int(num_tokens * self._words_per_token))

@@ -17,6 +17,8 @@ from controller.main.doctor.trial_stream import Read, are_close
 
 MIGRATED, ENDED = "migrated", "ended"
 KV_MISMATCH = "kv_mismatch"
+NO_ROOM = ("no_blocks", "no_slot", "too_many_moves")
+"""Codes of moves for which the destination had no room: no fault of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,14 @@ def judge(found: Evidence) -> KindTrial:
     if all(move.outcome == ENDED for move in found.moves):
         what = "not tried: it ended each time before it could move; is the machine busy?"
         return KindTrial(kind=found.kind, result=CheckResult.WARN, what=what)
-    faults = list(_faults(found))
+    faults, warnings = list(_faults(found)), list(_failed(found, is_fault=False))
     tokens, first, words = _compared(found)
     if tokens == "differ":
         faults.append(words)
     elif tokens == "equal" and _num_compared(found) <= _last(found):
         tokens, words = "unknown", "no token after the last move could be compared"
+    if words and tokens != "differ":
+        warnings.append(words)
     verified = [move for move in found.moves if move.verified]
     mismatches = sum(move.code == KV_MISMATCH for move in verified)
     digests = sum(move.outcome == MIGRATED for move in verified) + mismatches
@@ -113,7 +117,7 @@ def judge(found: Evidence) -> KindTrial:
         for move in moved
         if move.downtime_s is not None and move.excess_s is not None
     ]
-    what = "; ".join(faults) or words
+    what = "; ".join((*faults, *warnings))
     result = CheckResult.FAIL if faults else CheckResult.WARN if what else CheckResult.OK
     return KindTrial(
         kind=found.kind,
@@ -145,7 +149,16 @@ def _last(found: Evidence) -> int:
 def _faults(found: Evidence) -> Iterable[str]:
     if found.problem:
         yield found.problem
-    failed = Counter(m.sentence for m in found.moves if m.outcome not in (MIGRATED, ENDED))
+    yield from _failed(found, is_fault=True)
+
+
+def _failed(found: Evidence, *, is_fault: bool) -> Iterable[str]:
+    """The reasons why moves failed: those that are faults of the engine, or the others."""
+    failed = Counter(
+        move.sentence
+        for move in found.moves
+        if move.outcome not in (MIGRATED, ENDED) and (move.code not in NO_ROOM) is is_fault
+    )
     for sentence, number in failed.items():
         if number == len(found.moves):
             yield f"it did not move: {sentence}"
