@@ -1,12 +1,16 @@
-"""All real engines are restarted, one after the other, with other arguments, and with some with
-which they cannot start, under 16 streams of four kinds: not a token of one is another than in a run
-in which nothing moved."""
+"""All real engines are restarted, one after the other, with other arguments, with some with which
+they cannot start, and in another Python environment with another vLLM, under 16 streams of four
+kinds: not a token of one is another than in a run in which nothing moved."""
 
 import itertools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import openai
+import psutil
 import pytest
 
 from controller.api.client import ControlClient
@@ -14,6 +18,7 @@ from tests.e2e import steering
 from tests.e2e.steering import Load, Story, change
 from tools.client_stream import Read, Stream
 from tools.cluster import Cluster
+from tools.python_environment import other_environment
 
 CONFIG = """
 [cluster]
@@ -110,3 +115,42 @@ def test_one_that_cannot_start_with_them_gets_its_old_ones_and_no_token_differs(
         assert (found.generation, found.max_running_reqs) == (each.generation, 24)
         assert (found.pid == each.pid) == (each.id != failed.instance_id)
     assert story.events("failed") == []
+
+
+def test_an_upgrade_of_vllm_replays_what_cannot_move_and_cuts_no_stream_of_an_openai_client(
+    cluster: Cluster, client: ControlClient, expected: list[list[Read]], tmp_path: Path
+) -> None:
+    """Requests do not move between two versions of vLLM. In float32 the recomputed tokens are the
+    same."""
+    story = Story(client)
+    python = str(other_environment(tmp_path, "+next", with_vllm=True))
+
+    def ask(index: int) -> None:
+        kind = list(KINDS)[index % len(KINDS)]
+        with openai.OpenAI(**cluster.openai_options) as endpoint:
+            chunks = endpoint.completions.create(
+                model="embedded",
+                prompt=[300 + 10 * index] * (40 + index),
+                max_tokens=300 + 10 * index,
+                seed=index,
+                stream=True,
+                extra_body={"ignore_eos": kind != "guided", **KINDS[kind]},
+            )
+            choices = [choice for chunk in chunks for choice in chunk.choices]
+        (read,) = expected[index]
+        assert "".join(each.text for each in choices) == read.text, kind
+        assert choices[-1].finish_reason == read.finish_reason, kind
+
+    with Load(NUM_STREAMS, ask) as load:
+        told = cluster.run("restart", "--rolling", "-y", "--python", str(tmp_path), timeout_s=700.0)
+        assert told.returncode == 0, told.stderr
+        assert load.check() >= NUM_STREAMS
+    for each in client.status().instances:
+        assert each.fingerprint.endswith("+next"), each.fingerprint
+        assert psutil.Process(each.pid).exe() == str(Path(python).resolve())
+    assert story.events("failed", "rolling_failed") == []
+    assert story.moves("drain"), "the first ones left by moves"
+    (last,) = {each.labels["from"] for each in story.events("replayed")}
+    assert last == client.status().instances[-1].id
+    pauses_s = sorted(each.numbers["downtime_s"] for each in story.events("replayed"))
+    sys.stdout.write(f"{len(pauses_s)} replays, pauses: {pauses_s}\n")
