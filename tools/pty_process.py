@@ -73,6 +73,13 @@ class Terminal:
             time.sleep(0.02)
         return len(self.text)
 
+    def exit_code(self, limit_s: float = LIMIT_S) -> int:
+        """Waits until the process has ended and all that it drew was read; returns its exit
+        code."""
+        code = self.process.wait(limit_s)
+        self._reader.join(limit_s)
+        return code
+
     def quit_s(self, key: str = "q") -> float:
         """Seconds from the key to the end of the process."""
         begun_s = time.monotonic()

@@ -122,7 +122,7 @@ def test_a_signal_that_ends_it_gives_the_terminal_back(
         before = screen.modes()
         screen.until(*(("i-0", "live 0.") if num_frames else ("connecting",)))
         screen.process.send_signal(number)
-        assert screen.process.wait(QUIT_S) == 128 + number
+        assert screen.exit_code(QUIT_S) == 128 + number
         assert screen.modes() == before
         modes = ("1049", "1000", "1003", "2004") if num_frames else ("1049",)
         for mode in modes:
