@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from controller.api.errors import LlumctlError
+from controller.api.operations.on_instances import Cordon
 from controller.api.operations.on_requests import Migrate, MigrationReport, MoveAttempt
 from controller.api.settings.settings import ClusterTable, EmulatedTable, EndpointTable, Settings
 from controller.api.state import run_state
@@ -253,14 +254,21 @@ def test_a_failed_check_stands_before_the_table_or_in_its_place(
 
 class Fake(ThreadingHTTPServer):
     """An endpoint whose requests make one token after the other, and a control API that moves them
-    in no time. `token`: gives the token at an index, for a request that has moved so often."""
+    in no time. `token`: gives the token at an index, for a request that has moved so often.
+    `limit`: how many requests run on an instance at a time."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, token: Callable[[int, int], int] = lambda index, _: index) -> None:
+    def __init__(
+        self, token: Callable[[int, int], int] = lambda index, _: index, limit: int = 1024
+    ) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
-        self.token = token
+        self.token, self.limit = token, limit
+        self.cordoned = False
+        """Whether i-1 is."""
+        self.places: dict[str, str] = {}
+        self.running: list[str] = []
         self.codes: dict[int, str] = {}
         """The code with which a move is refused, by its place among all orders."""
         self.orders: list[Migrate] = []
@@ -279,23 +287,62 @@ class Fake(ThreadingHTTPServer):
     # What a ControlClient does.
 
     def status(self) -> ClusterStatus:
-        counted = {"num_steps": int(time.monotonic() * 1000), "busy_s": time.monotonic()}
-        return cluster(*(instance(f"i-{n}", max_running_reqs=1024, **counted) for n in range(2)))
+        num_steps = time.monotonic_ns()
+        counted = {"num_steps": num_steps, "busy_s": num_steps / 1e9}
+        return cluster(
+            *(
+                instance(
+                    each,
+                    max_running_reqs=self.limit,
+                    num_running_reqs=self.num_running(each),
+                    **counted,
+                )
+                for each in ("i-0", "i-1")
+            )
+        )
+
+    def num_running(self, instance_id: str) -> int:
+        return sum(self.places.get(name) == instance_id for name in list(self.running))
 
     def requests(self, **_: Any) -> RequestList:
-        live = tuple(RequestStatus(**request_fields(name)) for name in self.num_moves)
+        live = tuple(
+            RequestStatus(
+                **request_fields(
+                    name,
+                    instance_id=place,
+                    state=RequestState.RUNNING if name in self.running else RequestState.WAITING,
+                )
+            )
+            for name, place in list(self.places.items())
+        )
         return RequestList(requests=live, num_matching=len(live))
+
+    def enter(self, name: str) -> None:
+        """Waits until there is room for the request where it is."""
+        self.num_moves[name] = 0
+        self.places[name] = "i-0" if self.cordoned or len(self.places) % 2 == 0 else "i-1"
+        while self.num_running(self.places[name]) >= self.limit:
+            time.sleep(0.001)
+        self.running.append(name)
+
+    def leave(self, name: str) -> None:
+        self.running.remove(name)
+        del self.places[name], self.num_moves[name]
 
     def request(self, reference: str) -> RequestDetail:
         name = reference.removeprefix("cmpl-")
         state = RequestState.RUNNING if name in self.num_moves else RequestState.FINISHED
         return RequestDetail(**request_fields(name, state=state))
 
-    def send(self, order: Migrate) -> MigrationReport:
+    def send(self, order: Any) -> MigrationReport | None:
+        if not isinstance(order, Migrate):
+            self.cordoned = isinstance(order, Cordon)
+            return None
         code = self.codes.get(len(self.orders), "")
         self.orders.append(order)
         if not code:
             self.num_moves[order.request_id] += 1
+            self.places[order.request_id] = order.wanted.to or ""
         attempt = MoveAttempt(migration_id="m", to_instance_id="i-1", outcome="x", duration_s=0.01)
         return MigrationReport(
             request_id=order.request_id,
@@ -336,7 +383,7 @@ class Answering(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.end_headers()
-        fake.num_moves[name] = 0
+        fake.enter(name)
         try:
             for index in range(body["max_tokens"]):
                 token = fake.token(index, fake.num_moves[name])
@@ -347,7 +394,7 @@ class Answering(BaseHTTPRequestHandler):
         except OSError:  # the client left
             pass
         finally:
-            del fake.num_moves[name]
+            fake.leave(name)
 
     def say(self, choice: dict[str, Any]) -> None:
         chunk = {"choices": [{"finish_reason": None, **choice}]}
@@ -371,7 +418,8 @@ def test_requests_that_say_the_same_wherever_they_are(monkeypatch: pytest.Monkey
     for found in (greedy, seeded):
         assert judge(found).result is OK, found
         assert [move.verified for move in found.moves] == [False, True, False, True]
-    assert [order.wanted.to for order in fake.orders[:4]] == ["i-1", "i-0", "i-1", "i-0"]
+    to = [order.wanted.to for order in fake.orders[:4]]
+    assert to in (["i-0", "i-1"] * 2, ["i-1", "i-0"] * 2)
     assert slowdown is not None
     assert slowdown.num_streams == 4
     assert abs(slowdown.slowdown) < 0.01
@@ -404,6 +452,24 @@ def test_an_engine_that_moves_nothing_is_tried_once() -> None:
     assert len(found) == len(fake.orders) == 1
     words = "no request can move: the model has more than one group of KV layers"
     assert trial_of(found, None, {}).problem == words
+
+
+def test_a_request_that_waits_in_a_queue_moves_before_it_runs() -> None:
+    fake = Fake(limit=6)
+    with fake.trial(num_moves=1) as trial:
+        *_, queued = trial.run(())
+    assert queued.kind == engine_trial.QUEUED
+    assert (queued.moves[0].queued, queued.moves[0].num_tokens) == (True, 0)
+    assert queued.num_migrated == 2
+    assert judge(queued).result is OK, queued
+    assert not fake.cordoned
+
+
+def test_a_batch_that_is_too_large_to_be_filled_is_not() -> None:
+    fake = Fake()
+    with fake.trial(num_moves=1) as trial:
+        *_, queued = trial.run(())
+    assert judge(queued).what.startswith("not tried: a batch takes 1024 requests")
 
 
 def test_a_kind_that_the_engine_does_not_serve_is_no_fault() -> None:
