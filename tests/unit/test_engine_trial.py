@@ -572,9 +572,11 @@ def test_the_cluster_is_taken_down_however_the_trial_ends(
     }.get(end, raising(KeyboardInterrupt()))
 
     def started(settings: Settings, **_: Any) -> None:
-        run_state.state_dir(settings.cluster.name)
+        logs = run_state.state_dir(settings.cluster.name) / "logs"
         if end == "no start":
             raise LlumctlError("no room")
+        logs.mkdir()
+        (logs / "i-0.log").touch()
         remember("http://127.0.0.1:1", name=settings.cluster.name)
 
     def ended(name: str, **_: Any) -> bool:
@@ -588,7 +590,9 @@ def test_the_cluster_is_taken_down_however_the_trial_ends(
     assert run(["doctor", "--engine"]) == {"fine": 0, "an interrupt": 130}.get(end, 1)
     (name,) = stopped
     assert name.startswith("doctor-")
-    assert run_state.state_path(name).exists() is (end != "fine"), "logs stay after a failure"
+    has_logs = (run_state.state_path(name) / "logs" / "i-0.log").exists()
+    assert has_logs is (end not in ("fine", "no start"))
+    assert run_state.state_path(name).exists() is has_logs
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

@@ -122,7 +122,7 @@ def _free_ports(count: int) -> list[int]:
 @contextmanager
 def _cluster(settings: Settings, report: Report) -> Iterator[ControlClient]:
     """Runs the cluster for the time of the block. No other process has a cluster of this name, so
-    it is taken down even if its start was interrupted. Its logs stay."""
+    it is taken down even if its start was interrupted. Its logs stay, if there are any."""
     name = settings.cluster.name
     try:
         up.run(
@@ -141,6 +141,9 @@ def _cluster(settings: Settings, report: Report) -> Iterator[ControlClient]:
     finally:
         with no_interrupts():
             down.run(name, drain=False, timeout_s=None, progress=lambda _: None)
+            folder = run_state.state_path(name)
+            if not any((folder / "logs").glob("*")):  # nothing was started
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _words_only(report: Report) -> Callable[[ClusterStatus | str], None]:
