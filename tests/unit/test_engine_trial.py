@@ -95,6 +95,8 @@ def test_where_two_answers_part(one: Read, other: Read, found: tuple[int, str] |
         # One of the unmoved requests said the same.
         (of(read(WRONG), (read(), read(WRONG))), OK, "equal", True, ""),
         (of(read([0]), (read(WRONG), read(RIGHT[:30]))), WARN, "unknown", True, "no token after"),
+        # Both are alike, but one stopped before the other had moved for the last time.
+        (of(unmoved=(read(WRONG), read(RIGHT[:10]))), WARN, "unknown", True, "no token after"),
         (
             of(read([0, 7]), (read(WRONG), read())),
             WARN,

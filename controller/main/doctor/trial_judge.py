@@ -136,9 +136,14 @@ def judge(found: Evidence) -> KindTrial:
 
 
 def _num_compared(found: Evidence) -> int:
-    """How many tokens of the moved request an unmoved one has as well."""
-    moved = found.moved.token_ids if found.moved is not None else ()
-    return max((min(len(moved), len(read.token_ids)) for read in found.unmoved), default=0)
+    """How many tokens of the moved request an unmoved one has as well: one that does not differ, if
+    there is one."""
+    moved = found.moved
+    if moved is None:
+        return 0
+    alike = [read for read in found.unmoved if difference(moved, read) is None]
+    lengths = [len(read.token_ids) for read in alike or found.unmoved]
+    return min(len(moved.token_ids), max(lengths, default=0))
 
 
 def _last(found: Evidence) -> int:
