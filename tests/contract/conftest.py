@@ -5,6 +5,9 @@ Where torch sees a GPU they run there (`make test-gpu`): with 16-bit floats and 
 served models do, and with kernels whose results do not depend on what else is in the batch, so that
 tokens can be compared. LLUMCTL_TEST_DTYPE=float32 takes Triton's attention instead.
 LLUMCTL_TEST_ASYNC=1 schedules each step while the one before it runs.
+
+Tests with the fixture `readers` run on two engines of each of vLLM's model runners; those on the
+second runner are marked `full`.
 """
 
 import os
@@ -22,22 +25,32 @@ from controller.adapters.embedded_model import ensure
 from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.process_setup import listeners
-from tests.contract import ranks, touch_points
+from tests.contract import ranks, second_runner, touch_points
+from tests.contract.moving import THOUGHTS, Readers
+from tests.contract.second_runner import Runner
 
 ON_GPU = torch.cuda.is_available()
 if ON_GPU:
     os.environ["VLLM_BATCH_INVARIANT"] = "1"
 process_setup.prepare()
+second_runner.prepare()
 
 BLOCK_SIZE = 32
 NUM_BLOCKS = 24
 STEP_TOKENS = 64
 DTYPE = os.environ.get("LLUMCTL_TEST_DTYPE", "bfloat16" if ON_GPU else "float32")
 BLOCK_BYTES = BLOCK_SIZE * (4096 if DTYPE == "float32" else 2048)
+UNCACHED = {
+    "enable_prefix_caching": False,
+    "kv_cache_memory_bytes": (NUM_BLOCKS + 7) * BLOCK_BYTES,
+    "max_num_seqs": 6,
+}
+"""An engine without a prefix cache, with another number of blocks and of places in the batch."""
 
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    second_runner.complete()  # here, because all engines need a model
     return ensure(tmp_path_factory.mktemp("models"))
 
 
@@ -56,6 +69,7 @@ def engine_args(model_path: Path) -> dict[str, Any]:
         "enforce_eager": True,
         "async_scheduling": os.environ.get("LLUMCTL_TEST_ASYNC") == "1",
         "scheduling_policy": "priority",
+        "reasoning_config": THOUGHTS,
     }
 
 
@@ -91,12 +105,10 @@ def engine(session_engine: VllmEngine) -> Iterator[VllmEngine]:
 def session_uncached_engine(
     session_engine: VllmEngine, engine_args: dict[str, Any]
 ) -> Iterator[VllmEngine]:
-    """A second engine in this process, without a prefix cache, and with another number of
-    blocks and of places in the batch. It goes first: an engine that shuts down takes vLLM's
+    """A second engine in this process. It goes first: an engine that shuts down takes vLLM's
     process groups with it."""
     del session_engine  # made before this one
-    blocks = {"kv_cache_memory_bytes": (NUM_BLOCKS + 7) * BLOCK_BYTES, "max_num_seqs": 6}
-    engine = VllmEngine(engine_args | blocks | {"enable_prefix_caching": False}, lambda _: None)
+    engine = VllmEngine(engine_args | UNCACHED, lambda _: None)
     yield engine
     engine._core.model_executor.shutdown()
 
@@ -124,6 +136,49 @@ def session_rank_engines(
     for engine in engines:
         engine.moves.close()
         engine._core.model_executor.shutdown()
+
+
+@pytest.fixture(scope="session")
+def session_v2_engines(
+    session_engine: VllmEngine, engine_args: dict[str, Any]
+) -> Iterator[tuple[VllmEngine, VllmEngine]]:
+    """Like the first two engines, but they run vLLM's second model runner."""
+    if second_runner.MISSING:
+        pytest.skip("Triton is not installed, which runs the second model runner")
+    del session_engine  # made before these
+    with second_runner.chosen("V2"):
+        engines = (
+            VllmEngine(engine_args, lambda _: None),
+            VllmEngine(engine_args | UNCACHED, lambda _: None),
+        )
+    yield engines
+    for engine in engines:
+        engine._core.model_executor.shutdown()
+
+
+@pytest.fixture(params=["V1", pytest.param("V2", marks=pytest.mark.full)])
+def runner(request: pytest.FixtureRequest) -> Runner:
+    """The model runner of the engines of `readers`."""
+    found: Runner = request.param
+    return found
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest, runner: Runner) -> Iterator[tuple[VllmEngine, VllmEngine]]:
+    names = ("session_engine", "session_uncached_engine")
+    found = (
+        request.getfixturevalue("session_v2_engines")
+        if runner == "V2"
+        else tuple(request.getfixturevalue(name) for name in names)
+    )
+    yield found
+    for engine in found:
+        empty(engine)
+
+
+@pytest.fixture
+def readers(model_path: Path, pair: tuple[VllmEngine, VllmEngine]) -> Readers:
+    return Readers(model_path, *pair)
 
 
 def empty(engine: VllmEngine) -> None:

@@ -14,6 +14,7 @@ from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.ports.engine import Frames, ReservedBlocks, SuspendedRequest
 
+THOUGHTS = {"reasoning_start_str": "[think]", "reasoning_end_str": "[so]"}
 BUFFER_BLOCKS = 4  # fewer than most moves need: a buffer is used again
 
 
@@ -24,6 +25,8 @@ class Told:
     num_logprobs: int | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """Of the prompt's tokens."""
     finish_reason: str | None = None
     prefill_stats: list[Any] = field(default_factory=list)
 
@@ -51,9 +54,11 @@ def message(
     guided: dict[str, Any] | None = None,
     bad_words: Sequence[str] = (),
     prompt: Sequence[int] | None = None,
+    thinking: bool = False,
     **sampling: Any,
 ) -> Frames:
-    """A request as a frontend of vLLM sends it."""
+    """A request as a frontend of vLLM sends it. With `thinking` its answer begins with a thought,
+    as `THOUGHTS` marks it."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine import EngineCoreRequest
@@ -72,11 +77,13 @@ def message(
         params.structured_outputs._backend = "xgrammar"
         validate_xgrammar_grammar(params)
     dice = random.Random(request_id)
+    prompt = list(prompt or (dice.randrange(300, 2000) for _ in range(num_prompt_tokens)))
+    if thinking:
+        start = THOUGHTS["reasoning_start_str"]
+        prompt += tokenizer(model_path).encode(start, add_special_tokens=False)
     request = EngineCoreRequest(
         request_id=request_id,
-        prompt_token_ids=list(
-            prompt or (dice.randrange(300, 2000) for _ in range(num_prompt_tokens))
-        ),
+        prompt_token_ids=prompt,
         mm_features=None,
         sampling_params=params,
         pooling_params=None,
@@ -161,6 +168,9 @@ class Readers:
                 (i[:end], [round(value, 4) for value in vs[:end]], rank)
                 for i, vs, rank in zip(ids, values, ranks, strict=True)
             ]
+        if out.new_prompt_logprobs_tensors is not None:
+            of_prompt = out.new_prompt_logprobs_tensors.logprobs[:, 0].tolist()
+            told.prompt_logprobs += [round(value, 4) for value in of_prompt]
         if out.prefill_stats is not None:
             told.prefill_stats.append(out.prefill_stats)
         if out.finish_reason is not None:

@@ -1,5 +1,5 @@
-"""What tests see of the workers of an engine with several ranks. Its functions run in their
-processes, by `collective_rpc`."""
+"""What tests see of the workers of an engine. Its functions run in their processes, by
+`collective_rpc`."""
 
 from typing import Any
 
@@ -20,6 +20,8 @@ def num_listeners(engine: VllmEngine) -> list[int]:
 
 def _remembered(worker: Any) -> list[str]:
     runner = worker.model_runner
+    if worker.use_v2_model_runner:
+        return list(runner.req_states.req_id_to_index)
     batch = runner.input_batch
     in_batch = [*batch.req_id_to_index, *(f"generator {n}" for n in batch.generators)]
     return [*runner.requests, *in_batch]

@@ -4,7 +4,6 @@ import operator
 import random
 import threading
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 1.0, "seed": 7},
     "seeded top-k, top-p": {"temperature": 0.9, "seed": 3, "top_k": 40, "top_p": 0.9},
+    "min-p": {"temperature": 1.3, "seed": 4, "min_p": 0.03},
     "penalties": {
         "temperature": 0.8,
         "seed": 5,
@@ -44,17 +44,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "logit bias": {"logit_bias": {500: 3.0, 900: -100.0, 1200: 2.0}, "temperature": 1.0, "seed": 2},
     "allowed tokens": {"allowed_token_ids": list(range(400, 460))},
     "bad words": {"bad_words": ["the", "a", "and", "of"], "temperature": 1.0, "seed": 9},
-    "minimum of tokens": {"min_tokens": 33, "stop_token_ids": list(range(260, 1500))},
+    "minimum of tokens": {"min_tokens": 33, "stop_token_ids": list(range(260, 380))},
+    "stop token": {"stop_token_ids": [50]},
+    "thinking budget": {"thinking": True, "thinking_token_budget": 17},
     "cache salt": {"cache_salt": "mine", "temperature": 1.0, "seed": 12},
     "JSON schema": {"guided": {"json": SCHEMA}, "temperature": 1.0, "seed": 6},
     "regular expression": {"guided": {"regex": WORDS}, "temperature": 1.0, "seed": 1},
     "choice": {"guided": {"choice": ["a long answer to choose", "another long answer to choose"]}},
 }
-
-
-@pytest.fixture
-def readers(model_path: Path, engine: VllmEngine, uncached_engine: VllmEngine) -> Readers:
-    return Readers(model_path, engine, uncached_engine)
 
 
 def unmoved(readers: Readers, request_id: str, **options: Any) -> Told:
@@ -68,10 +65,13 @@ def unmoved(readers: Readers, request_id: str, **options: Any) -> Told:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
+    assert moved_all_the_way(readers, {"max_tokens": 60} | KINDS[kind]) > 1
+
+
+def moved_all_the_way(readers: Readers, options: dict[str, Any]) -> int:
     """The request moves there and back every few tokens, and to its own engine: an id that comes
-    back at once."""
+    back at once. Returns the number of moves."""
     here, there = readers.engines
-    options = {"max_tokens": 60} | KINDS[kind]
     alone = unmoved(readers, "r", **options)
     assert len(alone.tokens) > 4
     readers.add("r", **options)
@@ -88,9 +88,10 @@ def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
     assert told.tokens == alone.tokens
     assert told.finish_reason == alone.finish_reason
     assert told.logprobs == alone.logprobs
+    assert told.prompt_logprobs == alone.prompt_logprobs
     assert len(told.prefill_stats) == 1, "told by the engine that made the prefill, and once"
-    assert num_moves > 1
     assert events_of(readers) == (["admitted"], before), "a move is no eviction"
+    return num_moves
 
 
 def events_of(readers: Readers) -> tuple[list[str], int]:
@@ -99,6 +100,7 @@ def events_of(readers: Readers) -> tuple[list[str], int]:
     return events, sum(engine.snapshot("i-0", 1).num_evictions for engine in readers.engines)
 
 
+@pytest.mark.parametrize("runner", ["V1"], indirect=True)
 def test_the_kinds_are_about_something(readers: Readers) -> None:
     """Each kind changes the answer; otherwise its test would show nothing."""
     seen: dict[tuple[int, ...], str] = {}
@@ -432,7 +434,11 @@ def test_copied_blocks_serve_others_by_the_prefix_cache(readers: Readers, swappe
     ON_GPU and DTYPE != "float32",
     reason="with FlashAttention three requests in one batch get other tokens than alone, unmoved",
 )
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("runner", "seed"),
+    [("V1", 0), ("V1", 1), pytest.param("V2", 0, marks=pytest.mark.full)],
+    indirect=["runner"],
+)
 def test_many_moves_with_few_blocks(readers: Readers, seed: int) -> None:
     """14 mixed requests, of which half would fill an engine: reservations fail, requests are
     evicted, and each is moved again and again, live or queued."""

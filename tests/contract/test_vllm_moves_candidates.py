@@ -15,6 +15,11 @@ from tests.contract.moving import Readers, evict, num_free
 
 
 @pytest.fixture
+def engine(pair: tuple[VllmEngine, VllmEngine]) -> VllmEngine:
+    return pair[0]
+
+
+@pytest.fixture
 def readers(model_path: Path, engine: VllmEngine) -> Readers:
     return Readers(model_path, engine)
 

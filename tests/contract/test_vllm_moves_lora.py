@@ -19,6 +19,7 @@ from controller.adapters.embedded_model.model_folder import (
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import ReservedBlocks
+from tests.contract import second_runner
 from tests.contract.moving import Readers, message
 
 RANK = 8
@@ -47,11 +48,14 @@ def make_adapter(folder: Path, seed: int) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def lora_engine(session_engine: VllmEngine, engine_args: dict[str, Any]) -> Iterator[VllmEngine]:
+@pytest.fixture(scope="module", params=["V1", pytest.param("V2", marks=pytest.mark.full)])
+def lora_engine(
+    request: pytest.FixtureRequest, session_engine: VllmEngine, engine_args: dict[str, Any]
+) -> Iterator[VllmEngine]:
     del session_engine  # made before this one, and ends after it
     lora = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": RANK}
-    engine = VllmEngine(engine_args | lora | {"enable_prefix_caching": False}, lambda _: None)
+    with second_runner.chosen(request.param):
+        engine = VllmEngine(engine_args | lora | {"enable_prefix_caching": False}, lambda _: None)
     yield engine
     engine._core.model_executor.shutdown()
 

@@ -1,22 +1,15 @@
 """Requests that continue on another real engine from their outputs: their readers cannot tell."""
 
 import threading
-from pathlib import Path
 
 import pytest
 from conftest import STEP_TOKENS
 from test_vllm_moves import KINDS, unmoved
 
-from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal, why
 from tests.contract.moving import Readers, Told, evict, message
 
 SEEDED = {"temperature": 1.0, "seed": 7}
-
-
-@pytest.fixture
-def readers(model_path: Path, engine: VllmEngine, uncached_engine: VllmEngine) -> Readers:
-    return Readers(model_path, engine, uncached_engine)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,6 +28,7 @@ def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
     told = readers.told["r"]
     assert told.tokens == alone.tokens
     assert told.logprobs == alone.logprobs
+    assert told.prompt_logprobs == alone.prompt_logprobs
     assert told.finish_reason == alone.finish_reason
     assert len(told.prefill_stats) == 1, "of its first instance"
 
@@ -59,7 +53,8 @@ def test_a_prefill_that_takes_several_steps(readers: Readers, kind: str) -> None
     assert readers.finish()["r"] == alone.tokens
 
 
-def test_what_an_engine_cannot_go_on_with(readers: Readers, engine: VllmEngine) -> None:
+def test_what_an_engine_cannot_go_on_with(readers: Readers) -> None:
+    engine, _ = readers.engines
     readers.add("r")
     readers.run("r", 2)
     again = engine.prepare(readers.messages["r"], 0)
@@ -78,10 +73,11 @@ def test_what_an_engine_cannot_go_on_with(readers: Readers, engine: VllmEngine) 
 
 
 def test_an_abort_of_an_earlier_attempt_leaves_the_grammar_of_the_next_one(
-    readers: Readers, engine: VllmEngine
+    readers: Readers,
 ) -> None:
     """An instance drops its part of a request that comes again, while the request's grammar waits
     for the compiler. The grammar was cancelled with that, and the client got a 400."""
+    engine, _ = readers.engines
     readers.messages["r"] = message(
         "r", readers.model_path, max_tokens=4, guided={"regex": "[a-z]{30}"}
     )

@@ -10,8 +10,9 @@ Touch points of vLLM: v1/engine/core.py `EngineCore`, `executor_fail_callback`,
 v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; config/scheduler.py
 `max_num_seqs`, `max_num_batched_tokens`, `long_prefill_token_threshold`; config/model.py
 `get_vocab_size`; v1/executor/abstract.py `collective_rpc`; v1/structured_output/__init__.py
-`grammar_init`, `backend`; config/vllm.py `structured_outputs_config`; config/structured_outputs.py
-`backend`."""
+`grammar_init`, `backend`; v1/worker/gpu/sample/logit_bias.py `MAX_NUM_ALLOWED_TOKEN_IDS`,
+`MAX_NUM_LOGIT_BIAS_TOKENS`, `MAX_NUM_STOP_TOKEN_IDS`; config/vllm.py `structured_outputs_config`;
+config/structured_outputs.py `backend`."""
 
 import logging
 import os
@@ -116,6 +117,8 @@ class VllmEngine:
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         request = self._decoder.decode(frames)
         request.client_index = frontend_index
+        if self._scheduler.use_v2_model_runner and request.sampling_params is not None:
+            check_lists(request.sampling_params)
         prepared, _wave = self._core.preprocess_add_request(request)
         return prepared
 
@@ -275,6 +278,39 @@ class VllmEngine:
         self._events.append(
             EngineEvent(kind, request_id, time.time(), num_tokens, num_cached_tokens)
         )
+
+
+# -- the second model runner -----------------------------------------------------------------------
+
+
+def check_lists(params: Any) -> None:
+    """Raises ValueError if a list of the request is too long for vLLM's second model runner. vLLM
+    itself finds that in the worker, in the middle of a step, and the engine ends."""
+    from vllm import envs
+    from vllm.v1.worker.gpu.sample import logit_bias
+
+    for name, number, most in (
+        (
+            "allowed_token_ids",
+            len(params.allowed_token_ids or ()),
+            logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS,
+        ),
+        ("logit_bias", len(params.logit_bias or ()), logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS),
+        (
+            "stop_token_ids beside min_tokens",
+            len(params.all_stop_token_ids) if params.min_tokens else 0,
+            logit_bias.MAX_NUM_STOP_TOKEN_IDS,
+        ),
+        (
+            "bad_words",
+            sum(map(len, params.bad_words_token_ids or ())),
+            envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
+        ),
+    ):
+        if number > most:
+            raise ValueError(
+                f"{name}: {number} tokens; the model runner of this engine takes at most {most}"
+            )
 
 
 # -- warming up ------------------------------------------------------------------------------------

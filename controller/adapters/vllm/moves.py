@@ -489,10 +489,12 @@ class DestinationMoves(_Moves):
         """Enters the request, which the workers know by now, into vLLM's books."""
         request.prefill_stats = None  # an earlier instance has reported these figures
         request_id = request.request_id
-        # The request may have been here before. The worker must not be told to forget it, nor take
-        # it for a request of its last batch.
-        self._scheduler.finished_req_ids.discard(request_id)
-        self._scheduler.prev_step_scheduled_req_ids.discard(request_id)
+        if self._workers.keeps_rows:
+            # The request may have been here before. The worker must not be told to forget it, nor
+            # take it for a request of its last batch. (The second runner's workers have to forget
+            # it: they have no more rows than places in the batch. They forget before they learn.)
+            self._scheduler.finished_req_ids.discard(request_id)
+            self._scheduler.prev_step_scheduled_req_ids.discard(request_id)
         self._scheduler.requests[request_id] = request
 
     def _not_taken(self, request: Any) -> MoveRefusal | None:
