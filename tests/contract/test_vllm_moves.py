@@ -12,7 +12,7 @@ from conftest import BLOCK_BYTES, BLOCK_SIZE, DTYPE, ON_GPU, STEP_TOKENS
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import ReservedBlocks, SuspendedRequest
-from tests.contract.moving import Readers, Told, alike, evict, message
+from tests.contract.moving import THOUGHTS, Readers, Told, alike, evict, message, tokenizer
 
 SCHEMA = {
     "type": "object",
@@ -46,12 +46,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "bad words": {"bad_words": ["the", "a", "and", "of"], "temperature": 1.0, "seed": 9},
     "minimum of tokens": {"min_tokens": 33, "stop_token_ids": list(range(260, 380))},
     "stop token": {"stop_token_ids": [50]},
-    "thinking budget": {"thinking": True, "thinking_token_budget": 17},
     "cache salt": {"cache_salt": "mine", "temperature": 1.0, "seed": 12},
     "JSON schema": {"guided": {"json": SCHEMA}, "temperature": 1.0, "seed": 6},
     "regular expression": {"guided": {"regex": WORDS}, "temperature": 1.0, "seed": 1},
     "choice": {"guided": {"choice": ["a long answer to choose", "another long answer to choose"]}},
 }
+
+THINKING: dict[str, Any] = {"thinking": True, "thinking_token_budget": 17}
+"""One more kind, but the first model runner's requests of this kind cannot move."""
 
 
 def unmoved(readers: Readers, request_id: str, **options: Any) -> Told:
@@ -110,6 +112,23 @@ def test_the_kinds_are_about_something(readers: Readers) -> None:
         seen[tokens] = name
     no_minimum = KINDS["minimum of tokens"] | {"min_tokens": 0}
     assert len(unmoved(readers, "r", max_tokens=60, **no_minimum).tokens) < 33
+
+
+@pytest.mark.parametrize("runner", ["V1"], indirect=True)
+def test_a_thought_that_the_first_runner_counts_stays_where_it_is(readers: Readers) -> None:
+    here, there = readers.engines
+    alone = unmoved(readers, "r", **THINKING)
+    end = tokenizer(readers.model_path).encode(THOUGHTS["reasoning_end_str"])
+    assert alone.tokens[17 : 17 + len(end)] == end
+    readers.add("r", **THINKING)
+    assert readers.move("r", there) == ReservedBlocks((), 0), "nothing is counted yet"
+    readers.run("r", 5)
+    assert readers.move("r", here) == MoveRefusal.THINKING_BUDGET
+    prepared = here.prepare(readers.messages["r"], 0)
+    assert here.moves.reserve(prepared, alone.tokens[:5], 2) == MoveRefusal.THINKING_BUDGET
+    with pytest.raises(ValueError, match="thinking budget"):
+        here.moves.reenter(prepared, alone.tokens[:5], None)
+    assert readers.finish()["r"] == alone.tokens
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [1, BLOCK_SIZE - 1])

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from conftest import ON_GPU, UNCACHED, empty
-from test_vllm_moves import KINDS, moved_all_the_way, unmoved
+from test_vllm_moves import KINDS, THINKING, moved_all_the_way, unmoved
 
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal, refusal_between
+from controller.ports.engine import ReservedBlocks
 from tests.contract import second_runner
-from tests.contract.moving import Readers
+from tests.contract.moving import Readers, evict
 from tests.contract.second_runner import Runner
 
 pytestmark = pytest.mark.skipif(second_runner.MISSING, reason="Triton is not installed")
@@ -26,6 +27,19 @@ def runner() -> Runner:
 @pytest.mark.parametrize("kind", ["greedy", "seeded"])
 def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
     assert moved_all_the_way(readers, {"max_tokens": 22} | KINDS[kind]) > 4
+
+
+@pytest.mark.full
+def test_the_budget_of_a_thought_travels(readers: Readers) -> None:
+    """On the first runner such a request cannot move."""
+    options = {"max_tokens": 40} | THINKING
+    assert moved_all_the_way(readers, options) > 4
+    alone = unmoved(readers, "r", **options)
+    readers.add("r", **options)
+    for num_tokens, to in ((6, readers.engines[1]), (18, readers.engines[0])):
+        readers.run("r", num_tokens)
+        readers.replay("r", to)
+    assert readers.finish()["r"] == alone.tokens
 
 
 @pytest.mark.skipif(ON_GPU, reason="with 16-bit floats the two runners may round differently")
@@ -77,6 +91,24 @@ def test_each_step_is_scheduled_while_the_one_before_it_runs(
 ) -> None:
     assert readers_ahead.engines[0]._core.batch_queue is not None
     assert moved_all_the_way(readers_ahead, {"max_tokens": 60} | KINDS[kind]) > 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["greedy", "penalties", "JSON schema"])
+def test_evicted_and_replayed_with_a_step_under_way(readers_ahead: Readers, kind: str) -> None:
+    here, there = readers_ahead.engines
+    options = {"max_tokens": 40} | KINDS[kind]
+    alone = unmoved(readers_ahead, "r", **options)
+    readers_ahead.add("r", **options)
+    readers_ahead.run("r", 5)
+    evict(here, "r")
+    assert readers_ahead.move("r", there) == ReservedBlocks((), 0)
+    readers_ahead.run("r", 9)
+    readers_ahead.replay("r", here)
+    readers_ahead.run("r", 13)
+    assert isinstance(readers_ahead.move("r", there, num_stages=1), ReservedBlocks)
+    readers_ahead.finish()
+    assert readers_ahead.told["r"].tokens == alone.tokens
 
 
 # -- what a client may send ---------------------------------------------------------------

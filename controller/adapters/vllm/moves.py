@@ -83,6 +83,20 @@ class _Moves:
         self._scheduler = parts.scheduler
         self._status: Any = RequestStatus
 
+    def _never(self, request: Any, num_output_tokens: int) -> MoveRefusal | None:
+        """Why the request can never move with so many outputs, whether from here or to here; None
+        if it can. The first model runner counts the tokens of a thought step by step, and what it
+        has counted cannot be had from the outputs."""
+        refusal = self._parts.refusal or cannot_move(request)
+        if (
+            refusal is None
+            and num_output_tokens > 0
+            and self._workers.keeps_rows
+            and request.sampling_params.thinking_token_budget is not None
+        ):
+            return MoveRefusal.THINKING_BUDGET
+        return refusal
+
     def _finish(self, request_id: str) -> None:
         self._scheduler.finish_requests(request_id, self._status.FINISHED_ABORTED)
 
@@ -127,7 +141,7 @@ class SourceMoves(_Moves):
         return MoveFacts(
             in_prefill=not (self._waits(request) or self._decodes(request)),
             leaving=request_id in self._suspended or request_id in self._pins,
-            never=self._parts.refusal or cannot_move(request),
+            never=self._never(request, request.num_output_tokens),
         )
 
     def is_queued(self, request_id: str) -> bool:
@@ -269,7 +283,7 @@ class SourceMoves(_Moves):
 
 
 def cannot_move(request: Any) -> MoveRefusal | None:
-    """Why the request can never move, whether from here or to here; None if it can."""
+    """What kind of request it is, if requests of its kind can never move."""
     if request.pooling_params is not None:
         return MoveRefusal.POOLING
     if request.mm_features:
@@ -381,7 +395,7 @@ class DestinationMoves(_Moves):
         self, prepared: Any, output_token_ids: Sequence[int], num_blocks: int
     ) -> ReservedBlocks | MoveRefusal:
         request, queued = prepared, num_blocks == 0
-        refusal = self._parts.refusal or cannot_move(request) or self._not_taken(request)
+        refusal = self._never(request, len(output_token_ids)) or self._not_taken(request)
         if refusal is None and not queued and not self._slots.any_free():
             refusal = MoveRefusal.NO_SLOT
         if refusal is not None:
@@ -457,7 +471,7 @@ class DestinationMoves(_Moves):
         self, prepared: Any, output_token_ids: Sequence[int], generator: bytes | None
     ) -> None:
         request = prepared
-        refusal = self._parts.refusal or cannot_move(request) or self._not_taken(request)
+        refusal = self._never(request, len(output_token_ids)) or self._not_taken(request)
         if refusal is not None:
             raise ValueError(why(refusal))
         if request.num_prompt_tokens + len(output_token_ids) >= self._scheduler.max_model_len:

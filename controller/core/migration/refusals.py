@@ -35,6 +35,7 @@ class MoveRefusal(StrEnum):
     PROMPT_EMBEDS = "prompt_embeds"
     POOLING = "pooling"
     STREAMED_PROMPT = "streamed_prompt"
+    THINKING_BUDGET = "thinking_budget"
     # Reasons in the source's engine.
     SPECULATIVE = "speculative"
     KV_GROUPS = "kv_groups"
@@ -173,6 +174,9 @@ REASONS: Mapping[str, Reason] = {
     MoveRefusal.PROMPT_EMBEDS: _lasting("its prompt is given as embeddings"),
     MoveRefusal.POOLING: _lasting("it is not a generation"),
     MoveRefusal.STREAMED_PROMPT: _lasting("its prompt is still being streamed in"),
+    MoveRefusal.THINKING_BUDGET: _lasting(
+        "vLLM's first model runner counts its thinking budget, and would begin anew elsewhere"
+    ),
     MoveRefusal.SPECULATIVE: _lasting("the engine decodes speculatively"),
     MoveRefusal.KV_GROUPS: _lasting("the model has more than one group of KV layers"),
     MoveRefusal.PARALLEL: _lasting(
