@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
@@ -25,7 +26,6 @@ MISSING = INTERPRETED and find_spec("triton") is None
 
 def prepare() -> None:
     """Must be called before vLLM and Triton are imported."""
-    os.environ[VARIABLE] = "0"
     if MISSING or not INTERPRETED:
         return
     os.environ["TRITON_INTERPRET"] = "1"
@@ -117,10 +117,13 @@ def chosen(runner: Runner) -> Iterator[None]:
     from vllm import envs
 
     if runner == "V2" and INTERPRETED:
-        _widen_the_sampler()
+        widen_the_sampler()
     # vLLM keeps the variables that it has read from its first engine on.
     envs.disable_envs_cache()
-    with mock.patch.dict(os.environ, {VARIABLE: str(int(runner == "V2"))}):
+    variables = {VARIABLE: str(int(runner == "V2"))}
+    if runner == "V2" and INTERPRETED:
+        variables["PYTHONPATH"] = str(Path(__file__).with_name("worker_start"))
+    with mock.patch.dict(os.environ, variables):
         yield
     envs.disable_envs_cache()
 
@@ -142,7 +145,7 @@ def scheduled_ahead() -> Iterator[None]:
         yield
 
 
-def _widen_the_sampler() -> None:
+def widen_the_sampler() -> None:
     """The sampler's kernel goes over the vocabulary in one piece instead of ten. Neither the noise
     of a token nor the choice depends on the pieces."""
     from vllm.v1.worker.gpu.sample import gumbel

@@ -119,7 +119,8 @@ def test_a_thought_that_the_first_runner_counts_stays_where_it_is(readers: Reade
     here, there = readers.engines
     alone = unmoved(readers, "r", **THINKING)
     end = tokenizer(readers.model_path).encode(THOUGHTS["reasoning_end_str"])
-    assert alone.tokens[17 : 17 + len(end)] == end
+    ends = [n for n in range(30) if alone.tokens[n : n + len(end)] == end]
+    assert ends, "the thought is cut off"
     readers.add("r", **THINKING)
     assert readers.move("r", there) == ReservedBlocks((), 0), "nothing is counted yet"
     readers.run("r", 5)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ON_GPU, UNCACHED, empty
+from conftest import BLOCK_BYTES, NUM_BLOCKS, ON_GPU, UNCACHED, empty
 from test_vllm_moves import KINDS, THINKING, moved_all_the_way, unmoved
 
 from controller.adapters.vllm.engine import VllmEngine
@@ -109,6 +109,41 @@ def test_evicted_and_replayed_with_a_step_under_way(readers_ahead: Readers, kind
     assert isinstance(readers_ahead.move("r", there, num_stages=1), ReservedBlocks)
     readers_ahead.finish()
     assert readers_ahead.told["r"].tokens == alone.tokens
+
+
+# -- several ranks ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engines_of_ranks(
+    session_v2_engines: Any, engine_args: dict[str, Any]
+) -> Iterator[tuple[VllmEngine, VllmEngine]]:
+    del session_v2_engines  # made before these
+    ranks = {
+        "tensor_parallel_size": 2,
+        "kv_cache_memory_bytes": (NUM_BLOCKS + 1) * BLOCK_BYTES // 2,
+    }
+    with second_runner.chosen("V2"):
+        engines = (
+            VllmEngine(engine_args | ranks, lambda _: None),
+            VllmEngine(engine_args | ranks | {"enable_prefix_caching": False}, lambda _: None),
+        )
+    yield engines
+    for engine in engines:
+        engine.moves.close()
+        engine._core.model_executor.shutdown()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(ON_GPU, reason="two ranks need two GPUs")
+@pytest.mark.parametrize("kind", ["greedy", "seeded", "penalties", "JSON schema"])
+def test_between_engines_of_two_ranks(
+    model_path: Path, engines_of_ranks: tuple[VllmEngine, VllmEngine], kind: str
+) -> None:
+    readers = Readers(model_path, *engines_of_ranks)
+    assert moved_all_the_way(readers, {"max_tokens": 40} | KINDS[kind]) > 1
+    for engine in engines_of_ranks:
+        empty(engine)
 
 
 # -- what a client may send ---------------------------------------------------------------
