@@ -11,7 +11,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paper-plots paths sizes vllm-arguments reference site wire-schema fuzz attack chaos fault-histories clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm compatibility test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paper-plots paths sizes vllm-arguments reference site wire-schema fuzz attack chaos fault-histories clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -25,6 +25,8 @@ help:
 	@echo "make test-vllm VERSION=0.31.0"
 	@echo "                     the contract tests on another vLLM, in a venv of its own (2 minutes, 4 GB);"
 	@echo "                     one without a CPU build over the compiled parts of another: PARTS=0.32.0"
+	@echo "make compatibility   docs/compatibility.md anew, by the outcome of the contract tests that it names,"
+	@echo "                     on the installed vLLM or on another one (VERSION and PARTS; a quarter of an hour)"
 	@echo "make test-gpu        copies of KV blocks and moves of requests on a GPU"
 	@echo "make paths           functions and files on the way of a request, a move and a drain"
 	@echo "make sizes           files and lines of code by room, beside the aims (ARGS=--list names the files)"
@@ -146,6 +148,9 @@ $(VLLM_VENV)/.installed: requirements/$(MACHINE).lock
 
 test-vllm: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest tests/contract $(ARGS)
+
+compatibility: $(if $(VERSION),$(VLLM_VENV)/.installed,$(STAMP))
+	$(if $(VERSION),$(VLLM_VENV),$(VENV))/bin/python -m tools.compatibility $(ARGS)
 
 # What a GPU does: copies beside steps, then moves between engines on it, with steps one by one and
 # with each scheduled while the one before it runs. Without a GPU the first part is skipped.

@@ -141,11 +141,12 @@ def made(kind: Architecture, built_in: Path, folder: Path) -> Path:
     import torch
     import transformers
 
+    untyped: Any = transformers
     known = json.loads((built_in / "config.json").read_text())
     shared = {name: known[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")}
-    config = getattr(transformers, kind.config or "")(**SIZES, **shared, **kind.sizes)
+    config = getattr(untyped, kind.config or "")(**SIZES, **shared, **kind.sizes)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = untyped.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.save_pretrained(folder)
     for file in built_in.glob("tokenizer*"):
         shutil.copy(file, folder)

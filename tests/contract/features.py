@@ -1,0 +1,175 @@
+"""Which contract tests show what of each engine feature. `make compatibility` runs them, keeps
+their outcome in outcomes.json, and writes docs/compatibility.md.
+
+A test is written as in pytest, without the folder: `test_vllm_moves.py::test_name`. In brackets
+stands a part of its parameters; without brackets all of them count.
+"""
+
+from dataclasses import dataclass
+
+MOVED = "test_vllm_moves.py::test_the_reader_cannot_tell"
+MANY = "test_vllm_moves.py::test_many_moves_with_few_blocks"
+RANKS = "test_vllm_ranks.py::test_the_reader_cannot_tell"
+OTHERS = "test_vllm_architectures.py::test_the_reader_cannot_tell"
+STAY = "test_vllm_architectures.py::test_served_but_not_moved"
+ASYNC = "test_vllm_moves_async.py"
+WHY_NO_ENGINE = "test_vllm_moves_source.py::test_why_an_engine_moves_nothing"
+WHY_NO_REQUEST = "test_vllm_moves_source.py::test_why_a_request_does_not_move"
+PRIORITIES = (
+    "test_vllm_moves.py::test_a_priority_that_was_changed_travels",
+    "test_vllm_moves.py::test_a_waiting_request_keeps_its_place_in_the_order",
+)
+DASH = "–"
+APP = "test_vllm_frontend.py::test_the_app_serves"
+
+
+@dataclass(frozen=True)
+class No:
+    """The feature does not do this. `why`: the code of the refusal, or a few words. `tests`: what
+    shows that requests stay, if a test does."""
+
+    why: str
+    tests: tuple[str, ...] = ()
+
+
+Claim = tuple[str, ...] | No
+"""The tests of which each has to pass, or No. An empty tuple: not tested."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """`exact`: a moved request gets the tokens of one that stayed."""
+
+    name: str
+    serves: Claim
+    moves: Claim
+    exact: Claim
+    note: str = ""
+
+
+NOT_TESTED: tuple[str, ...] = ()
+
+
+def all_by(name: str, *tests: str, note: str = "") -> Feature:
+    """These tests compare moved requests with requests that stayed."""
+    return Feature(name, tests, tests, tests, note)
+
+
+def stays(name: str, code: str, serves: Claim, *shown_by: str, note: str = "") -> Feature:
+    """Requests with this feature are served and do not move."""
+    return Feature(name, serves, No(code, shown_by), No(DASH), note)
+
+
+FEATURES: dict[str, tuple[Feature, ...]] = {
+    "How an engine runs": (
+        all_by("One process, first model runner (V1)", MOVED),
+        all_by("Tensor parallel, workers of vLLM's own (`mp`)", RANKS, note="2 ranks"),
+        Feature("Tensor parallel, workers of Ray", NOT_TESTED, NOT_TESTED, NOT_TESTED),
+        stays("Pipeline parallel", "parallel", NOT_TESTED),
+        Feature("Expert parallel", NOT_TESTED, NOT_TESTED, NOT_TESTED),
+        stays("Speculative decoding", "speculative", NOT_TESTED, WHY_NO_ENGINE),
+        Feature(
+            "Asynchronous scheduling",
+            NOT_TESTED,
+            (
+                f"{ASYNC}::test_a_step_under_way_comes_in_before_the_cut",
+                f"{ASYNC}::test_what_arrives_is_not_overwritten_by_a_step_under_way",
+            ),
+            NOT_TESTED,
+            note="vLLM's scheduler with a played worker, as vLLM has none on CPUs; real on a GPU by"
+            " `make test-gpu`",
+        ),
+        all_by(
+            "Prefix caching",
+            "test_vllm_moves.py::test_the_prefix_cache_spares_the_copy",
+            "test_vllm_moves.py::test_copied_blocks_serve_others_by_the_prefix_cache",
+        ),
+        all_by(
+            "Chunked prefill",
+            "test_vllm_moves.py::test_served_by_the_next_step_beside_a_long_prefill",
+            note="a request moves once its prompt is computed",
+        ),
+        all_by(
+            "Evictions, and requests that wait",
+            "test_vllm_moves.py::test_an_evicted_request_goes_on_elsewhere",
+            "test_vllm_moves.py::test_a_waiting_request_moves_without_blocks",
+            MANY,
+        ),
+        Feature("Priorities", PRIORITIES, PRIORITIES, No(DASH)),
+        all_by(
+            "LoRA adapters",
+            "test_vllm_moves_lora.py::test_a_request_with_an_adapter_moves_and_stays_if_the_adapter_is_unknown",
+            note="to the same engine; the endpoint does not offer adapters yet",
+        ),
+    ),
+    "Models": (
+        all_by("Dense, grouped-query attention", MOVED),
+        all_by("Mixture of experts", f"{OTHERS}[mixture of experts]"),
+        all_by("Multi-head latent attention (MLA)", f"{OTHERS}[multi-head latent attention]"),
+        all_by("FP8 KV cache", f"{OTHERS}[FP8 KV cache]"),
+        Feature("Other quantised KV caches", NOT_TESTED, NOT_TESTED, NOT_TESTED),
+        stays(
+            "Sliding window in all layers",
+            "kv_groups",
+            (f"{STAY}[sliding window]",),
+            f"{STAY}[sliding window]",
+        ),
+        stays(
+            "Sliding window in some layers",
+            "kv_groups",
+            (f"{STAY}[sliding window and full attention]",),
+            f"{STAY}[sliding window and full attention]",
+        ),
+        stays("Mamba and other hybrid models", "kv_groups", NOT_TESTED, WHY_NO_ENGINE),
+        stays("Multimodal input", "multimodal", NOT_TESTED, WHY_NO_REQUEST),
+        stays("Prompt embeddings", "prompt_embeds", NOT_TESTED, WHY_NO_REQUEST),
+        stays("Pooling and embedding models", "pooling", NOT_TESTED, WHY_NO_REQUEST),
+    ),
+    "Requests": (
+        all_by("Greedy", f"{MOVED}[greedy]"),
+        all_by("Seeded sampling", f"{MOVED}[seeded]"),
+        Feature(
+            "Sampling without a seed",
+            NOT_TESTED,
+            NOT_TESTED,
+            No("nothing to compare with"),
+        ),
+        all_by("Top-k, top-p", f"{MOVED}[seeded top-k, top-p]"),
+        all_by("Penalties", f"{MOVED}[penalties]"),
+        all_by("Log-probabilities", f"{MOVED}[logprobs]", f"{MOVED}[prompt logprobs]"),
+        all_by(
+            "Logit bias, allowed tokens, bad words",
+            f"{MOVED}[logit bias]",
+            f"{MOVED}[allowed tokens]",
+            f"{MOVED}[bad words]",
+        ),
+        all_by("Minimum of tokens, stop tokens", f"{MOVED}[minimum of tokens]"),
+        all_by("Cache salt", f"{MOVED}[cache salt]"),
+        all_by(
+            "Structured outputs (xgrammar)",
+            f"{MOVED}[JSON schema]",
+            f"{MOVED}[regular expression]",
+            f"{MOVED}[choice]",
+            note="other backends are refused",
+        ),
+        Feature(
+            "Stop strings, several choices (`n`), tools",
+            (APP, "test_vllm_frontend.py::test_calls_of_anthropic_s_messages"),
+            NOT_TESTED,
+            NOT_TESTED,
+            note="of the frontend, which does not move with the request",
+        ),
+        stays("A prompt that is streamed in", "streamed_prompt", NOT_TESTED, WHY_NO_REQUEST),
+    ),
+}
+
+
+def named_tests() -> list[str]:
+    """All tests that a row names, once each, in the order of the rows."""
+    claims = [
+        claim.tests if isinstance(claim, No) else claim
+        for features in FEATURES.values()
+        for feature in features
+        for claim in (feature.serves, feature.moves, feature.exact)
+    ]
+    return list(dict.fromkeys(test for tests in claims for test in tests))
