@@ -127,6 +127,57 @@ def test_fingerprints(engine: VllmEngine, engines: Engines) -> None:
     assert refusal_between(one, here) == MoveRefusal.RANKS
 
 
+# -- another parallel size ----------------------------------------------------------------
+
+CLEAR_MARGIN = 0.01
+"""Between the log probabilities of the two best tokens. Two ranks add up their parts of a sum in
+another order than one rank does, which is far less."""
+
+
+def test_requests_move_between_engines_of_one_rank_and_of_two(
+    model_path: Path, engine: VllmEngine, engines: Engines
+) -> None:
+    """60 moves to and fro. After each the tokens are those of a request that begins with all tokens
+    so far, wherever the best token is clearly the best."""
+    alternating = (engines[0], engine)
+    fingerprints = [each.moves.fingerprint for each in alternating]
+    assert refusal_between(*fingerprints, allow_inexact=True) is None
+    readers = Readers(model_path, engine, engines[0])
+    num_clear = num_unclear = 0
+    for number in range(6):
+        prompt = list(range(400 + 37 * number, 440 + 53 * number))
+        request_id = f"r-{number}"
+        readers.add(request_id, prompt=prompt, max_tokens=66, logprobs=2)
+        told = readers.told[request_id]
+        ends: list[tuple[int, VllmEngine]] = []
+        for move in range(10):
+            readers.run(request_id, 6 * (move + 1))
+            ends.append((len(told.tokens), readers.at[request_id]))
+            found = readers.move(request_id, alternating[move % 2], num_stages=move % 3)
+            assert isinstance(found, ReservedBlocks), found
+        readers.finish()
+        ends.append((len(told.tokens), readers.at[request_id]))
+        start = 0
+        for end, served in ends:
+            anew = Readers(model_path, served)
+            prefix = [*prompt, *told.tokens[:start]]
+            anew.add("anew", prompt=prefix, max_tokens=end - start, logprobs=2)
+            anew.finish()
+            for token, expected, (_, (_, best, second), _) in zip(
+                told.tokens[start:end],
+                anew.told["anew"].tokens,
+                anew.told["anew"].logprobs,
+                strict=True,
+            ):
+                if best - second < CLEAR_MARGIN:
+                    num_unclear += 1
+                    break
+                assert token == expected
+                num_clear += 1
+            start = end
+    assert num_clear > 350, f"{num_unclear} unclear"
+
+
 # -- worker processes ---------------------------------------------------------------------
 
 
