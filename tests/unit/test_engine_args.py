@@ -111,6 +111,10 @@ def test_what_leaves_moves_possible_may_change(tmp_path: Path) -> None:
     check(of, {"kv_cache_memory_bytes": 2 * KV_BYTES})
     of_gpus = of.model_copy(update={"num_gpus_per_instance": 1})
     check(of_gpus, {"kv_cache_memory_bytes": 1 << 50})  # a GPU's memory is left to vLLM
+    check(of, {"tensor_parallel_size": 2})
+    check(of.model_copy(update={"num_gpus_per_instance": 2}), {"tensor_parallel_size": 2})
+    with pytest.raises(UsageError, match="needs 2 GPUs, and an instance has 1 until the cluster"):
+        check(of_gpus, {"tensor_parallel_size": 2})
     all_emulated = {"mode": "prefill-first", "prefix_caching": False, "speed": 2.5}
     all_emulated |= {"num_blocks": 4000, "python": None}
     check(started(tmp_path, emulated=True), all_emulated)

@@ -9,7 +9,8 @@ Touch points of vLLM: v1/engine/core.py `EngineCore`, `executor_fail_callback`,
 `_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`;
 v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; config/scheduler.py
 `max_num_seqs`, `max_num_batched_tokens`, `long_prefill_token_threshold`; config/model.py
-`get_vocab_size`; v1/executor/abstract.py `collective_rpc`; v1/structured_output/__init__.py
+`get_vocab_size`; v1/executor/abstract.py `collective_rpc`;
+v1/executor/multiproc_executor.py `is_failed`; v1/structured_output/__init__.py
 `grammar_init`, `backend`; v1/worker/gpu/sample/logit_bias.py `MAX_NUM_ALLOWED_TOKEN_IDS`,
 `MAX_NUM_LOGIT_BIAS_TOKENS`, `MAX_NUM_STOP_TOKEN_IDS`; config/vllm.py `structured_outputs_config`;
 config/structured_outputs.py `backend`."""
@@ -63,7 +64,7 @@ class VllmEngine:
 
         self._lost_worker = threading.Event()
         """Set by a thread of the executor when a worker process has died. By then the thread has
-        ended the other workers."""
+        ended the other workers; it sets the executor's `is_failed` before."""
         args = EngineArgs(**process_setup.typed_arguments(engine_args))
         config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         report("loading the model")
@@ -80,6 +81,10 @@ class VllmEngine:
                     process_setup.destroy_groups_of_one()
                 else:
                     self._core.model_executor.collective_rpc(process_setup.close_group_ports)
+        if not alone:
+            self._core.model_executor.collective_rpc(
+                process_setup.die_with_engine, args=(os.getpid(),)
+            )
         self._scheduler = self._core.scheduler
         self._kv = self._scheduler.kv_cache_manager
         self._pool = self._kv.block_pool
@@ -135,7 +140,7 @@ class VllmEngine:
         """Whether the engine has requests. Raises RuntimeError if a worker process died, in an
         engine with several ranks. Otherwise an idle engine would not notice before its next
         step."""
-        if self._lost_worker.is_set():
+        if self._lost_worker.is_set() or getattr(self._core.model_executor, "is_failed", False):
             raise RuntimeError("a worker process of the engine died")
         return self._scheduler.has_requests() or bool(self._core.batch_queue)
 

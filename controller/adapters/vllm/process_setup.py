@@ -10,8 +10,10 @@ Touch points of vLLM: engine/arg_utils.py `EngineArgs`, `get_type_hints`;
 distributed/parallel_state.py `get_tp_group`, `get_pp_group`, `get_dp_group`, `get_dcp_group`,
 `get_pcp_group`, `get_world_group`, `world_size`, `destroy`, `cpu_group`."""
 
+import ctypes
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -74,7 +76,14 @@ DEFAULTS = {
     # would get the same cores, and on a CPU machine with fewer nodes than ranks vLLM refuses to
     # start.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # When a worker process dies, vLLM first waits this long for the others to exit, and only then a
+    # step that is under way fails. Until then the requests of the instance stand still. On a CPU
+    # workers never exit by themselves, so vLLM's default of 5 s would be waited in full.
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
 }
+
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 
 
 # At these levels vLLM writes prompts and answers into its log.
@@ -170,6 +179,14 @@ def close_group_ports(_worker: Any) -> None:
     for descriptor, _inode in opened:
         _close(descriptor)
     log.info("closed %d listeners of process groups", len(opened))
+
+
+def die_with_engine(_worker: Any, engine_pid: int) -> None:
+    """Makes this worker end when the engine's process or its engine's thread ends, even if the
+    worker is stopped or hangs by then. Runs in the worker's process. A worker that another process
+    started, as Ray does, is not changed."""
+    if os.getppid() == engine_pid:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def listeners() -> set[tuple[int, int]]:

@@ -326,6 +326,8 @@ CHANGEABLE = frozenset(
     {
         # The requests that cannot move to the other environment's engines are replayed there.
         PYTHON,
+        # The same, if migration.allow_inexact is off.
+        "tensor_parallel_size",
         # How many requests a step runs, and how long it may be.
         "max_num_seqs",
         "max_num_batched_tokens",
@@ -382,7 +384,6 @@ WHY_NOT_CHANGED = {
     "kv_cache_dtype": _BLOCKS,
     "kv_cache_dtype_skip_layers": _BLOCKS,
     "disable_hybrid_kv_cache_manager": _BLOCKS,
-    "tensor_parallel_size": _BLOCKS,
     "pipeline_parallel_size": _BLOCKS,
     "prefill_context_parallel_size": _BLOCKS,
     "decode_context_parallel_size": _BLOCKS,

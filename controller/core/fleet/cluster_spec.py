@@ -40,6 +40,7 @@ AS_MANY_AS_FIT = 0
 DEFAULT_START_TIMEOUT_S = 600.0
 PYTHON = "python"
 """The engine argument that names the Python interpreter of an instance's process."""
+TENSOR_PARALLEL = "tensor_parallel_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,11 @@ class EngineChange:
     def python(self) -> str:
         """The Python interpreter that runs the instance; empty: that of the cluster's start."""
         return str(self.args.get(PYTHON, ""))
+
+    @property
+    def kind(self) -> tuple[str, object]:
+        """Between engines of different kinds, requests may not be able to move."""
+        return self.python, self.args.get(TENSOR_PARALLEL)
 
     @property
     def engine_args(self) -> Mapping[str, Any]:

@@ -12,9 +12,9 @@ with them. If the rolling restart fails, or is stopped, the instances that do no
 arguments yet get their old arguments back, so that no instance is left half started.
 
 A rolling restart may also change the Python environment (`EngineChange.python`), with another
-version of vLLM. Then two kinds of engines serve together, between which requests may not be able to
-move. Requests move to instances of their own kind; if no such instance has room, they are replayed
-on any.
+version of vLLM, or the tensor-parallel size. Then two kinds of engines serve together, between
+which requests may not be able to move. Requests move to instances of their own kind; if no such
+instance has room, they are replayed on any.
 
 A process is known by its nonce.
 
@@ -214,9 +214,9 @@ def _failure(order: RollingOrder, turn: Turn, now: InstanceNow, now_s: float) ->
 
 
 def _unlike(order: RollingOrder, turn: Turn, now: InstanceNow) -> str:
-    """Why the new engine cannot work together with the others; empty if it can. In another Python
-    environment an engine may have other KV blocks: requests that cannot move there are replayed."""
-    name, same = turn.instance_id, turn.before.python == order.engine.python
+    """Why the new engine cannot work together with the others; empty if it can. An engine of
+    another kind may have other KV blocks: requests that cannot move there are replayed."""
+    name, same = turn.instance_id, turn.before.kind == order.engine.kind
     if same and turn.fingerprint and now.fingerprint != turn.fingerprint:
         return f"no request can move to or from {name}: its KV blocks are not those of before"
     if now.max_model_len < turn.max_model_len:
@@ -559,7 +559,7 @@ def _restart(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
         deadline_s=None if order.deadline_s is None else wall_s + order.deadline_s,
         on_deadline="keep" if order.deadline_s is None else "abort",
         nonce=seen.nonce,
-        replays=seen.engine.python != order.engine.python,
+        replays=seen.engine.kind != order.engine.kind,
         actor=order.actor,
         reason=order.reason,
     )

@@ -169,11 +169,24 @@ def check_engine_change(
         )
     try:
         check_engine_args({key: each for key, each in given.items() if each is not None})
-        if not plan.num_gpus_per_instance:
+        if plan.num_gpus_per_instance:
+            _check_gpus(plan, after)
+        else:
             _check_memory(plan, before, after)
     except UsageError as error:
         hint = error.hint.replace("llumctl up", "llumctl restart --rolling")
         raise UsageError(error.message, hint) from error
+
+
+def _check_gpus(plan: ClusterPlan, after: Mapping[str, Any]) -> None:
+    """An instance keeps the GPUs that Ray gave it when it was launched."""
+    needed, has = preflight.num_ranks(plan.engine_args | dict(after)), plan.num_gpus_per_instance
+    if needed > has:
+        raise UsageError(
+            f"an engine of this size needs {needed} GPUs, and an instance has {has} until the"
+            " cluster stops",
+            KEYS_AT_START.format("tensor_parallel_size"),
+        )
 
 
 def _without_python(args: Mapping[str, Any]) -> Mapping[str, Any]:

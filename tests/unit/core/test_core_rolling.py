@@ -3,6 +3,7 @@ clusters with full disks, restarted controllers, processes that fail, hang or di
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -471,18 +472,19 @@ def test_a_full_disk_delays_a_step_and_an_order_that_was_not_saved_is_given_up()
     assert list(world.spec.drains) == ["i-0"]
 
 
-NEXT = EngineChange(1, {"python": "/next/bin/python"})
-
-
-def test_in_another_environment_an_engine_may_be_unlike_and_what_cannot_move_is_replayed() -> None:
-    order = replace(ORDER, engine=NEXT)
+@pytest.mark.parametrize("kind", [{"python": "/next/bin/python"}, {"tensor_parallel_size": 2}])
+def test_an_engine_of_another_kind_may_be_unlike_and_what_cannot_move_is_replayed(
+    kind: dict[str, Any],
+) -> None:
+    next_kind = EngineChange(1, kind)
+    order = replace(ORDER, engine=next_kind)
     three = [replace(each, fingerprint="vllm=1", max_model_len=9) for each in THREE]
     machine = rolling.RollingRestart()
     (began,) = machine.handle(rolling.Ticked(order, three, 100.0), 0.0)
     assert isinstance(began, rolling.ChangeSpec)
     assert began.restarts["i-0"].replays
-    assert began.engines == {"i-0": NEXT}
-    now = serving("i-0", "new", engine=NEXT, fingerprint="vllm=2", max_model_len=9)
+    assert began.engines == {"i-0": next_kind}
+    now = serving("i-0", "new", engine=next_kind, fingerprint="vllm=2", max_model_len=9)
     step = rolling_step(began.order, [now, *three[1:]], 105.0)
     assert (step.order.state, step.begins) == ("going", ("i-1",))
     shorter = replace(now, max_model_len=8)
@@ -490,4 +492,4 @@ def test_in_another_environment_an_engine_may_be_unlike_and_what_cannot_move_is_
     assert step.order.state == "failed"
     other_arguments = replace(began.order, engine=EngineChange(1, {"max_num_seqs": 8}))
     step = rolling_step(other_arguments, [now, *three[1:]], 105.0)
-    assert step.order.state == "failed", "the environment is the same"
+    assert step.order.state == "failed", "the kind is the same"
