@@ -276,7 +276,8 @@ class Fake(ThreadingHTTPServer):
         self.orders: list[Migrate] = []
         self.num_moves: dict[str, int] = {}
         self.failing: set[str] = set()
-        """Fields of requests that get 400."""
+        """Fields of requests that get 400, or an error with this code within the stream."""
+        self.fails_late = False
         Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
@@ -380,11 +381,16 @@ class Answering(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         fake, name = self.server, self.headers["X-Request-Id"]
-        if refused := fake.failing & body.keys():
-            self.answer(400, {"error": {"message": f"no {refused}", "code": 400}})
+        refused = fake.failing & body.keys()
+        error = {"error": {"message": f"no {refused}", "code": 400}}
+        if refused and not fake.fails_late:
+            self.answer(400, error)
             return
         self.send_response(200)
         self.end_headers()
+        if refused:
+            self.wfile.write(b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n")
+            return
         fake.enter(name)
         try:
             for index in range(body["max_tokens"]):
@@ -474,9 +480,10 @@ def test_a_batch_that_is_too_large_to_be_filled_is_not() -> None:
     assert judge(queued).what.startswith("not tried: a batch takes 1024 requests")
 
 
-def test_a_kind_that_the_engine_does_not_serve_is_no_fault() -> None:
+@pytest.mark.parametrize("fails_late", [False, True])
+def test_a_kind_that_the_engine_does_not_serve_is_no_fault(fails_late: bool) -> None:
     fake = Fake()
-    fake.failing = {"logprobs"}
+    fake.failing, fake.fails_late = {"logprobs"}, fails_late
     with fake.trial() as trial:
         greedy, refused = trial.run((Kind("x", {**GREEDY.body, "logprobs": 3}),), whole=False)
     assert judge(greedy).result is OK

@@ -215,10 +215,8 @@ class EngineTrial:
         self._share_tokens = max(SHORT_TOKENS, int(CACHE_SHARE * cache_tokens))
         """The most tokens that one request may have."""
         num_others = OTHERS_PER_INSTANCE * len(self._instances)
-        other_tokens = min(self._share_tokens, self._context_tokens - SHORT_TOKENS)
-        self._others = Others(
-            lambda: self._begin(GREEDY, NUM_WORDS, other_tokens), num_others, other_tokens
-        )
+        most = self._short_output
+        self._others = Others(lambda: self._begin(GREEDY, NUM_WORDS, most), num_others, most)
 
     def run(self, kinds: Sequence[Kind] = KINDS, *, whole: bool = True) -> list[Evidence]:
         """What came of each kind, beginning with greedy requests. If none of those moved, no other
@@ -287,9 +285,8 @@ class EngineTrial:
         here, there = self._instances
         limit = self._instance(here).max_running_reqs
         if limit is None or limit > MAX_FILLED:
-            return Evidence(
-                kind.name, problem=f"not tried: a batch takes {limit or 'any'} requests"
-            )
+            why = f"not tried: a batch takes {limit or 'any number of'} requests"
+            return Evidence(kind.name, problem=f"{why}, too many to fill it")
         with self._streams(kind, 2) as unmoved, contextlib.ExitStack() as stack:
             if (failed := self._begun(kind, unmoved)) is not None:
                 return failed
@@ -299,7 +296,7 @@ class EngineTrial:
                 while (self._instance(here).num_running_reqs or 0) < limit:
                     if len(fillers) == limit:
                         return Evidence(kind.name, problem="not tried: the batch did not fill")
-                    fillers.append(self._begin(GREEDY, NUM_WORDS, MAX_TOKENS))
+                    fillers.append(self._begin(GREEDY, NUM_WORDS, self._short_output))
                     _comes_to(fillers[-1], 1)
                 (moving,) = stack.enter_context(self._streams(kind, 1))
                 if not self._comes(lambda: self._is_queued(moving, here)):
@@ -349,11 +346,9 @@ class EngineTrial:
         """None if all streams have their first token; otherwise why they have not."""
         for stream in streams:
             if not _comes_to(stream, 1):
-                is_fault = stream.http_status != http.HTTPStatus.BAD_REQUEST
-                word = "got no token" if is_fault else "not served"
-                return Evidence(
-                    kind.name, problem=f"{word}: {problem_of(stream)}", is_fault=is_fault
-                )
+                is_fault = code_of(stream) != http.HTTPStatus.BAD_REQUEST
+                why = f"{'got no token' if is_fault else 'not served'}: {problem_of(stream)}"
+                return Evidence(kind.name, problem=why, is_fault=is_fault)
         return None
 
     # -- moves -----------------------------------------------------------------------------
@@ -460,12 +455,11 @@ class EngineTrial:
         self, kind: Kind, number: int, num_words: int = NUM_WORDS, max_tokens: int | None = None
     ) -> Iterator[list[ReadStream]]:
         """Streams that ask for the same; they are left at the end of the block."""
-        most = ENDING_TOKENS if kind.ends else MAX_TOKENS
-        room = min(self._share_tokens, self._context_tokens - SHORT_TOKENS)
+        most = min(ENDING_TOKENS if kind.ends else MAX_TOKENS, self._short_output)
         streams: list[ReadStream] = []
         try:
             for _ in range(number):
-                streams.append(self._begin(kind, num_words, max_tokens or min(most, room)))
+                streams.append(self._begin(kind, num_words, max_tokens or most))
             yield streams
         finally:
             _leave(streams)
@@ -486,12 +480,18 @@ class EngineTrial:
     # -- lengths -----------------------------------------------------------------------------
 
     @property
+    def _short_output(self) -> int:
+        """The longest output after a short prompt."""
+        return min(self._share_tokens, self._context_tokens - SHORT_TOKENS)
+
+    @property
     def _long_tokens(self) -> int:
         by_time = max(SHORT_TOKENS, int(LONG_PROMPT_S * self._prompt_tokens_per_s))
         return min(LONG_PROMPT_TOKENS, by_time, self._share_tokens, self._context_tokens // 2)
 
     @property
     def _long_output(self) -> int:
+        """The longest output after a long prompt."""
         room = self._context_tokens - self._long_tokens - SHORT_TOKENS // 2
         return min(MAX_TOKENS, self._share_tokens, room)
 
