@@ -152,12 +152,14 @@ test-vllm: $(VLLM_VENV)/.installed
 compatibility: $(if $(VERSION),$(VLLM_VENV)/.installed,$(STAMP))
 	$(if $(VERSION),$(VLLM_VENV),$(VENV))/bin/python -m tools.compatibility $(ARGS)
 
+BOTH_RUNNERS := $(BIN)/python -m pytest -m "full or not full"
+
 # What a GPU does: copies beside steps, then moves between engines on it, with steps one by one and
 # with each scheduled while the one before it runs. Without a GPU the first part is skipped.
 test-gpu: $(STAMP)
-	$(BIN)/python -m pytest tests/gpu tests/contract/test_vllm_moves*.py $(ARGS)
-	LLUMCTL_TEST_DTYPE=float32 $(BIN)/python -m pytest tests/contract/test_vllm_moves.py $(ARGS)
-	LLUMCTL_TEST_ASYNC=1 $(BIN)/python -m pytest tests/contract/test_vllm_moves.py -k reader $(ARGS)
+	$(BOTH_RUNNERS) tests/gpu tests/contract/test_vllm_moves*.py tests/contract/test_vllm_second_runner.py $(ARGS)
+	LLUMCTL_TEST_DTYPE=float32 $(BOTH_RUNNERS) tests/contract/test_vllm_moves.py $(ARGS)
+	LLUMCTL_TEST_ASYNC=1 $(BOTH_RUNNERS) tests/contract/test_vllm_moves.py -k reader $(ARGS)
 
 # vllm-router has dependencies of its own, so it gets a folder of its own.
 ROUTER := $(VENV)-router/bin/vllm-router
