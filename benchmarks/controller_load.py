@@ -134,6 +134,9 @@ class NoLauncher:
 
     def restart(self, member_id: str) -> None: ...
 
+    def is_misplaced(self, _instance_id: str) -> bool:
+        return False
+
     def terminate(self, member_id: str) -> None: ...
 
 

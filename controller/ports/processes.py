@@ -54,6 +54,10 @@ class Launcher(Protocol):
     def restart(self, member_id: str) -> None:
         """Ends the process; another one is started in its place. Unknown ids are ignored."""
 
+    def is_misplaced(self, instance_id: str) -> bool:
+        """Whether the instance's processes are started in another Python environment than they
+        should be now, until `restart`."""
+
     def terminate(self, member_id: str) -> None:
         """Ends the process for good. Unknown ids are ignored."""
 

@@ -62,6 +62,9 @@ class NoLauncher:
     def restart(self, member_id: str) -> None:
         raise AssertionError(f"{member_id}: no test restarts")
 
+    def is_misplaced(self, _instance_id: str) -> bool:
+        return False
+
     def terminate(self, member_id: str) -> None:
         """The test ends it."""
 

@@ -132,11 +132,14 @@ def test_another_interpreter_needs_another_actor(fake: FakeRay) -> None:
         ("restarted", "i-0 /new/bin/python"),
     ]
     fake.python, fake.failing, fake.done = "", "launch", []
+    assert fake.launcher.is_misplaced("i-0")
     with pytest.raises(ConnectionError):
         fake.launcher.restart("i-0")
     fake.failing = ""
+    assert fake.launcher.is_misplaced("i-0"), "it has none now"
     fake.launcher.restart("i-0")
     assert fake.done == [("ended", "i-0 /new/bin/python"), ("launched", "i-0", "")]
+    assert not fake.launcher.is_misplaced("i-0")
 
 
 def test_an_actor_of_an_earlier_controller_may_have_any_interpreter(fake: FakeRay) -> None:

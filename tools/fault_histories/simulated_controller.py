@@ -177,6 +177,8 @@ class Processes(Protocol):
 
     def end(self, member_id: str, *, for_good: bool) -> None: ...
 
+    def is_misplaced(self, member_id: str) -> bool: ...
+
 
 class SimulatedLauncher:
     """Its calls fail while it is lost."""
@@ -205,6 +207,9 @@ class SimulatedLauncher:
     def restart(self, member_id: str) -> None:
         self._check()
         self._processes.end(member_id, for_good=False)
+
+    def is_misplaced(self, instance_id: str) -> bool:
+        return self._processes.is_misplaced(instance_id)
 
     def terminate(self, member_id: str) -> None:
         self._check()

@@ -30,6 +30,7 @@ from controller.runtime.messages.requests import (
     DispatchUnused,
     DispatchWithdrawn,
     Refused,
+    ReplayOrdered,
     ReplayTaken,
     RequestRefused,
     RequestsAnswered,
@@ -241,6 +242,8 @@ class Frontend:
                 self.machine.replays.config = config
             case RequestsAsked():
                 self._answer(body)
+            case ReplayOrdered(instance_id, incarnation, request_ids, why):
+                self._take(routes.ReplayOrdered((instance_id, incarnation), request_ids, why))
             case ReplayTaken(request_id=request_id, attempt=attempt):
                 self._take(replay.Taken(request_id, attempt))
             case RequestRefused(

@@ -102,6 +102,7 @@ class Instance(MoveTable[Outgoing, Incoming]):
         self.incarnation = 0
         self.engine, self.network = engine, network
         self.phase: Phase = "starting"
+        self.python = ""
         self.ends_at_s: float | None = None
         """When the process will be ended, whatever anybody says."""
         self.hangs_until_s = 0.0
@@ -277,6 +278,8 @@ class Instance(MoveTable[Outgoing, Incoming]):
             num_live_reqs=len(self.live),
             asks=asks,
             leaves_in_s=None if ends_at_s is None else ends_at_s - self.now_s,
+            fingerprint=f"vllm={self.python}",
+            python=self.python,
         )
         self.tell(CONTROLLER, hello, droppable=True)
 

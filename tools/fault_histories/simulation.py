@@ -101,6 +101,8 @@ class Host:
     is_wanted: bool = True
     """Another process is started when this one has ended."""
     num_started: int = 0
+    python: str = ""
+    """The Python environment in which its processes start."""
     paused: bool = False
     inbox: list[Callable[[], None]] = field(default_factory=list)
     """What came while it was paused."""
@@ -122,6 +124,7 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._num_events = itertools.count()
         self._num_engines = itertools.count(1)
+        self._num_rolls = itertools.count(1)
         self._num_moves = itertools.count(1)
         self._num_orders = itertools.count(1)
         self._last_arrival: dict[tuple[str, str], float] = {}
@@ -507,6 +510,10 @@ class Simulation:
 
         def order(controller: ControllerProcess, order_id: str) -> None:
             controller.rolling.check(force=False)
+            # Every other one goes to another Python environment, or back.
+            spec, number = controller.keeper.spec, next(self._num_rolls)
+            python = f"/{number}" if number % 4 == 1 else None
+            given = {"python": python} if number % 2 else {}
             rolling = RollingOrder(
                 order_id,
                 self._wall_s(),
@@ -514,6 +521,7 @@ class Simulation:
                 at_once=at_once,
                 deadline_s=deadline_s,
                 start_timeout_s=10.0,
+                engine=spec.engine.changed(given, spec.next_generation),
             )
             controller.rolling.begin(rolling)
             self.note("roll", order_id)
@@ -851,7 +859,7 @@ class Simulation:
         """Starts a member's process, or finds it."""
         host = self.hosts.get(member_id)
         if host is None:
-            self.hosts[member_id] = Host(member_id)
+            self.hosts[member_id] = Host(member_id, python=self._python_of(member_id))
             self._start(member_id)
             if member_id not in FRONTENDS and self.now_s:
                 self.after(TURN_S, self._turn, member_id)
@@ -863,8 +871,15 @@ class Simulation:
     def end(self, member_id: str, *, for_good: bool) -> None:
         host = self.hosts.get(member_id)
         if host is not None:
-            host.is_wanted = not for_good
+            host.is_wanted, host.python = not for_good, self._python_of(member_id)
             self._end_process(member_id)
+
+    def is_misplaced(self, member_id: str) -> bool:
+        host = self.hosts.get(member_id)
+        return host is not None and host.python != self._python_of(member_id)
+
+    def _python_of(self, member_id: str) -> str:
+        return "" if member_id in FRONTENDS else self.disk.spec.engine_of(member_id).python
 
     def _start_again(self, member_id: str) -> None:
         host = self.hosts[member_id]
@@ -882,6 +897,7 @@ class Simulation:
             num_blocks = rng.choice([blocks_for(72), 20, 24, 32])
             engine = SimulatedEngine(next(self._num_engines), num_blocks)
             process = Instance(member_id, nonce, engine, self, rng.choice([1, 2, 4, 8]))
+            process.python = host.python
             process.step_time_s = rng.choice([TURN_S] * 9 + [4 * TURN_S])
             self.after(
                 rng.uniform(0.1, 1.5), self._do_there, process.address, process.begin_serving

@@ -116,6 +116,14 @@ class RayLauncher:
             self._handles[member_id] = None
         self._launch_anew(member_id)
 
+    def is_misplaced(self, instance_id: str) -> bool:
+        if instance_id not in self._handles:
+            return False
+        if self._handles[instance_id] is None:
+            return True
+        launched = self._pythons.get(instance_id)
+        return launched is not None and launched != self.python_of(instance_id)
+
     def terminate(self, member_id: str) -> None:
         if member_id in self._handles:
             self._refuse_if_lost()
@@ -219,14 +227,14 @@ class RayMember:
 
 
 def _run_role(role: str, arguments: dict[str, Any], start: Start) -> None:
-    import uvloop
-
     if delay_s := start.delay_s:
         log.info("the last start failed: waiting %.1f s before this one", delay_s)
         time.sleep(delay_s)
     module, _, function = role.partition(":")
     status = 1
     try:
+        import uvloop
+
         run = getattr(importlib.import_module(module), function)
         uvloop.run(run(**arguments, start=start))
         status = 0

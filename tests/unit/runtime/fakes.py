@@ -331,6 +331,7 @@ class FakeLauncher:
         self.launched: list[str] = []
         self.terminated: list[str] = []
         self.restarted: list[str] = []
+        self.misplaced: set[str] = set()
         self.why_no_room = ""
         self.lost: LauncherLoss | None = None
         self.failures: Counter[str] = Counter()
@@ -350,6 +351,9 @@ class FakeLauncher:
 
     def restart(self, member_id: str) -> None:
         self._answer(member_id, self.restarted)
+
+    def is_misplaced(self, instance_id: str) -> bool:
+        return instance_id in self.misplaced and instance_id not in self.restarted
 
     def terminate(self, member_id: str) -> None:
         self._answer(member_id, self.terminated)

@@ -109,6 +109,18 @@ async def test_a_process_with_another_interpreter_than_the_spec_says_is_replaced
     assert bed.launcher.restarted == ["i-0"]
 
 
+async def test_an_instance_whose_processes_die_in_the_wrong_environment_gets_the_right_one(
+    bed: Bed,
+) -> None:
+    """They say nothing before they die."""
+    bed.launcher.misplaced = {"i-0"}
+    await asyncio.sleep(2 * TICK_S)
+    assert bed.launcher.restarted == [], "it serves"
+    await bed.dies("i-0")
+    await asyncio.sleep(3 * TICK_S)
+    assert bed.launcher.restarted == ["i-0"]
+
+
 async def test_a_restarted_controller_learns_what_runs(bed: Bed) -> None:
     await bed.joins("i-0", nonce="b")  # its second incarnation
     bed.restart_controller()

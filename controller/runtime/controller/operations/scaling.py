@@ -116,8 +116,18 @@ class Scaling:
 
     def launch_missing(self) -> None:
         """Launches planned instances without a process; instances that are to be removed do not
-        count as planned."""
-        self._launch(planned_instances(self._cluster.keeper.spec))
+        count as planned. An instance whose processes die in a Python environment that is not the
+        spec's any more is launched in the right one."""
+        planned = planned_instances(self._cluster.keeper.spec)
+        self._launch(planned)
+        for instance_id in planned:
+            member = self._cluster.roster.members.get(instance_id)
+            if member is None or member.alive or not self._launcher.is_misplaced(instance_id):
+                continue
+            try:
+                self._cluster.restart(instance_id)
+            except Exception:
+                log.exception("%s could not be launched in another environment", instance_id)
 
     def _launch(self, instance_ids: Collection[str]) -> None:
         cluster, now_s = self._cluster, self._cluster.now_s()
