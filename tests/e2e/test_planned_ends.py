@@ -37,6 +37,12 @@ cluster = steering.own_cluster(CONFIG, "planned")
 client = steering.controlled
 
 
+@pytest.fixture(scope="module")
+def next_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The instances stay there, so the folder outlives the test that takes them there."""
+    return str(other_environment(tmp_path_factory.mktemp("next"), "+next", with_vllm=False))
+
+
 def busy(cluster: Cluster, client: ControlClient, num_more: int = 10) -> Load:
     """Streams of 3 to 5 s, one after the other, on all instances; by `num_more` tokens, of 18 ms,
     each is longer than the one before."""
@@ -96,14 +102,15 @@ def test_all_start_with_new_arguments_also_one_that_dies_and_one_that_is_added(
 
 
 def test_all_go_to_another_python_environment_whose_engines_take_no_moves_of_the_old_ones(
-    cluster: Cluster, client: ControlClient, tmp_path: Path
+    cluster: Cluster, client: ControlClient, next_python: str
 ) -> None:
-    """What the last instance of the old environment has is replayed, and no stream is cut."""
-    python, story = str(other_environment(tmp_path, "+next", with_vllm=False)), Story(client)
+    """What the last instance of the old environment has is replayed, and no stream is cut. A
+    process that dies later starts in the new one."""
+    python, story = next_python, Story(client)
     told = done(cluster, "restart", "--rolling", "-y", "--python", f"{python}9", code=2)
     assert f"engine.python {python}9 does not exist" in told.stderr
     with busy(cluster, client) as load:
-        told = done(cluster, "restart", "--rolling", "-y", "--python", str(tmp_path))
+        told = done(cluster, "restart", "--rolling", "-y", "--python", str(Path(python).parents[1]))
         assert load.check() > 0
     assert told.stderr.splitlines()[-1].endswith(f"python={python}")
     for each in client.status().instances:
@@ -112,6 +119,32 @@ def test_all_go_to_another_python_environment_whose_engines_take_no_moves_of_the
     assert story.moves("drain"), "the first ones left by moves"
     (last,) = {each.labels["from"] for each in story.events("replayed")}
     assert last == ids_of(client)[-1]
+    pid = instance(client, last).pid
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: (now := instance(client, last).pid) not in (pid, None) and now, "another one")
+    assert psutil.Process(instance(client, last).pid).environ()["LLUMCTL_PYTHON"] == python
+
+
+@pytest.mark.full
+def test_an_environment_in_which_no_process_starts_is_taken_back(
+    cluster: Cluster, client: ControlClient, tmp_path: Path
+) -> None:
+    """Its processes die before they say anything, and Ray starts them there again and again."""
+    python = other_environment(tmp_path, "+broken", with_vllm=False)
+    (broken,) = tmp_path.glob("lib/*/site-packages")
+    (broken / "uvloop.py").write_text("raise ImportError('no uvloop here')")
+    before = client.status()
+    with busy(cluster, client) as load:
+        given = ("--python", str(python), "--start-timeout", "6")
+        told = done(cluster, "restart", "--rolling", "-y", *given, code=1)
+        assert "did not serve within 6 s of its restart" in told.stderr
+        assert load.check() > 0
+    cluster.wait_state("ready")
+    after = client.status()
+    assert after.engine_changes == before.engine_changes
+    for old, new in zip(before.instances, after.instances, strict=True):
+        assert (old.pid == new.pid) == (old.id != "i-0")
+        assert (old.generation, old.fingerprint) == (new.generation, new.fingerprint)
 
 
 @pytest.mark.full
@@ -131,7 +164,7 @@ def test_the_controllers_death_in_the_middle_changes_nothing_and_null_takes_back
         assert load.check() > 0
     assert set(by_id(client, "num_total_blocks").values()) == {800}
     assert set(by_id(client, "generation").values()) == {2}
-    back = arguments("num_blocks=null", "prefix_caching=null")
+    back = arguments("num_blocks=null", "prefix_caching=null", "python=null")
     done(cluster, *rolling, "--at-once", "max", *back)
     assert set(by_id(client, "num_total_blocks").values()) == {600}
     assert client.status().engine_changes == ()

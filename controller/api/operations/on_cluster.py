@@ -33,6 +33,7 @@ from controller.api.operations.order import (
     SpecOrderBody,
 )
 from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES
+from controller.api.settings.vllm_options import PYTHON
 from controller.api.text.quantities import duration, setting_value
 from controller.api.text.status_words import (
     RELEASE,
@@ -171,6 +172,8 @@ class Scale(OnCluster[ScaleRequest, ScaleReport]):
 
 
 MAX_ENGINE_ARGS = 64
+DESCRIBE_TIMEOUT_S = 60.0
+"""How long a Python environment may take to describe itself."""
 
 
 class RollingRequest(SpecOrderBody):
@@ -228,6 +231,11 @@ class Rolling(OnCluster[RollingRequest, RollingReport]):
     def command(self) -> str:
         command = "llumctl restart --rolling"
         return f"{command} --force" if self.wanted.force else command
+
+    @property
+    def takes_s(self) -> float:
+        """Another Python environment is asked about itself, by a process of its own."""
+        return DESCRIBE_TIMEOUT_S if self.wanted.engine_args.get(PYTHON) is not None else 0.0
 
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         report, order, name = self.asked(client, ALL)

@@ -48,7 +48,7 @@ RETRY_S = 1.0
 """The pause after a failure, for example if a disk is full or a process cannot be ended."""
 REPLACE_AGAIN_S = 10.0
 """If a process that was to be replaced still runs after this time, it is told to end once more."""
-REPLAY_EVERY_S = 0.5
+REPLAY_EVERY_S = 1.0
 """The time between two looks for requests that cannot move and are to be replayed."""
 HEARD_WITHIN_S = 10.0
 """Members say Hello every second; a member that has said nothing for this long counts as not

@@ -10,6 +10,7 @@ Requests grow, end and arrive; and a move may take longer or shorter than a roun
 instance is the freest by then.
 """
 
+import bisect
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,18 +168,24 @@ class DrainForecast:
 # -- what cannot move ----------------------------------------------------------------------------
 
 
-def to_replay(departures: Sequence[Departure], spare_blocks: int) -> tuple[str, ...]:
+def to_replay(
+    departures: Sequence[Departure], spare_blocks: Iterable[int], waiting_blocks: int = 0
+) -> tuple[str, ...]:
     """The requests to replay elsewhere, because they could move but no instance takes them: as many
-    as fit into the `spare_blocks` of all instances. A request waits for that at its old instance,
-    where it still runs."""
+    as fit into the blocks that each other instance has to spare. The others wait at their old
+    instance, where they still run. `waiting_blocks`: what requests at the controller wait for; they
+    come first."""
+    spare = sorted(spare_blocks)
+    left = sum(spare) - waiting_blocks
     chosen = list[str]()
     for each in departures:
-        reason = reason_of(each.code)
+        reason, num_blocks = reason_of(each.code), max(1, each.request.num_blocks)
         if each.destination_id is not None or reason.lasts or reason.passes:
             continue
-        spare_blocks -= max(1, each.request.num_blocks)
-        if spare_blocks < 0:
-            break
+        if left < num_blocks or spare[-1] < num_blocks:
+            continue
+        left -= num_blocks
+        bisect.insort(spare, spare.pop() - num_blocks)
         chosen.append(each.request.request_id)
     return tuple(chosen)
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from controller.api.errors import LlumctlError, WrongSettingError, one_line
+from controller.api.operations.on_cluster import DESCRIBE_TIMEOUT_S
 from controller.api.settings.settings import Settings
 from controller.api.settings.vllm_options import PYTHON
 from controller.main.checks.preflight import check_vllm_version
@@ -36,7 +37,6 @@ from controller.runtime.messages.codec import wire_version
 
 KEY = ("engine", PYTHON)
 DESCRIBE = ("-P", "-m", "controller.main.checks.environment")
-DESCRIBE_TIMEOUT_S = 60.0
 MAX_CAUSE_CHARS = 200
 STRUCTS = ("EngineCoreRequest", "EngineCoreOutput", "EngineCoreOutputs")
 """Touch points of vLLM: v1/engine/__init__.py. Frontends and instances exchange these structs,

@@ -70,10 +70,13 @@ def test_what_is_replayed_could_move_if_an_instance_took_it_and_has_room_elsewhe
         leaving("queued", 10, queued=True),
     ]
     stay = planned_departures(requests, [])
-    assert set(to_replay(stay, 100)) == {"a", "b", "queued"}
-    assert len(to_replay(stay, 10)) == 1
-    assert to_replay(stay, 0) == ()
-    assert to_replay(planned_departures(requests[:1], [other("b", 50)]), 100) == ()
+    assert set(to_replay(stay, [100])) == {"a", "b", "queued"}
+    assert len(to_replay(stay, [10])) == 1
+    assert set(to_replay(stay, [9, 9])) == {"queued"}, "the others fit on no instance"
+    assert set(to_replay(stay, [10, 11])) == {"a", "b", "queued"}
+    assert len(to_replay(stay, [10, 11], waiting_blocks=10)) == 2
+    assert to_replay(stay, []) == to_replay(stay, [0]) == ()
+    assert to_replay(planned_departures(requests[:1], [other("b", 50)]), [100]) == ()
 
 
 FULL_BATCH = InstanceSnapshot("b", 1, BLOCK_SIZE, 100, 90, num_running=4, max_num_running=4)

@@ -268,8 +268,8 @@ class DrainRunner:
             f"{each.request.request_id} {each.code}" for each in left if each.destination_id is None
         )
         scheduler, epoch_s = self._cluster.scheduler, self._wall_clock()
-        spare = sum(each.unclaimed_blocks for each in scheduler.schedulable_snapshots())
-        replayable = to_replay(left, spare - scheduler.waiting_demand_blocks)
+        spare = [each.unclaimed_blocks for each in scheduler.schedulable_snapshots()]
+        replayable = to_replay(left, spare, scheduler.waiting_demand_blocks)
         self._handle(StayersFound(instance_id, drain_id, len(left), stays, epoch_s, replayable))
 
 
