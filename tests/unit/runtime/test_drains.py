@@ -12,6 +12,7 @@ from controller.core.fleet.cluster_spec import ExitReason
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.drain_runner import LATELY_S
 from controller.runtime.messages.members import Directory, DrainSet, InstanceLost
+from controller.runtime.messages.requests import ReplayOrdered
 from tests.unit.runtime.fakes import FakeNetwork, hello, settle, virtual_time
 from tests.unit.runtime.steering_bed import MOVE, SteeringBed
 
@@ -170,6 +171,29 @@ async def test_keep_goes_on_and_names_once_what_cannot_move(bed: Bed) -> None:
     assert overdue.reason == "its deadline passed, and it goes on: r-2 multimodal"
     assert overdue.numbers == {"num_requests_left": 2, "num_cannot_move": 1}
     assert bed.is_draining()
+
+
+@pytest.mark.parametrize("alike", [True, False])
+async def test_what_no_other_engine_takes_is_replayed_if_the_restart_says_so(
+    bed: Bed, alike: bool
+) -> None:
+    """The others have been upgraded, or one of them has not."""
+    for instance_id in ("i-1", "i-2"):
+        is_old = alike and instance_id == "i-2"
+        await bed.dies(instance_id)
+        said = hello(instance_id, nonce="b")
+        prints = {"fingerprint": "" if is_old else "vllm=2"}
+        bed.says(instance_id, msgspec.structs.replace(said, **prints))
+        await bed.reports(instance_id, incarnation=2)
+    bed.runs("i-0", "r-1", "r-2")
+    bed.refusals = {"r-2": "multimodal"}
+    bed.restart(replays=True)
+    await bed.reports("i-0", num_running=2)
+    await asyncio.sleep(1.0)
+    told = bed.f0.received(ReplayOrdered)
+    assert [(each.instance_id, each.incarnation, each.request_ids) for each in told] == (
+        [] if alike else [("i-0", 1, ("r-1",))]
+    )
 
 
 async def test_abort_ends_the_drain_and_no_request(bed: Bed) -> None:
