@@ -24,7 +24,6 @@ from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
 from controller.api.interrupts import no_interrupts, stops_interrupt
 from controller.api.settings.settings import Settings
-from controller.api.settings.vllm_options import PYTHON
 from controller.api.state import run_state, user_files
 from controller.api.state.audit import DOWN, last_stop_words
 from controller.api.state.run_state import RunState
@@ -40,7 +39,7 @@ from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args, explain_cause
-from controller.main.checks.environment import check_python
+from controller.main.checks.environment import check_settings
 from controller.main.checks.preflight import check_vllm_version
 from controller.main.down import audit, note, present_grace_s, session_of, tear_down
 from controller.main.machine import capacity, run_folders
@@ -119,8 +118,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     check_vllm_version()
     preflight.check_policy(settings.scheduler.policy)
     check_engine_args(settings.vllm_args)
-    if (python := settings.engine.get(PYTHON)) is not None:
-        check_python(python, settings, runs_vllm=not emulation.is_emulated(settings))
+    check_settings(settings)
     check_endpoint(endpoint)
     if cluster.ray_address:
         preflight.check_ray_address(cluster.ray_address)

@@ -13,6 +13,7 @@ from controller.api.errors import UsageError, WrongSettingError
 from controller.api.settings.settings import Settings
 from controller.main.checks import environment
 from controller.main.checks.environment import check_python, checked_path, describe
+from controller.main.doctor import doctor
 from controller.main.plan import refuse_other_version
 from llumctl.config import settings as settings_module
 from tests.unit.test_security import plan
@@ -89,6 +90,14 @@ def test_a_real_interpreter_describes_itself() -> None:
     assert told == describe(SETTINGS.model_dump_json())
     assert told.structs["EngineCoreRequest"][0] == "request_id"
     assert "no_such_table" in describe(json.dumps({"no_such_table": 1})).no_settings
+
+
+def test_doctor_checks_the_environment_that_the_settings_name(tmp_path: Path) -> None:
+    settings = Settings(engine={"python": f"{tmp_path}/no"})
+    found = doctor.options_check(settings)
+    assert found.result is doctor.FAIL
+    assert f"engine.python {tmp_path}/no does not exist" in str(found)
+    assert doctor.options_check(Settings()).result is doctor.OK
 
 
 def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:

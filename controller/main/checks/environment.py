@@ -31,6 +31,7 @@ from controller.api.errors import LlumctlError, WrongSettingError, one_line
 from controller.api.operations.on_cluster import DESCRIBE_TIMEOUT_S
 from controller.api.settings.settings import Settings
 from controller.api.settings.vllm_options import PYTHON
+from controller.main import emulation
 from controller.main.checks.preflight import check_vllm_version
 from controller.main.machine.ray_environment import own_environment
 from controller.runtime.messages.codec import wire_version
@@ -58,6 +59,13 @@ class Environment(BaseModel):
     no_vllm: str = ""
     no_settings: str = ""
     structs: Mapping[str, Sequence[str]] = {}
+
+
+def check_settings(settings: Settings) -> None:
+    """Checks the environment that the settings name, if they name one."""
+    if PYTHON in settings.engine:
+        runs_vllm = not emulation.is_emulated(settings)
+        check_python(settings.engine[PYTHON], settings, runs_vllm=runs_vllm)
 
 
 def check_python(python: object, settings: Settings, *, runs_vllm: bool) -> None:

@@ -33,6 +33,7 @@ from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
+from controller.main.checks.environment import check_settings
 from controller.main.checks.model_weights import MemorySize
 from controller.main.checks.preflight import (
     Planned,
@@ -189,6 +190,7 @@ def options_check(settings: Settings) -> Check:
     name = "vLLM's options"
     try:
         check_engine_args(settings.vllm_args)
+        check_settings(settings)
         check_endpoint(settings.endpoint)
     except LlumctlError as error:
         return row(name, FAIL, error.message, error.hint)
