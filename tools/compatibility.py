@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -35,20 +35,21 @@ outcome. A row says what is known of an engine feature:
   [the list of codes](reference/codes.md) has its sentence.
 - **exact**: a request that moved gets the tokens, and the log-probabilities, of one that stayed.
 
-"Not tested" means just that: it may work. The tests run on a CPU with small models; `make test-gpu`
-runs those of moves on a GPU. To try your model, your engine arguments and your hardware, run
+"Not tested" means just that: it may work. The tests run on a CPU with small models, V2 in Triton's
+interpreter. They run on both of vLLM's model runners, those of models on V1 only. `make test-gpu`
+runs the tests of moves on a GPU. To try your model, your engine arguments and your hardware, run
 [`llumctl doctor --engine`](engine-trial.md).
 """
 
 
-def run_tests() -> None:
+def run_tests(options: Iterable[str]) -> None:
     """Runs the tests that rows name, and keeps their outcome under the version of vLLM that is
-    installed beside this Python."""
+    installed beside this Python. `options` of pytest, such as `-k`, may leave tests out."""
     functions = dict.fromkeys(f"tests/contract/{test.partition('[')[0]}" for test in named_tests())
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.xml")
         any_mark = ("-m", "full or not full", f"--junitxml={results}")
-        subprocess.run([sys.executable, "-m", "pytest", *functions, *any_mark], cwd=ROOT)
+        subprocess.run([sys.executable, "-m", "pytest", *functions, *any_mark, *options], cwd=ROOT)
         found = outcomes_in(results.read_text(encoding="utf-8"))
     known = kept_outcomes()
     known[_run_name()] = known.get(_run_name(), {}) | found
@@ -154,6 +155,6 @@ def _tests(claim: Claim) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    if "--page" not in sys.argv:
-        run_tests()
+    if sys.argv[1:] != ["--page"]:
+        run_tests(sys.argv[1:])
     PAGE.write_text(page(kept_outcomes()), encoding="utf-8")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 MOVED = "test_vllm_moves.py::test_the_reader_cannot_tell"
 MANY = "test_vllm_moves.py::test_many_moves_with_few_blocks"
+SECOND = "test_vllm_second_runner.py"
 RANKS = "test_vllm_ranks.py::test_the_reader_cannot_tell"
 OTHERS = "test_vllm_architectures.py::test_the_reader_cannot_tell"
 STAY = "test_vllm_architectures.py::test_served_but_not_moved"
@@ -20,6 +21,9 @@ PRIORITIES = (
     "test_vllm_moves.py::test_a_waiting_request_keeps_its_place_in_the_order",
 )
 DASH = "–"
+RESIZED = "test_vllm_ranks.py::test_requests_move_between_engines_of_one_rank_and_of_two"
+TWO_RUNNERS = f"{SECOND}::test_no_request_moves_between_two_runners"
+THOUGHT = "test_vllm_moves.py::test_a_thought_that_the_first_runner_counts_stays_where_it_is"
 APP = "test_vllm_frontend.py::test_the_app_serves"
 
 
@@ -62,21 +66,32 @@ def stays(name: str, code: str, serves: Claim, *shown_by: str, note: str = "") -
 
 FEATURES: dict[str, tuple[Feature, ...]] = {
     "How an engine runs": (
-        all_by("One process, first model runner (V1)", MOVED),
-        all_by("Tensor parallel, workers of vLLM's own (`mp`)", RANKS, note="2 ranks"),
+        all_by("One process, first model runner (V1)", f"{MOVED}[V1]"),
+        all_by("One process, second model runner (V2)", f"{MOVED}[V2]"),
+        all_by("Tensor parallel, workers of vLLM's own (`mp`), V1", RANKS, note="2 ranks"),
+        all_by(
+            "Tensor parallel, workers of vLLM's own (`mp`), V2",
+            f"{SECOND}::test_between_engines_of_two_ranks",
+            note="2 ranks",
+        ),
         Feature("Tensor parallel, workers of Ray", NOT_TESTED, NOT_TESTED, NOT_TESTED),
         stays("Pipeline parallel", "parallel", NOT_TESTED),
         Feature("Expert parallel", NOT_TESTED, NOT_TESTED, NOT_TESTED),
         stays("Speculative decoding", "speculative", NOT_TESTED, WHY_NO_ENGINE),
+        all_by(
+            "Asynchronous scheduling, V2",
+            f"{SECOND}::test_each_step_is_scheduled_while_the_one_before_it_runs",
+            f"{SECOND}::test_evicted_and_replayed_with_a_step_under_way",
+        ),
         Feature(
-            "Asynchronous scheduling",
+            "Asynchronous scheduling, V1",
             NOT_TESTED,
             (
                 f"{ASYNC}::test_a_step_under_way_comes_in_before_the_cut",
                 f"{ASYNC}::test_what_arrives_is_not_overwritten_by_a_step_under_way",
             ),
             NOT_TESTED,
-            note="vLLM's scheduler with a played worker, as vLLM has none on CPUs; real on a GPU by"
+            note="vLLM's scheduler with a worker that the tests play; a real one on a GPU, by"
             " `make test-gpu`",
         ),
         all_by(
@@ -102,8 +117,23 @@ FEATURES: dict[str, tuple[Feature, ...]] = {
             note="to the same engine; the endpoint does not offer adapters yet",
         ),
     ),
+    "Between engines that differ": (
+        Feature(
+            "One rank and two, with `migration.allow_inexact`",
+            (RESIZED,),
+            (RESIZED,),
+            No("later tokens may differ by rounding"),
+        ),
+        stays("V1 and V2", "model_runner", (f"{MOVED}[V1]", f"{MOVED}[V2]"), TWO_RUNNERS),
+        stays(
+            "Two versions of vLLM",
+            "vllm_version",
+            NOT_TESTED,
+            note="unless `migration.allow_inexact` is on; instead, requests are replayed",
+        ),
+    ),
     "Models": (
-        all_by("Dense, grouped-query attention", MOVED),
+        all_by("Llama", MOVED),
         all_by("Mixture of experts", f"{OTHERS}[mixture of experts]"),
         all_by("Multi-head latent attention (MLA)", f"{OTHERS}[multi-head latent attention]"),
         all_by("FP8 KV cache", f"{OTHERS}[FP8 KV cache]"),
@@ -158,6 +188,14 @@ FEATURES: dict[str, tuple[Feature, ...]] = {
             NOT_TESTED,
             NOT_TESTED,
             note="of the frontend, which does not move with the request",
+        ),
+        all_by("Thinking budgets, V2", f"{SECOND}::test_the_budget_of_a_thought_travels"),
+        stays(
+            "Thinking budgets, V1",
+            "thinking_budget",
+            (THOUGHT,),
+            THOUGHT,
+            note="a request moves while it waits",
         ),
         stays("A prompt that is streamed in", "streamed_prompt", NOT_TESTED, WHY_NO_REQUEST),
     ),
