@@ -46,6 +46,7 @@ def test_an_interpreter_that_others_can_replace_is_refused(interpreter: Make) ->
         ("env/bin/python", "must be the absolute path"),
         (str(path.parent), "is the folder"),
         (f"{path}9", "does not exist"),
+        ("/sbin/shutdown", "is no Python interpreter by its name"),
     ):
         with pytest.raises(WrongSettingError, match=words) as caught:
             checked_path(wrong)
@@ -69,7 +70,7 @@ def test_what_differs_is_named_with_the_next_command(interpreter: Make) -> None:
         ({"ray": "1.0"}, "has Ray 1.0, and the cluster runs on Ray", "pip install ray=="),
         ({"wire": "x"}, "do not understand each other's messages", "pip install llumctl=="),
         ({"no_settings": "a: b"}, "does not take the cluster's settings: a: b", "llumctl=="),
-        ({"no_vllm": "vLLM is not installed"}, "vLLM is not installed", "pip install"),
+        ({"no_vllm": "vLLM is not installed"}, "vLLM is not installed", "install vllm=="),
         ({"structs": swapped}, "sends EngineCoreRequest in another form", "upgrading.md"),
         ({"structs": {}}, "sends EngineCoreRequest in another form", "upgrading.md"),
         ({"output": ""}, "no llumctl that can run instances: it is broken", "llumctl=="),
@@ -93,10 +94,10 @@ def test_a_real_interpreter_describes_itself() -> None:
 
 
 def test_doctor_checks_the_environment_that_the_settings_name(tmp_path: Path) -> None:
-    settings = Settings(engine={"python": f"{tmp_path}/no"})
+    settings = Settings(engine={"python": f"{tmp_path}/python9"})
     found = doctor.options_check(settings)
     assert found.result is doctor.FAIL
-    assert f"engine.python {tmp_path}/no does not exist" in str(found)
+    assert f"engine.python {tmp_path}/python9 does not exist" in str(found)
     assert doctor.options_check(Settings()).result is doctor.OK
 
 

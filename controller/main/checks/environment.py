@@ -32,7 +32,7 @@ from controller.api.operations.on_cluster import DESCRIBE_TIMEOUT_S
 from controller.api.settings.settings import Settings
 from controller.api.settings.vllm_options import PYTHON
 from controller.main import emulation
-from controller.main.checks.preflight import check_vllm_version
+from controller.main.checks.preflight import SUPPORTED, check_vllm_version
 from controller.main.machine.ray_environment import own_environment
 from controller.runtime.messages.codec import wire_version
 
@@ -103,7 +103,8 @@ def check_python(python: object, settings: Settings, *, runs_vllm: bool) -> None
     if not runs_vllm:
         return
     if there.no_vllm:
-        raise WrongSettingError(KEY, f"cannot run instances: {there.no_vllm}", pip)
+        wanted = f"{pip} vllm=={SUPPORTED[-1]}"
+        raise WrongSettingError(KEY, f"cannot run instances: {there.no_vllm}", wanted)
     for name, fields in here.structs.items():
         found = there.structs.get(name, ())
         if any(a != b for a, b in zip(fields, found, strict=False)) or not found:
@@ -127,6 +128,8 @@ def checked_path(python: object) -> Path:
         raise WrongSettingError(
             KEY, f"is the folder {path}, not a Python interpreter", f"give {path}/bin/python"
         )
+    if not path.name.startswith("python"):  # it is run to describe itself, whatever it is
+        raise WrongSettingError(KEY, f"{path} is no Python interpreter by its name")
     if not path.is_file() or not os.access(path, os.X_OK):
         why = "cannot be run" if path.is_file() else "does not exist"
         raise WrongSettingError(
