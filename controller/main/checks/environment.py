@@ -12,6 +12,9 @@ the environment of the cluster, have to understand each other:
 
 vLLM is not imported, because that takes seconds. Its structs are read from its sources. Whether its
 engine starts is seen by the first instance that gets it.
+
+Touch points of vLLM: v1/engine/__init__.py `EngineCoreRequest`, `EngineCoreOutput`,
+`EngineCoreOutputs`.
 """
 
 import ast
@@ -40,8 +43,7 @@ KEY = ("engine", PYTHON)
 DESCRIBE = ("-P", "-m", "controller.main.checks.environment")
 MAX_CAUSE_CHARS = 200
 STRUCTS = ("EngineCoreRequest", "EngineCoreOutput", "EngineCoreOutputs")
-"""Touch points of vLLM: v1/engine/__init__.py. Frontends and instances exchange these structs,
-which are encoded as arrays."""
+"""Frontends and instances exchange these structs, which are encoded as arrays."""
 STRUCTS_FILE = Path("v1", "engine", "__init__.py")
 
 
