@@ -18,7 +18,7 @@ FRONTENDS = ("f-0", "f-1")
 """The first one's request is moved; the second one's are others, which nothing may touch."""
 
 
-READY_S = 120.0
+READY_S = 300.0
 """vLLM's engines take a while to start."""
 
 
@@ -89,7 +89,7 @@ class FaultCluster:
             "num_instances": len(INSTANCES),
             "num_frontends": len(FRONTENDS),
             "engine": engine,
-            "model": str(ensure(folder)) if engine == "vllm" else "",
+            "model": "" if engine == "emulated" else str(ensure(folder)),
             "timing": timing,
         }
         self._all: list[Child] = []
@@ -194,15 +194,15 @@ class FaultCluster:
             total = self.report(instance_id)["total"]
             self.wait_report(instance_id, "to be empty", free=total, requests=[], **nothing)
 
-    def new_errors(self) -> str:
-        """What the processes logged of errors since the last call."""
+    def new_errors(self, but_of: str = "") -> str:
+        """What the processes, but for one, logged of errors since the last call."""
         found = []
         for log in sorted(self._folder.glob("*.log")):
             with log.open("rb") as file:
                 file.seek(self._num_read[log])
                 new = file.read().decode(errors="replace")
                 self._num_read[log] = file.tell()
-            if " ERROR " in new or "Traceback" in new:
+            if (" ERROR " in new or "Traceback" in new) and log.stem != but_of:
                 found.append(f"{log.name}: {new[-3000:]}")
         return "\n".join(found)
 

@@ -1,4 +1,4 @@
-"""The two kinds of engines that the processes are made of, and the requests for them."""
+"""The kinds of engines that the processes are made of, and the requests for them."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -44,10 +44,10 @@ def engine_factory(kind: str, model: str) -> EngineFactory:
         return partial(EmulatedEngine, PROFILE, ModelConfig.of(PROFILE), 1.0)
     from controller.adapters.vllm.engine import VllmEngine
 
-    return partial(VllmEngine, vllm_args(model))
+    return partial(VllmEngine, vllm_args(model, num_ranks=2 if kind == "ranks" else 1))
 
 
-def vllm_args(model: str) -> dict[str, Any]:
+def vllm_args(model: str, num_ranks: int = 1) -> dict[str, Any]:
     return {
         "model": model,
         "served_model_name": "embedded",
@@ -55,7 +55,8 @@ def vllm_args(model: str) -> dict[str, Any]:
         "max_model_len": 1600,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 256,
-        "kv_cache_memory_bytes": (VLLM_NUM_BLOCKS + 1) * VLLM_BLOCK_TOKENS * 4096,
+        "kv_cache_memory_bytes": (VLLM_NUM_BLOCKS + 1) * VLLM_BLOCK_TOKENS * 4096 // num_ranks,
+        "tensor_parallel_size": num_ranks,
         "dtype": "float32",
         "enforce_eager": True,
         "scheduling_policy": "priority",
@@ -77,6 +78,14 @@ def num_held(engine: Any) -> int:
     if engine.emulation is not None:
         return len(engine.moves.blocks._contents)
     return int(engine.max_num_running - engine._scheduler.max_num_active_reqs)
+
+
+def worker_pids(engine: Any) -> list[int]:
+    """Of an engine with several ranks."""
+    if engine.emulation is not None:
+        return []
+    workers = getattr(engine._core.model_executor, "workers", ())
+    return [worker.proc.pid for worker in workers]
 
 
 # -- requests -----------------------------------------------------------------------------

@@ -158,6 +158,7 @@ def _count(engine: Any) -> dict[str, Any]:
         "running": found.num_running,
         "queued": found.num_queued,
         "held": engines.num_held(engine),
+        "workers": engines.worker_pids(engine),
     }
 
 

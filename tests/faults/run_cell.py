@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from tests.faults.breakpoints import HOLD
 from tests.faults.cells import Cell
@@ -27,6 +28,14 @@ ORPHAN_OUTPUTS = 1300
 MAX_MOVES = 5
 """That are begun until one comes to the place of its fault: on a busy machine a timeout may end a
 move before, or its request ends."""
+
+
+class Victim(Protocol):
+    def signal(self, name: str) -> None:
+        """Returns when it has come to pass."""
+
+    def wait_signalled(self, name: str) -> None: ...
+
 
 _numbers = itertools.count()
 
@@ -62,7 +71,7 @@ class CellRun:
         self.cluster.wait_quiet(*alive)
         for other in self.others:
             check_whole(self.cluster, other, self.answer)
-        assert not (errors := self.cluster.new_errors()), errors
+        assert not (errors := self.cluster.new_errors(self._may_err)), errors
         outcome, allowed = self._outcome(moving), self.cell.outcomes + self._outcomes_in_doubt
         assert outcome in allowed, f"{outcome}, not {allowed}"
 
@@ -72,7 +81,7 @@ class CellRun:
         """Returns the request in whose move the fault was."""
         cell, cluster = self.cell, self.cluster
         moving = self._begin()
-        itself = cell.victim == cell.side
+        itself = self._is_itself
         if cell.held is not None:
             self._arm(*cell.held, HOLD)
         side = cluster.children[MEMBERS[cell.side]]
@@ -122,7 +131,17 @@ class CellRun:
         child.wait_heard("armed", begun, side=side, state=state)
 
     @property
-    def _victim(self) -> Child:
+    def _is_itself(self) -> bool:
+        """Whether the process that comes to the place is the victim."""
+        return self.cell.victim == self.cell.side
+
+    @property
+    def _may_err(self) -> str:
+        """The member whose log may have errors."""
+        return ""
+
+    @property
+    def _victim(self) -> Victim:
         return self.cluster.children[MEMBERS[self.cell.victim]]
 
     def _wait_reaction(self, moving: Client) -> None:
