@@ -336,7 +336,16 @@ def test_ranks_free_a_buffer_that_is_gone(start: Start) -> None:
 
 def test_a_rank_out_of_reach() -> None:
     with pytest.raises(rank_copies.RanksApartError, match="rank 3 is not in reach"):
-        rank_copies._connected(3, "")
+        rank_copies._connected(3, "/no/such/folder/3")
+
+
+def test_a_rank_that_cannot_serve_says_why() -> None:
+    """vLLM must not see an error: it would leave the answers of other ranks in its queues."""
+    worker = SimpleNamespace(rank=1, vllm_config=None, model_runner=None)
+    said = rank_copies.serve_copies(worker, "/no/such/folder", B)
+    executor = SimpleNamespace(collective_rpc=lambda *_, **__: [said], execute_model=lambda: None)
+    with pytest.raises(rank_copies.RanksApartError, match="rank 0: AttributeError"):
+        rank_copies.connect_ranks(executor, B)
 
 
 def test_a_rank_on_a_gpu_copies_its_own_columns(

@@ -98,11 +98,12 @@ _message_decoder = msgspec.msgpack.Decoder(_NewBuffer | _Draw)
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What a worker says of its rank. `address`: where it listens; empty if it cannot, because it
-    runs on another machine."""
+    """What a worker says of its rank. `address`: where it listens. `problem`: why its blocks cannot
+    be copied."""
 
-    shards: tuple[LayerShard, ...]
-    address: str
+    shards: tuple[LayerShard, ...] = ()
+    address: str = ""
+    problem: str = ""
 
 
 class LaunchedSteps:
@@ -300,19 +301,23 @@ class _CudaShard:
 def serve_copies(worker: Any, folder: str, num_blocks: int) -> RankFacts:
     """Runs in each worker's process, between two steps. It does not raise errors: vLLM would leave
     the answers of other ranks in its queues."""
-    from vllm.sampling_params import SamplingParams
 
     def drawn_generator(seed: int, num_tokens: int) -> bytes:
+        from vllm.sampling_params import SamplingParams
+
         params = SamplingParams(seed=seed)
         return worker_side.drawn_generator(worker, params, num_tokens) or b""
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     address = str(Path(folder, str(worker.rank)))
     try:
+        shards = tuple(layer.shard for layer in worker_side.cached_layers(worker))
         CopyServer(worker.model_runner, num_blocks, address, drawn_generator)
-    except OSError:  # another machine has no such folder
-        address = ""
-    shards = tuple(layer.shard for layer in worker_side.cached_layers(worker))
+    except OSError:
+        return RankFacts(problem="it runs on another machine, which has no such folder")
+    except Exception as error:
+        log.exception("the blocks of this rank cannot be copied")
+        return RankFacts(problem=repr(error))
     return RankFacts(shards, address)
 
 
@@ -320,8 +325,8 @@ def serve_copies(worker: Any, folder: str, num_blocks: int) -> RankFacts:
 
 
 class RanksApartError(Exception):
-    """The blocks of the ranks cannot be copied: one of them cannot be reached from the engine's
-    process, or they do not hold whole layers."""
+    """The blocks of the ranks cannot be copied, for example because a rank cannot be reached from
+    the engine's process."""
 
 
 class DispatchedSteps:
@@ -454,6 +459,8 @@ def connect_ranks(executor: Any, num_blocks: int) -> RankBlocks:
         facts: list[RankFacts] = executor.collective_rpc(serve_copies, args=(folder, num_blocks))
         steps = DispatchedSteps(executor)
         for rank, said in enumerate(facts):
+            if said.problem:
+                raise RanksApartError(f"rank {rank}: {said.problem}")
             ranks.append(_connected(rank, said.address))
         return RankBlocks(ranks, [said.shards for said in facts], lambda: steps.num)
     except BaseException:
@@ -467,7 +474,7 @@ def connect_ranks(executor: Any, num_blocks: int) -> RankBlocks:
 def _connected(rank: int, address: str) -> socket.socket:
     found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        found.connect(address or "/nowhere")
+        found.connect(address)
     except OSError as error:
         found.close()
         raise RanksApartError(f"rank {rank} is not in reach of the engine's process") from error

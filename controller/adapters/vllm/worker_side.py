@@ -12,7 +12,8 @@ Touch points of vLLM: v1/worker/gpu_model_runner.py `requests`, `input_batch`, `
 `random_sample`, `use_fp64_gumbel`; v1/worker/gpu/model_runner.py `kv_caches`, `device`,
 `get_model`; v1/worker/worker_base.py `rank`; v1/kv_cache_interface.py `kv_cache_tensors`,
 `kv_cache_groups`, `num_blocks`, `num_head_slots`, `max_tp_shards`; config/model.py `model`,
-`revision`, `get_total_num_kv_heads`; config/parallel.py `tensor_parallel_size`; config/vllm.py
+`revision`, `get_total_num_kv_heads`; config/parallel.py `tensor_parallel_size`,
+`pipeline_parallel_size`; config/vllm.py
 `use_v2_model_runner`; model_executor/layers/linear.py `num_kv_head_replicas`;
 model_executor/layers/utils.py `dispatch_cpu_unquantized_gemm`."""
 
@@ -283,7 +284,7 @@ def _shard(
 
 def _specs(worker: Any) -> list[tuple[int, Any]]:
     """The index and vLLM's KVCacheSpec of each layer with a cache of its own, in the order of the
-    runner's caches."""
+    runner's caches. With pipeline parallelism the index is that in the whole model."""
     from vllm.model_executor.models.utils import extract_layer_index
     from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
@@ -296,9 +297,14 @@ def _specs(worker: Any) -> list[tuple[int, Any]]:
                 spec = spec.kv_cache_specs[name]
             specs[name] = spec
     names = [name for tensor in config.kv_cache_tensors for name in tensor.layers]
-    if not worker.vllm_config.use_v2_model_runner:
-        names.sort(key=extract_layer_index)
-    return [(extract_layer_index(name), specs[name]) for name in names]
+    vllm_config = worker.vllm_config
+    # As in vLLM: two attention modules in each layer of this model.
+    num_modules = 2 if vllm_config.model_config.hf_config.model_type == "longcat_flash" else 1
+    if not vllm_config.use_v2_model_runner:
+        names.sort(key=lambda name: extract_layer_index(name, num_modules))
+    if vllm_config.parallel_config.pipeline_parallel_size == 1:
+        return list(enumerate(specs[name] for name in names))
+    return [(extract_layer_index(name, num_modules), specs[name]) for name in names]
 
 
 # -- facts for the fingerprint ---------------------------------------------------------------------
