@@ -325,8 +325,11 @@ class MemberEvents:
             return False
         if self._misplaced.get(instance_id) != hello.nonce:
             log.warning("%s starts with %s instead of %s", instance_id, hello.python, python)
-            self._cluster.restart(instance_id)
-            self._misplaced[instance_id] = hello.nonce
+            try:
+                self._cluster.restart(instance_id)
+                self._misplaced[instance_id] = hello.nonce
+            except LauncherLostError as error:  # its next Hello comes in a second
+                log.warning("%s is not replaced yet: %s", instance_id, error)
         return True
 
     def _welcome(self, member: Member, welcome: Welcome) -> Welcome:

@@ -11,6 +11,7 @@ from controller.core.fleet.cluster_spec import EngineChange, ExitReason
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.core.settings import ReschedulingConfig
+from controller.ports.processes import LauncherLoss
 from controller.runtime.controller.cluster import OTHER_VERSION, STOP_MARGIN_S, TICK_S
 from controller.runtime.controller.roster import DIRECTORY_EVERY_S, SILENCE_S, LiveConfig
 from controller.runtime.messages.codec import encode, wire_version
@@ -100,6 +101,10 @@ async def test_a_process_with_another_interpreter_than_the_spec_says_is_replaced
     spec, next_python = bed.keeper.spec, EngineChange(1, {"python": "/next/bin/python"})
     bed.keeper.change(replace(spec, revision=spec.revision + 1, engines={"i-0": next_python}))
     await bed.dies("i-0")
+    bed.launcher.lost = LauncherLoss("Ray is away", 1.0, None)
+    await bed.joins("i-0", nonce="b", phase="starting")
+    bed.launcher.lost = None
+    assert bed.launcher.restarted == []
     for _ in range(2):
         await bed.joins("i-0", nonce="b", phase="starting")
     assert bed.launcher.restarted == ["i-0"]
