@@ -8,13 +8,14 @@ import pytest
 from msgspec import structs
 
 from controller.core.fleet.cluster_spec import EngineChange, ExitReason
+from controller.core.fleet.outlook import RETRY_S
 from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.core.settings import ReschedulingConfig
-from controller.ports.processes import LauncherLoss
+from controller.ports.processes import LauncherLoss, LauncherLostError
 from controller.runtime.controller.cluster import OTHER_VERSION, STOP_MARGIN_S, TICK_S
 from controller.runtime.controller.roster import DIRECTORY_EVERY_S, SILENCE_S, LiveConfig
-from controller.runtime.messages.codec import encode, wire_version
+from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,
@@ -93,7 +94,6 @@ async def test_a_process_with_other_messages_is_refused_in_words(bed: Bed) -> No
         await settle()
         assert (member.nonce, member.phase, member.said.wire) == ("b", "failed", wire)
         assert member.detail == OTHER_VERSION
-    assert wire_version() == wire_version() != "another"
 
 
 async def test_a_process_with_another_interpreter_than_the_spec_says_is_replaced(bed: Bed) -> None:
@@ -121,8 +121,38 @@ async def test_an_instance_whose_processes_die_in_the_wrong_environment_gets_the
     bed.launcher.misplaced = {"i-0"}
     await asyncio.sleep(2 * TICK_S)
     assert bed.launcher.restarted == [], "it serves"
+    bed.launcher.failures["i-0"] = 2
     await bed.dies("i-0")
-    await asyncio.sleep(3 * TICK_S)
+    await asyncio.sleep(5 * TICK_S)
+    assert (bed.launcher.restarted, bed.launcher.failures["i-0"]) == ([], 1), "it waits a while"
+    await asyncio.sleep(3 * RETRY_S)
+    assert (bed.launcher.restarted, bed.launcher.failures["i-0"]) == (["i-0"], 0)
+
+
+async def test_nothing_is_launched_while_the_launcher_is_lost(
+    bed: Bed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each try waits on the event loop for an answer of Ray's head."""
+    bed.launcher.misplaced, tries = {"i-0"}, list[str]()
+    bed.launcher.lost = LauncherLoss("Ray is away", 1.0, None)
+    await bed.dies("i-0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bed.launcher, "restart", tries.append)
+        await asyncio.sleep(3 * RETRY_S)
+        assert tries == []
+    bed.launcher.lost = None
+
+    def lose(_: str) -> None:
+        bed.launcher.lost = LauncherLoss("Ray is away", 0.0, None)
+        raise LauncherLostError("Ray is away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bed.launcher, "restart", lose)
+        await asyncio.sleep(2 * TICK_S)
+    told = [each for each in caplog.records if "i-0 is not started yet" in each.getMessage()]
+    assert [(each.levelname, each.exc_info) for each in told] == [("WARNING", None)]
+    bed.launcher.lost = None
+    await asyncio.sleep(3 * RETRY_S)
     assert bed.launcher.restarted == ["i-0"]
 
 

@@ -47,7 +47,7 @@ from controller.core.fleet.cluster_spec import (
 from controller.core.fleet.outlook import Launches, RecentLatencies
 from controller.core.load.closed import Closed
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.ports.processes import Launcher
+from controller.ports.processes import Launcher, LauncherLostError
 from controller.runtime.controller.operations.drain_runner import DrainRunner
 from controller.runtime.controller.operations.operated_cluster import (
     OperatedCluster,
@@ -112,28 +112,35 @@ class Scaling:
         """Finds or launches all instances of the spec. A launch may fail, for example because Ray
         still cleans up after a launch that died with its controller. That must not end this
         controller too."""
-        self._launch(self._cluster.keeper.spec.instance_ids)
+        self._launch(self._cluster.keeper.spec.instance_ids, lost=())
 
     def launch_missing(self) -> None:
         """Launches planned instances without a process; instances that are to be removed do not
         count as planned. An instance whose processes die in a Python environment that is not the
         spec's any more is launched in the right one."""
-        planned = planned_instances(self._cluster.keeper.spec)
-        self._launch(planned)
-        for instance_id in planned:
-            member = self._cluster.roster.members.get(instance_id)
-            if member is None or member.alive or not self._launcher.is_misplaced(instance_id):
-                continue
-            try:
-                self._cluster.restart(instance_id)
-            except Exception:
-                log.exception("%s could not be launched in another environment", instance_id)
+        if self._launcher.loss() is not None:
+            return  # and each try would wait for an answer
+        planned, members = (
+            planned_instances(self._cluster.keeper.spec),
+            self._cluster.roster.members,
+        )
+        dead = [each for each in planned if each in members and not members[each].alive]
+        self._launch(planned, [each for each in dead if self._launcher.is_misplaced(each)])
 
-    def _launch(self, instance_ids: Collection[str]) -> None:
+    def _launch(self, instance_ids: Collection[str], lost: Collection[str]) -> None:
+        """Launches those of the instances that have no process. `lost`: the instances whose process
+        has ended and has to be replaced by the launcher."""
         cluster, now_s = self._cluster, self._cluster.now_s()
-        for instance_id in self._launches.look(instance_ids, cluster.roster.members, now_s):
+        there = cluster.roster.members.keys() - lost
+        for instance_id in self._launches.look(instance_ids, there, now_s):
             try:
-                cluster.launch([instance_id])
+                if instance_id in lost:
+                    cluster.restart(instance_id)
+                else:
+                    cluster.launch([instance_id])
+            except LauncherLostError as error:
+                self._launches.failed(instance_id, now_s)
+                log.warning("%s is not started yet: %s", instance_id, error)
             except Exception:
                 self._launches.failed(instance_id, now_s)
                 log.exception("%s could not be started", instance_id)
