@@ -35,10 +35,11 @@ from controller.adapters.ray.head_watch import HeadWatch
 from controller.adapters.ray.ray_launcher import PYTHON_VARIABLE, ActorPlan, launch_actor
 from controller.adapters.ray.ray_starts import Start
 from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox
+from controller.api.settings import without_python
 from controller.api.settings.setting_values import changed
 from controller.api.settings.vllm_options import frontend_options
 from controller.api.state.audit import AuditLog
-from controller.core.fleet.cluster_spec import PYTHON, ClusterSpec, EngineChange
+from controller.core.fleet.cluster_spec import ClusterSpec, EngineChange
 from controller.core.load.snapshot import InstanceRef
 from controller.main.machine import controller_ports, run_folders
 from controller.main.machine.controller_ports import control_socket, inbox_socket
@@ -230,6 +231,7 @@ async def controller(plan_json: str, start: Start) -> None:
         log_dir=Path(plan.log_dir),
         listening=control_socket(plan),
         check_engine=partial(_check_engine, plan),
+        check_python=partial(_check_python, plan),
     )
     gc.freeze()  # else each full collection stops the loop for 40 ms to look at imported objects
     start.succeeded()
@@ -247,6 +249,12 @@ def _check_engine(
     check_engine_change(plan, given, before, after)
 
 
+def _check_python(plan: ClusterPlan, python: object) -> None:
+    from controller.main.checks.environment import check_python
+
+    check_python(python, plan.settings, runs_vllm=plan.profile is None)
+
+
 def instance_memory(plan: ClusterPlan, changed: EngineArgs) -> tuple[int, str]:
     """How many bytes a further instance takes (0 if only the GPU's memory counts), and why its
     weights are not included. `changed`: engine arguments that replace the plan's."""
@@ -258,7 +266,7 @@ def instance_memory(plan: ClusterPlan, changed: EngineArgs) -> tuple[int, str]:
         return 0, ""
     from controller.main.checks import preflight
 
-    args = plan.engine_args | {key: each for key, each in changed.items() if key != PYTHON}
+    args = plan.engine_args | without_python(changed)
     memory = preflight.instance_memory(args, num_gpus=0, hub_timeout_s=None)
     return memory.num_bytes, memory.unknown
 

@@ -20,8 +20,9 @@ from controller.api.errors import (
     NotRunningError,
     UnreachableError,
     UsageError,
+    one_line,
 )
-from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES
+from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES, PYTHON
 from controller.api.text.quantities import duration, latency
 from llumctl import arguments, connect, output
 from llumctl.commands import instances
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from controller.api.wire.status import RollingReport
 
 DEFAULT_START_TIMEOUT_S = 600.0
-PYTHON = "python"
-"""`--python PATH` is short for `--engine-arg python=PATH`."""
 POLL_S = 0.5
 
 
@@ -273,9 +272,18 @@ def _engine_args(given: Sequence[str]) -> dict[str, Any]:
         if key in found:
             raise UsageError(f"--engine-arg: {key} is given twice", "llumctl restart --help")
         if key == PYTHON and isinstance(value, str):
-            value = interpreter(Path.cwd() / Path(value).expanduser())
+            value = interpreter(Path.cwd() / _expanded(value))
         found[key] = value
     return found
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # a ~user that does not exist
+        raise UsageError(
+            f"--python: {path[:60]}: {one_line(error)}", "llumctl restart --rolling --python /PATH"
+        ) from error
 
 
 def _follow_rolling(name: str, begun: "RollingReport", output_format: Format) -> None:

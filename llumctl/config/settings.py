@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 
 from controller.api.errors import UsageError, WrongSettingError
 from controller.api.hosts import is_loopback
-from controller.api.settings import key_file
+from controller.api.settings import PYTHON, key_file
 from controller.api.settings.setting_values import (
     CONSOLE_TABLES,
     complaint,
@@ -46,7 +46,6 @@ from controller.api.settings.settings import (
 )
 from controller.api.settings.table import kinds
 from controller.api.settings.vllm_options import (
-    PYTHON,
     Code,
     EndpointOptions,
     code_in,

@@ -173,13 +173,15 @@ def test_engine_arguments_are_sent_shown_and_named_in_the_next_command(
 
 
 def test_a_python_environment_is_sent_as_the_path_of_its_interpreter(
-    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bed: Bed, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "next").mkdir()
     monkeypatch.chdir(tmp_path)
     for given, sent in (("next", f"{tmp_path}/next/bin/python"), ("/p", "/p"), ("null", None)):
         assert run([*ROLLING, "--python", given, "-y", "--detach"]) == 0
         assert bed.fake.bodies()[-1]["engine_args"] == {"python": sent}
+    found = cli(*ROLLING, "--python", "~no-such-user/env", "-y", code=2).err
+    assert "--python: ~no-such-user/env: " in found
 
 
 def test_stopping(bed: Bed, cli: Cli) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from controller.adapters.http.calls import ApiError, shown
 from controller.adapters.http.cluster_view import rolling_report
@@ -30,6 +30,7 @@ from controller.api.operations.on_instances import (
 )
 from controller.api.operations.order import CLUSTER, Order, Wanted
 from controller.api.operations.table import Undo
+from controller.api.settings import PYTHON
 from controller.api.text.quantities import setting_value
 from controller.api.wire.status import PlannedRestart, RollingReport
 from controller.core.emptying.claims import Drain
@@ -53,17 +54,24 @@ class _OnRolling(Handler[Wanted, RollingReport]):
 class RollingHandler(_OnRolling[RollingRequest]):
     row = Rolling
 
+    async def prepare(self) -> None:
+        """Checks the Python environment, which describes itself in up to a minute."""
+        if (python := self.wanted.engine_args.get(PYTHON)) is not None:
+            self.check()
+            await _in_thread(self.operated.check_python, python)
+
     async def look(self) -> None:
         """Checks the order, and determines the arguments with which all instances will start."""
         self.check()
-        spec, given = self.controller.keeper.spec, self.wanted.engine_args
+        spec, given = self.controller.keeper.spec, dict(self.wanted.engine_args)
+        if given.get(PYTHON) == self.operated.settings.engine_python:
+            given[PYTHON] = (
+                None  # with the cluster's own interpreter nothing differs from its start
+            )
         self.engine = spec.engine.changed(given, spec.next_generation)
         if given:
             check, after = self.operated.check_engine, self.engine.args
-            try:
-                await asyncio.to_thread(check, given, spec.engine.args, after)
-            except UsageError as error:
-                raise ApiError(400, "bad_setting", error.message, error.hint) from error
+            await _in_thread(check, given, spec.engine.args, after)
             self.check()  # again, because the check of the engine arguments took time
 
     def check(self) -> None:
@@ -107,6 +115,14 @@ class RollingHandler(_OnRolling[RollingRequest]):
                 engine=self.engine,
             )
         )
+
+
+async def _in_thread(check: Callable[..., None], *given: object) -> None:
+    """Makes the check on another thread. Raises ApiError for what it refuses."""
+    try:
+        await asyncio.to_thread(check, *given)
+    except UsageError as error:
+        raise ApiError(400, "bad_setting", error.message, error.hint) from error
 
 
 class StopRollingHandler(_OnRolling[RollingStopRequest]):

@@ -59,6 +59,7 @@ from controller.adapters.http.perform import (
     OperationsQuery,
     OperatorLog,
     Orders,
+    PythonCheck,
     allow_all,
     operations_done,
 )
@@ -141,7 +142,8 @@ class ControlServer:
     """Serves the control API. `settings`: the settings of the running controller. `metrics` renders
     the answer to `/metrics`, which has the media type `metrics_type`. `log_dir`: where members
     write their logs. `listening`: a socket on the address of `access`; without it the server makes
-    one. `check_engine` checks engine arguments that a rolling restart is to change."""
+    one. `check_engine` checks engine arguments that a rolling restart is to change, `check_python`
+    an interpreter that it is to use."""
 
     def __init__(
         self,
@@ -155,6 +157,7 @@ class ControlServer:
         log_dir: Path,
         listening: socket.socket | None = None,
         check_engine: EngineCheck = allow_all,
+        check_python: PythonCheck = allow_all,
     ) -> None:
         self._controller = controller
         self._labels = labels
@@ -166,7 +169,7 @@ class ControlServer:
         self._started_s = time.monotonic()
         self._statuses = LatestStatus(self._new_status)
         answers = AnswersByKey()
-        self._operated = Operated(controller, self._live_settings, check_engine)
+        self._operated = Operated(controller, self._live_settings, check_engine, check_python)
         self._orders = Orders(self._operated, self._log, answers.once)
         self._num_watchers = 0
         self._socket = listening or socket.create_server((access.host, access.port), backlog=128)

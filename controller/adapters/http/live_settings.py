@@ -51,6 +51,12 @@ class LiveSettings:
         self._controller = controller
         self._settings = settings
 
+    @property
+    def engine_python(self) -> str:
+        """The Python interpreter that ran instances at the cluster's start; empty: that of the
+        cluster."""
+        return self._settings.engine_python
+
     def listed(self) -> SettingList:
         return SettingList(
             settings=tuple(

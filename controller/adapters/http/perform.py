@@ -50,22 +50,26 @@ Args = Mapping[str, Any]
 EngineCheck = Callable[[Args, Args, Args], None]
 """Checks engine arguments. It gets the arguments that an operator gives, all arguments that differ
 from the cluster's start now, and all that will differ after the restart. Raises UsageError. It may
-take a while, on any thread."""
+be called on any thread."""
+PythonCheck = Callable[[object], None]
+"""Checks the Python interpreter that an operator gives, and its environment. Raises UsageError. It
+may take a minute, on any thread."""
 Values = Mapping[str, SettingValue]
 
 
-def allow_all(given: Args, before: Args, after: Args) -> None:
-    """An EngineCheck that refuses nothing."""
+def allow_all(*_: object) -> None:
+    """A check that refuses nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operated:
     """The parts of the controller on which orders act. `check_engine` says which engine arguments
-    may change."""
+    may change, `check_python` in which Python environments instances may run."""
 
     controller: ControllerProcess
     settings: LiveSettings
     check_engine: EngineCheck = allow_all
+    check_python: PythonCheck = allow_all
 
     def check_running(self) -> None:
         if self.controller.stopping:
@@ -94,10 +98,11 @@ class Operation:
 
 
 class Handler(Generic[Wanted, Report]):
-    """Carries out one kind of order; a handler is made for each call. A dry run is `look`, then
-    `plan`. An order is `look`, then, if there are `deeds`, `check` and `carry_out`, and in any case
-    `report`. All methods except `deeds` raise ApiError, RevisionConflictError and LlumctlError;
-    nothing has changed then, unless the error says otherwise."""
+    """Carries out one kind of order; a handler is made for each call. A dry run is `prepare`,
+    `look`, then `plan`. An order is `prepare`, `look`, then, if there are `deeds`, `check` and
+    `carry_out`, and in any case `report`. All methods except `deeds` raise ApiError,
+    RevisionConflictError and LlumctlError; nothing has changed then, unless the error says
+    otherwise."""
 
     row: type[Order[Wanted, Report]]
     lasts: ClassVar[bool] = False
@@ -107,6 +112,10 @@ class Handler(Generic[Wanted, Report]):
         self.operated = operated
         self.controller = operated.controller
         self.order, self.wanted = order, order.wanted
+
+    async def prepare(self) -> None:
+        """Checks what takes long. The spec may change meanwhile, because other orders do not wait
+        for it."""
 
     async def look(self) -> None:
         """Checks whether the order can be carried out, and keeps what the later steps need."""
@@ -329,6 +338,7 @@ class Orders:
 
     async def _perform(self, work: Handler[Wanted, Report], scope: Scope) -> Report:
         wanted: Any = work.wanted
+        await work.prepare()
         if wanted.dry_run:
             await work.look()
             return await work.plan()

@@ -32,8 +32,7 @@ from controller.api.operations.order import (
     Plan,
     SpecOrderBody,
 )
-from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES
-from controller.api.settings.vllm_options import PYTHON
+from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES, PYTHON
 from controller.api.text.quantities import duration, setting_value
 from controller.api.text.status_words import (
     RELEASE,

@@ -49,11 +49,11 @@ class MoveAttempt(WireModel):
     duration_s: float | None = None
     num_tokens: int | None = None
     num_cached_blocks: int | None = None
+    """Blocks that were not copied because the destination's prefix cache had them."""
+    stages: tuple[MoveStage, ...] = ()
     inexact: tuple[str, ...] = ()
     """In what the two engines differ: ranks, vllm. If there is anything, the tokens after the move
     may differ, by rounding, from those without it (`migration.allow_inexact`)."""
-    """Blocks that were not copied because the destination's prefix cache had them."""
-    stages: tuple[MoveStage, ...] = ()
 
 
 class MovePlanned(WireModel):

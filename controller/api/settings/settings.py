@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, Strict, field_validator
 
-from controller.api.settings import MAX_INSTANCES
+from controller.api.settings import MAX_INSTANCES, PYTHON, without_python
 from controller.api.settings.table import OfCore, Port, Seconds, Table, is_table
-from controller.api.settings.vllm_options import PYTHON, EndpointOptions, Words, words
+from controller.api.settings.vllm_options import EndpointOptions, Words, words
 from controller.core.settings import (
     AutoscaleSettings,
     HoldingSettings,
@@ -216,7 +216,7 @@ class Settings(Table):
     @property
     def vllm_args(self) -> dict[str, Any]:
         """The arguments in `engine` that vLLM gets."""
-        return {key: each for key, each in self.engine.items() if key != PYTHON}
+        return without_python(self.engine)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_serializer
 
+from controller.api.settings import PYTHON
 from controller.api.settings.table import Table
 
 
@@ -44,8 +45,6 @@ def _from_json(value: object) -> object:
         raise ValueError(f"it must be a table, written as JSON: {error}") from None
 
 
-PYTHON = "python"
-"""The key of `[engine]` that is no argument of vLLM: the Python interpreter that runs instances."""
 Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Code = "code"
 """Marks a field that names code: only a private configuration file may set it."""

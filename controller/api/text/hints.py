@@ -78,10 +78,16 @@ def own_version() -> str:
         return ""
 
 
-def is_checkout() -> bool:
-    """Whether this code lies in a checkout, where `make` works; a wheel brings no Makefile."""
+def checkout_folder() -> Path | None:
+    """The checkout in which this code lies, where `make` works; None if it was installed from a
+    wheel, which brings no Makefile."""
     root = Path(__file__).parents[3]
-    return (root / "Makefile").is_file() and (root / "pyproject.toml").is_file()
+    has_all = (root / "Makefile").is_file() and (root / "pyproject.toml").is_file()
+    return root if has_all else None
+
+
+def is_checkout() -> bool:
+    return checkout_folder() is not None
 
 
 def upgrade_command() -> str:

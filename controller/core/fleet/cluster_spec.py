@@ -20,7 +20,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal
 
-from controller.core.bounds import MAX_INSTANCES
+from controller.core.bounds import MAX_INSTANCES, PYTHON, without_python
 from controller.core.emptying.claims import (
     Claim,
     Claims,
@@ -38,8 +38,6 @@ RollingState = Literal["going", "done", "stopped", "failed"]
 AS_MANY_AS_FIT = 0
 """The value of `at_once` for: as many instances at a time as the others can replace."""
 DEFAULT_START_TIMEOUT_S = 600.0
-PYTHON = "python"
-"""The engine argument that names the Python interpreter of an instance's process."""
 TENSOR_PARALLEL = "tensor_parallel_size"
 
 
@@ -66,7 +64,7 @@ class EngineChange:
     @property
     def engine_args(self) -> Mapping[str, Any]:
         """The arguments that the engine itself gets."""
-        return {key: each for key, each in self.args.items() if key != PYTHON}
+        return without_python(self.args)
 
     def changed(self, given: Mapping[str, Any], generation: int) -> "EngineChange":
         """Returns this change with `given` added; an argument that is None gets the value of the

@@ -18,12 +18,12 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from controller.api.errors import LlumctlError, UsageError, WrongSettingError
+from controller.api.settings import without_python
 from controller.api.settings.setting_values import complaint, shown, wanted
 from controller.api.settings.settings import EmulatedTable
 from controller.api.settings.vllm_options import (
     CHANGEABLE,
     CHANGEABLE_EMULATED,
-    PYTHON,
     EndpointOptions,
     code_in,
     why_not_changed,
@@ -31,7 +31,6 @@ from controller.api.settings.vllm_options import (
 )
 from controller.main import emulation
 from controller.main.checks import preflight
-from controller.main.checks.environment import check_python
 from controller.main.checks.model_weights import cached_config
 from controller.main.checks.vllm_arguments import ARGUMENTS
 from controller.main.machine.capacity import available_bytes, gib
@@ -151,12 +150,11 @@ def _hint(key: tuple[str, ...], found: list[ErrorDetails], value: Any) -> str:
 def check_engine_change(
     plan: ClusterPlan, given: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> None:
-    """Checks the arguments of a rolling restart. `given`: the operator's arguments; None takes a
+    """Checks the arguments of a rolling restart, except the interpreter, which has a check of its
+    own (`controller.main.checks.environment`). `given`: the operator's arguments; None takes a
     change back. `before`, `after`: all arguments that differ from the plan's, before and after the
     restart. Raises UsageError."""
-    if given.get(PYTHON) is not None:
-        check_python(given[PYTHON], plan.settings, runs_vllm=plan.profile is None)
-    given, before, after = _without_python(given), _without_python(before), _without_python(after)
+    given, before, after = map(without_python, (given, before, after))
     if plan.profile is not None:
         _check_emulated(plan, given, after)
         return
@@ -187,10 +185,6 @@ def _check_gpus(plan: ClusterPlan, after: Mapping[str, Any]) -> None:
             " cluster stops",
             KEYS_AT_START.format("tensor_parallel_size"),
         )
-
-
-def _without_python(args: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {key: each for key, each in args.items() if key != PYTHON}
 
 
 def _check_names(

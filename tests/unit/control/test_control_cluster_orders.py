@@ -1,6 +1,8 @@
 """Scale, rolling restarts and changes of settings on the control API: what is special in each."""
 
 import asyncio
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from controller.api.operations.on_cluster import (
     SettingList,
     StopRolling,
 )
+from controller.api.operations.on_instances import Drain
 from controller.api.settings.setting_values import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.status import RollingReport
@@ -164,6 +167,52 @@ async def test_engine_arguments_are_checked_planned_and_shown() -> None:
             (0, ("i-0", "i-2")),
             (1, ("i-1",)),
         ]
+
+
+async def test_other_orders_go_on_while_a_python_environment_is_checked() -> None:
+    """The environment describes itself in up to a minute; a drain cannot wait that long."""
+    checked, described = list[object](), threading.Event()
+
+    def check(python: object) -> None:
+        checked.append(python)
+        if not described.wait(10) or python == "/bad/bin/python":
+            raise UsageError("engine.python is bad", "python -m venv")
+
+    async with bed_of(check_python=check) as bed:
+        new = {"python": "/new/bin/python"}
+        ordered = asyncio.create_task(bed.gives(Rolling, engine_args=new))
+        try:
+            async with asyncio.timeout(5):
+                while not checked:
+                    await asyncio.sleep(0.01)
+            await bed.does(Drain)
+            assert not ordered.done()
+        finally:
+            described.set()
+        assert (await ordered).status_code == 200
+        order = bed.controller.rolling.order
+        assert (order.engine.python, checked) == ("/new/bin/python", ["/new/bin/python"])
+        assert await bed.refused(Rolling, engine_args=new) == (409, "rolling")
+        assert len(checked) == 1, "the order is refused before the environment is asked"
+        await bed.does(StopRolling)
+        bad = {"python": "/bad/bin/python"}
+        for dry_run in (True, False):
+            found = await bed.refused(Rolling, engine_args=bad, dry_run=dry_run)
+            assert found == (400, "bad_setting")
+
+
+async def test_the_interpreter_of_the_cluster_s_start_is_no_change() -> None:
+    """Its processes do not name it, so that a spec with it would have them replaced for ever."""
+    started = Settings(engine={"python": "/env/bin/python"})
+    async with bed_of(settings=started) as bed:
+        same = {"python": "/env/bin/python"}
+        plan = await bed.does(Rolling, dry_run=True, engine_args=same)
+        assert (plan.engine_args, plan.changes_engine) == ({}, False)
+        keeper = bed.controller.keeper
+        changed = EngineChange(1, {"python": "/other/bin/python", "max_num_seqs": 4})
+        keeper.change(replace(keeper.spec, revision=1, engine=changed))
+        await bed.does(Rolling, engine_args=same)
+        assert bed.controller.rolling.order.engine == EngineChange(2, {"max_num_seqs": 4})
 
 
 # -- settings -----------------------------------------------------------------------------
