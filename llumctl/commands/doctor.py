@@ -151,7 +151,9 @@ def _tokens(kind: "KindTrial") -> str:
 def _blocks(kind: "KindTrial") -> str:
     if kind.kv_equal is None:
         return "-"
-    return f"{'equal' if kind.kv_equal else 'DIFFER'} in {kind.num_digests}"
+    if not kind.kv_equal:
+        return f"DIFFER in {kind.num_digests}"
+    return f"equal, {kind.num_equal_blocks:,} in {kind.num_digests}"
 
 
 def _ms(time_s: float | None) -> str:

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -28,7 +29,8 @@ from controller.api.wire.status import (
 )
 from controller.core.settings import MigrationSettings
 from controller.main import down, up
-from controller.main.checks import preflight
+from controller.main.checks import environment, preflight
+from controller.main.checks.environment import Environment
 from controller.main.doctor import doctor, engine_trial, trial_cluster
 from controller.main.doctor.engine_trial import GREEDY, SEEDED, Kind, late_string
 from controller.main.doctor.engine_trial import EngineTrial as Trial
@@ -43,6 +45,7 @@ from tools.synthetic_cluster import instance
 OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL
 RIGHT = list(range(40))
 WRONG = [*range(20), *range(100, 120)]
+NEEDED = {"enable_prefix_caching": False, "max_num_seqs": trial_cluster.MAX_NUM_SEQS}
 
 
 def read(tokens: list[int] = RIGHT, reason: str | None = None, **fields: Any) -> Read:
@@ -50,7 +53,7 @@ def read(tokens: list[int] = RIGHT, reason: str | None = None, **fields: Any) ->
 
 
 MOVED = Move("migrated", 8, downtime_s=0.02, excess_s=0.005)
-VERIFIED = Move("migrated", 16, verified=True, downtime_s=0.5, excess_s=0.485)
+VERIFIED = Move("migrated", 16, verified=True, downtime_s=0.5, excess_s=0.485, num_blocks=3)
 MISMATCH = Move("resumed", 16, verified=True, code="kv_mismatch")
 
 
@@ -105,6 +108,8 @@ def test_where_two_answers_part(one: Read, other: Read, found: tuple[int, str] |
             "two unmoved requests differ at token 20, the moved one at 1",
         ),
         (of(read([0, 1, 9, *RIGHT])), WARN, "unsteady", True, "had 8 tokens before it moved"),
+        # A digest of no blocks shows nothing: the destination's prefix cache had them all.
+        (of(moves=(MOVED, replace(VERIFIED, num_blocks=0))), OK, "equal", None, ""),
         (of(moves=(MOVED, MISMATCH)), FAIL, "equal", False, "1 of 2 moves failed: the KV blocks"),
         (of(moves=(MISMATCH,)), FAIL, "unknown", False, "did not move: the KV blocks"),
         (
@@ -144,6 +149,7 @@ def test_downtimes_are_those_of_moves_without_digests() -> None:
     assert (found.downtime_median_s, found.downtime_worst_s) == (0.025, 0.03)
     assert found.step_s == 0.015
     assert (found.num_moves, found.num_digests, found.num_tokens) == (3, 1, 40)
+    assert judge(of(moves=(MOVED, VERIFIED, VERIFIED))).num_equal_blocks == 6
     queued = judge(of(moves=(Move("migrated", 0, queued=True),)))
     assert (queued.result, queued.downtime_median_s, queued.step_s) == (OK, None, None)
 
@@ -173,6 +179,7 @@ TRIAL = EngineTrial(
             num_tokens=120,
             kv_equal=True,
             num_digests=3,
+            num_equal_blocks=1282,
             downtime_median_s=0.0123,
             downtime_worst_s=0.02,
             step_s=0.0081,
@@ -203,11 +210,11 @@ TRIAL = EngineTrial(
     facts={"vllm": "vllm 0.32.0"},
 )
 TABLE = """\
-RESULT  REQUESTS            MOVES  TOKENS           KV BLOCKS    DOWNTIME   WORST   STEP
-ok      greedy                  6  equal, 120       equal in 3     12.3ms  20.0ms  8.1ms
-fail    seeded                  1  differ, from 17  DIFFER in 2         -       -      -
+RESULT  REQUESTS            MOVES  TOKENS           KV BLOCKS          DOWNTIME   WORST   STEP
+ok      greedy                  6  equal, 120       equal, 1,282 in 3    12.3ms  20.0ms  8.1ms
+fail    seeded                  1  differ, from 17  DIFFER in 2               -       -      -
         token 17 differs
-warn    waiting in a queue      0  -                -                   -       -      -
+warn    waiting in a queue      0  -                -                         -       -      -
         not tried: x
 
 slowdown  steps took 7% longer while 3,000 tokens moved to and fro beside 4 streams, 50% of the\
@@ -257,16 +264,23 @@ def test_a_failed_check_stands_before_the_table_or_in_its_place(
 class Fake(ThreadingHTTPServer):
     """An endpoint whose requests make one token after the other, and a control API that moves them
     in no time. `token`: gives the token at an index, for a request that has moved so often.
-    `limit`: how many requests run on an instance at a time."""
+    `limit`: how many requests run on an instance at a time. `lag_s`: how old its statuses are."""
 
     daemon_threads = True
     request_queue_size = 64
 
     def __init__(
-        self, token: Callable[[int, int], int] = lambda index, _: index, limit: int = 1024
+        self,
+        token: Callable[[int, int], int] = lambda index, _: index,
+        limit: int = 1024,
+        lag_s: float = 0.0,
     ) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
-        self.token, self.limit = token, limit
+        self.token, self.limit, self.lag_s = token, limit, lag_s
+        self.counts: list[tuple[float, dict[str, int]]] = [(0.0, {})]
+        """How many requests ran on each instance, since when."""
+        self.waited: list[str] = []
+        """The requests that found no room."""
         self.cordoned = False
         """Whether i-1 is."""
         self.places: dict[str, str] = {}
@@ -297,7 +311,7 @@ class Fake(ThreadingHTTPServer):
                 instance(
                     each,
                     max_running_reqs=self.limit,
-                    num_running_reqs=self.num_running(each),
+                    num_running_reqs=self.counted(each),
                     **counted,
                 )
                 for each in ("i-0", "i-1")
@@ -306,6 +320,14 @@ class Fake(ThreadingHTTPServer):
 
     def num_running(self, instance_id: str) -> int:
         return sum(self.places.get(name) == instance_id for name in list(self.running))
+
+    def counted(self, instance_id: str) -> int:
+        told = [counts for at, counts in list(self.counts) if at <= time.monotonic() - self.lag_s]
+        return told[-1].get(instance_id, 0)
+
+    def count(self) -> None:
+        counts = {each: self.num_running(each) for each in ("i-0", "i-1")}
+        self.counts.append((time.monotonic(), counts))
 
     def requests(self, **_: Any) -> RequestList:
         live = tuple(
@@ -324,13 +346,17 @@ class Fake(ThreadingHTTPServer):
         """Waits until there is room for the request where it is."""
         self.num_moves[name] = 0
         self.places[name] = "i-0" if self.cordoned or len(self.places) % 2 == 0 else "i-1"
+        if self.num_running(self.places[name]) >= self.limit:
+            self.waited.append(name)
         while self.num_running(self.places[name]) >= self.limit:
             time.sleep(0.001)
         self.running.append(name)
+        self.count()
 
     def leave(self, name: str) -> None:
         self.running.remove(name)
         del self.places[name], self.num_moves[name]
+        self.count()
 
     def request(self, reference: str) -> RequestDetail:
         name = reference.removeprefix("cmpl-")
@@ -346,6 +372,7 @@ class Fake(ThreadingHTTPServer):
         if not code:
             self.num_moves[order.request_id] += 1
             self.places[order.request_id] = order.wanted.to or ""
+            self.count()
         attempt = MoveAttempt(migration_id="m", to_instance_id="i-1", outcome="x", duration_s=0.01)
         return MigrationReport(
             request_id=order.request_id,
@@ -353,6 +380,7 @@ class Fake(ThreadingHTTPServer):
             from_instance_id="i-0",
             outcome="refused" if code else "migrated",
             code=code,
+            num_blocks=2,
             downtime_s=None if code else 0.004,
             excess_s=0.001,
             attempts=(attempt,),
@@ -425,9 +453,10 @@ def test_requests_that_say_the_same_wherever_they_are(monkeypatch: pytest.Monkey
         slowdown = trial.slowdown()
     for found in (greedy, seeded):
         assert judge(found).result is OK, found
-        assert [move.verified for move in found.moves] == [False, True, False, True]
+        assert [move.verified for move in found.moves] == [False, True, True, False]
+        assert judge(found).num_equal_blocks == 4
     to = [order.wanted.to for order in fake.orders[:4]]
-    assert to in (["i-0", "i-1"] * 2, ["i-1", "i-0"] * 2)
+    assert to in (["i-0", "i-1"] * 2, ["i-1", "i-0"] * 2), "each direction is verified and timed"
     assert slowdown is not None
     assert slowdown.num_streams == 4
     assert abs(slowdown.slowdown) < 0.01
@@ -473,6 +502,18 @@ def test_a_request_that_waits_in_a_queue_moves_before_it_runs() -> None:
     assert not fake.cordoned
 
 
+def test_a_batch_is_filled_whose_instance_tells_late_what_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_trial, "PATIENCE_S", 5.0)
+    fake = Fake(limit=6, lag_s=0.1)
+    with fake.trial(num_moves=1) as trial:
+        *_, queued = trial.run(())
+    assert len(fake.waited) == 1, "no filler waits, which would get no token"
+    assert queued.num_migrated == 2
+    assert judge(queued).result is OK, queued
+
+
 def test_a_batch_that_is_too_large_to_be_filled_is_not() -> None:
     fake = Fake()
     with fake.trial(num_moves=1) as trial:
@@ -515,10 +556,57 @@ def test_the_cluster_is_configured_as_the_users_except_for_what_the_trial_needs(
     assert (own.endpoint.host, own.endpoint.api_key_file) == ("127.0.0.1", None)
     assert len({own.endpoint.port, own.control.port, 80, 8700}) == 4
     assert (own.migration.enabled, own.migration.max_bytes_per_s) == (False, 5.0)
-    assert own.engine == {"tensor_parallel_size": 2, "max_num_seqs": trial_cluster.MAX_NUM_SEQS}
+    assert own.engine == {"tensor_parallel_size": 2} | NEEDED
     emulated = Settings(cluster=ClusterTable(engine="emulated"), emulated=EmulatedTable(speed=2.0))
     own = trial_cluster.trial_settings(emulated)
-    assert (own.engine, own.emulated.speed) == ({}, 2.0)
+    assert (own.engine, own.emulated.speed, own.emulated.prefix_caching) == ({}, 2.0, False)
+    assert trial_cluster.changes(emulated, own) == "prefix_caching false instead of true"
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ({}, "enable_prefix_caching false, max_num_seqs 16"),
+        (
+            {"enable_prefix_caching": True, "max_num_seqs": 256},
+            "enable_prefix_caching false instead of true, max_num_seqs 16 instead of 256",
+        ),
+        ({"max_num_seqs": 12}, "enable_prefix_caching false"),
+        ({"max_num_seqs": 2}, "enable_prefix_caching false, max_num_seqs 8 instead of 2"),
+        ({"enable_prefix_caching": False, "max_num_seqs": 9}, ""),
+    ],
+)
+def test_engine_arguments_that_the_trial_sets_are_told(engine: dict[str, Any], told: str) -> None:
+    settings = Settings(engine=engine)
+    own = trial_cluster.trial_settings(settings)
+    assert trial_cluster.changes(settings, own) == told
+    assert own.engine["enable_prefix_caching"] is False
+
+
+def test_versions_are_those_of_the_environment_in_which_instances_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = trial_cluster.versions(Settings())
+    assert here["vllm"] == " ".join(preflight.check_vllm_version())
+    there = Environment(
+        python="3.11",
+        ray="2.60.0",
+        llumctl=here["llumctl"],
+        wire="x",
+        vllm="0.99.0",
+        distribution="vllm",
+        torch="9.9",
+    )
+    monkeypatch.setattr(environment, "described", lambda *_: there)
+    found = trial_cluster.versions(Settings(engine={"python": "/new/bin/python"}))
+    assert found == {
+        "llumctl": here["llumctl"],
+        "vllm": "vllm 0.99.0",
+        "torch": "9.9",
+        "ray": "2.60.0",
+        "python": "3.11, /new/bin/python",
+        "frontends": f"vllm {here['vllm']}, torch {here['torch']}",
+    }
 
 
 @pytest.mark.parametrize(
@@ -538,9 +626,7 @@ def test_two_instances_share_the_gpus_that_are_enough_for_one(
 ) -> None:
     monkeypatch.setattr(preflight, "visible_gpus", lambda: ["GPU 0: H100"] * gpus)
     own = trial_cluster.trial_settings(Settings(engine=engine))
-    assert own.engine == engine | {"max_num_seqs": trial_cluster.MAX_NUM_SEQS} | (
-        trial_cluster.SHARED | engine if is_shared else {}
-    )
+    assert own.engine == engine | NEEDED | (trial_cluster.SHARED | engine if is_shared else {})
     model = trial_cluster.trial_settings(Settings(cluster=ClusterTable(model="/m"), engine=engine))
     assert ("kv_cache_memory_bytes" in model.engine) is is_shared
 
@@ -570,7 +656,7 @@ def test_ray_gives_shared_gpus_to_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("end", ["fine", "a finding", "a fault", "an interrupt", "no start"])
 def test_the_cluster_is_taken_down_however_the_trial_ends(
-    end: str, monkeypatch: pytest.MonkeyPatch
+    end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped: list[str] = []
     fine = TRIAL.model_copy(update={"result": OK})
@@ -602,6 +688,8 @@ def test_the_cluster_is_taken_down_however_the_trial_ends(
     has_logs = (run_state.state_path(name) / "logs" / "i-0.log").exists()
     assert has_logs is (end not in ("fine", "no start"))
     assert run_state.state_path(name).exists() is has_logs
+    told = f"the logs stay in {run_state.state_path(name) / 'logs'}" in capsys.readouterr().err
+    assert told is (end in ("a finding", "an interrupt"))
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

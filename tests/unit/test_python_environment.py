@@ -117,6 +117,7 @@ def test_a_real_interpreter_describes_itself() -> None:
     told = environment.described(Path(sys.executable), SETTINGS)
     assert told == describe(SETTINGS.model_dump_json())
     assert told.structs["EngineCoreRequest"][0] == "request_id"
+    assert told.torch == metadata.version("torch")
     assert "no_such_table" in describe(json.dumps({"no_such_table": 1})).no_settings
 
 

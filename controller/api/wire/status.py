@@ -575,6 +575,8 @@ class KindTrial(WireModel):
     """Whether the digests of the KV blocks agreed on both sides; null if none was taken."""
     num_digests: int = 0
     """How many moves compared digests."""
+    num_equal_blocks: int = 0
+    """How many blocks were the same on both sides, over all moves that compared digests."""
     downtime_median_s: float | None = None
     """Of moves without digests, which take time. Null for requests that waited."""
     downtime_worst_s: float | None = None

@@ -55,8 +55,9 @@ STRUCTS_FILE = Path("v1", "engine", "__init__.py")
 
 class Environment(BaseModel):
     """What an environment says about itself. `ray`, `vllm`: the version, empty if it is not
-    installed; `distribution`: the name under which vLLM is installed. `no_vllm`: why llumctl does
-    not run on this vLLM; `no_settings`: why llumctl does not take the settings."""
+    installed; `distribution`: the name under which vLLM is installed. `torch`: empty also where
+    an older llumctl does not say it. `no_vllm`: why llumctl does not run on this vLLM;
+    `no_settings`: why llumctl does not take the settings."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,6 +67,7 @@ class Environment(BaseModel):
     wire: str
     vllm: str = ""
     distribution: str = ""
+    torch: str = ""
     no_vllm: str = ""
     no_settings: str = ""
     structs: Mapping[str, Sequence[str]] = {}
@@ -233,6 +235,7 @@ def describe(settings_json: str) -> Environment:
         wire=wire_version(),
         vllm=vllm,
         distribution=distribution,
+        torch=installed("torch") or "",
         no_vllm=no_vllm,
         no_settings=no_settings,
         structs=_structs(),

@@ -1,5 +1,7 @@
 """`llumctl doctor --engine`: starts a private cluster of two instances as they are configured, has
 requests moved between them (`engine_trial.py`), and takes the cluster down, however the trial ends.
+Few settings differ from the configuration, above all the prefix cache, which is off: an instance
+would find in it the blocks of a request that comes back, so that nothing is copied.
 
 The cluster is started and stopped as by `up` and `down`, so the processes, the engines, and the
 links between them are those that users get. It has a name, ports and a state folder of its own, and
@@ -15,11 +17,13 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.interrupts import no_interrupts, stops_interrupt
+from controller.api.settings import PYTHON
 from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
 from controller.api.state import run_state
 from controller.api.text.hints import own_version
@@ -27,7 +31,7 @@ from controller.api.text.quantities import sized
 from controller.api.wire.status import CheckResult, ClusterStatus, DoctorReport, EngineTrial
 from controller.core.settings import SchedulerSettings
 from controller.main import down, emulation, up
-from controller.main.checks import preflight
+from controller.main.checks import environment, preflight
 from controller.main.doctor import doctor, probe
 from controller.main.doctor.engine_trial import EngineTrial as Trial
 from controller.main.doctor.engine_trial import TrialError
@@ -38,8 +42,10 @@ Report = Callable[[str], None]
 
 NUM_INSTANCES = 2
 MAX_NUM_SEQS = 16
-"""How many requests an instance of the trial runs at a time, so that few requests fill its batch
-and one can be seen to wait."""
+"""How many requests an instance of the trial runs at a time at most, so that few requests fill its
+batch and one can be seen to wait."""
+MIN_NUM_SEQS = 8
+"""Enough if all streams of the trial are on one instance: three of a kind and four others."""
 SHARED = {"gpu_memory_utilization": 0.4}
 SHARED_KV = {"kv_cache_memory_bytes": 4 << 30, "max_model_len": preflight.AUTO_FIT}
 """Engine arguments with which two engines fit on one GPU: while both start, neither can find out
@@ -61,9 +67,17 @@ def run(settings: Settings, report: Report) -> DoctorReport:
         checks = tuple(doctor.run(checked))
         if any(check.result is CheckResult.FAIL for check in checks):
             return DoctorReport(checks=checks)
-        with _cluster(own, report) as client:
-            found = _tried(own, client, report)
         folder = run_state.state_path(own.cluster.name)
+        known = versions(own)
+        if changed := changes(settings, own):
+            known["trial sets"] = changed
+        try:
+            with _cluster(own, report) as client:
+                found = _tried(own, client, report, known)
+        except KeyboardInterrupt:  # any other error names the logs
+            if folder.exists():
+                report(f"the logs stay in {folder / 'logs'}")
+            raise
         if found.result is CheckResult.FAIL:
             report(f"the logs stay in {folder / 'logs'}")
         else:
@@ -72,12 +86,17 @@ def run(settings: Settings, report: Report) -> DoctorReport:
 
 
 def trial_settings(settings: Settings) -> Settings:
-    """The settings of the trial's cluster: its engines are configured like the user's, and nothing
-    moves by itself. Dispatch does not hold requests, so that one can wait at an instance."""
+    """The settings of the trial's cluster: its engines are configured like the user's except for
+    the prefix cache and the size of a batch, and nothing moves by itself. Dispatch does not hold
+    requests, so that one can wait at an instance."""
     endpoint_port, control_port = _free_ports(2)
     engine = settings.engine
     if not emulation.is_emulated(settings):
-        engine = engine | {"max_num_seqs": MAX_NUM_SEQS}
+        wanted = preflight.whole_number(engine.get("max_num_seqs")) or MAX_NUM_SEQS
+        engine = engine | {
+            "enable_prefix_caching": False,
+            "max_num_seqs": max(MIN_NUM_SEQS, min(MAX_NUM_SEQS, wanted)),
+        }
     if shares_gpus(settings):
         is_embedded = settings.cluster.model == EMBEDDED_MODEL
         engine = SHARED | ({} if is_embedded else SHARED_KV) | engine
@@ -94,8 +113,24 @@ def trial_settings(settings: Settings) -> Settings:
         scheduler=SchedulerSettings(policy="llumnix"),
         migration=replace(settings.migration, enabled=False),
         engine=engine,
-        emulated=settings.emulated,
+        emulated=settings.emulated.model_copy(update={"prefix_caching": False}),
     )
+
+
+def changes(settings: Settings, own: Settings) -> str:
+    """The arguments of the engines that the trial has set, and what was configured in their place;
+    empty if there are none."""
+    if emulation.is_emulated(settings):
+        before, after = settings.emulated.model_dump(), own.emulated.model_dump()
+    else:
+        before, after = settings.engine, own.engine
+    told = []
+    for name, value in sorted(after.items()):
+        was = before.get(name)
+        if was != value:
+            instead = "" if was is None else f" instead of {json.dumps(was)}"
+            told.append(f"{name} {json.dumps(value)}{instead}")
+    return ", ".join(told)
 
 
 def shares_gpus(settings: Settings) -> bool:
@@ -154,8 +189,11 @@ def _words_only(report: Report) -> Callable[[ClusterStatus | str], None]:
     return progress
 
 
-def _tried(settings: Settings, client: ControlClient, report: Report) -> EngineTrial:
-    """Raises LlumctlError, which names the logs, if the trial cannot go on."""
+def _tried(
+    settings: Settings, client: ControlClient, report: Report, known: dict[str, str]
+) -> EngineTrial:
+    """Raises LlumctlError, which names the logs, if the trial cannot go on. `known`: what is known
+    of the engines before they run."""
     logs = run_state.state_path(settings.cluster.name) / "logs"
     url = f"http://{settings.endpoint.host}:{settings.endpoint.port}"
     try:
@@ -170,18 +208,41 @@ def _tried(settings: Settings, client: ControlClient, report: Report) -> EngineT
         ) from error
     died = [each.id for each in status.instances if each.num_restarts]
     problem = f"{', '.join(died)} died during the trial" if died else ""
-    return trial_of(evidence, slowdown, _facts(settings, status, evidence), problem)
+    facts = known | _facts(settings, status, evidence)
+    return trial_of(evidence, slowdown, facts, problem)
+
+
+def versions(settings: Settings) -> dict[str, str]:
+    """Those of the environment in which the instances run, and what differs from them in the
+    frontends. Raises WrongSettingError if that environment cannot be asked."""
+    here = probe.versions()
+    own = {
+        "llumctl": own_version(),
+        "vllm": " ".join(preflight.check_vllm_version()),
+        **{name: here[name] for name in ("torch", "ray", "python")},
+    }
+    python = settings.engine.get(PYTHON)
+    if python is None:
+        return own
+    there = environment.described(Path(python), settings)
+    of_instances = {
+        "llumctl": there.llumctl,
+        "vllm": f"{there.distribution} {there.vllm}".strip() or "none",
+        "torch": there.torch or "unknown",
+        "ray": there.ray,
+        "python": f"{there.python}, {python}",
+    }
+    names = [name for name in ("llumctl", "vllm", "torch") if own[name] != of_instances[name]]
+    if names:
+        of_instances["frontends"] = ", ".join(f"{name} {own[name]}" for name in names)
+    return of_instances
 
 
 def _facts(
     settings: Settings, status: ClusterStatus, evidence: Sequence[Evidence]
 ) -> dict[str, str]:
     """What a reader of the report must know of the engines and the machine."""
-    versions = probe.versions()
     facts = {
-        "llumctl": own_version(),
-        "vllm": " ".join(preflight.check_vllm_version()),
-        **{name: versions[name] for name in ("torch", "ray", "python")},
         "device": _device(settings),
         "model": settings.cluster.model,
         "engine": settings.cluster.engine,

@@ -109,7 +109,8 @@ def judge(found: Evidence) -> KindTrial:
         warnings.append(words)
     verified = [move for move in found.moves if move.verified]
     mismatches = sum(move.code == KV_MISMATCH for move in verified)
-    digests = sum(move.outcome == MIGRATED for move in verified) + mismatches
+    compared = [move for move in verified if move.outcome == MIGRATED and move.num_blocks > 0]
+    digests = len(compared) + mismatches
     moved = [move for move in found.moves if move.outcome == MIGRATED]
     downtimes_s = [m.downtime_s for m in moved if m.downtime_s is not None and not m.verified]
     steps_s = [
@@ -128,6 +129,7 @@ def judge(found: Evidence) -> KindTrial:
         first_difference=first,
         kv_equal=mismatches == 0 if digests else None,
         num_digests=digests,
+        num_equal_blocks=sum(move.num_blocks for move in compared),
         downtime_median_s=_rounded(median(downtimes_s)) if downtimes_s else None,
         downtime_worst_s=_rounded(max(downtimes_s)) if downtimes_s else None,
         step_s=_rounded(median(steps_s)) if steps_s else None,
