@@ -323,12 +323,14 @@ class MemberEvents:
         python = keeper.spec.engine_of(instance_id).python
         if hello.phase != "starting" or hello.incarnation or hello.python == python:
             return False
+        if self._cluster.launcher_loss is not None:
+            return True  # its next Hello comes in a second, and each try would wait for an answer
         if self._misplaced.get(instance_id) != hello.nonce:
             log.warning("%s starts with %s instead of %s", instance_id, hello.python, python)
             try:
                 self._cluster.restart(instance_id)
                 self._misplaced[instance_id] = hello.nonce
-            except LauncherLostError as error:  # its next Hello comes in a second
+            except LauncherLostError as error:
                 log.warning("%s is not replaced yet: %s", instance_id, error)
         return True
 

@@ -334,6 +334,8 @@ class FakeLauncher:
         self.misplaced: set[str] = set()
         self.why_no_room = ""
         self.lost: LauncherLoss | None = None
+        self.num_refused = 0
+        """How many calls found that the launcher is lost."""
         self.failures: Counter[str] = Counter()
         """How often what is wanted of a member's process still fails."""
 
@@ -360,6 +362,7 @@ class FakeLauncher:
 
     def _answer(self, member_id: str, done: list[str]) -> None:
         if self.lost is not None:
+            self.num_refused += 1
             raise LauncherLostError(self.lost.what)
         if self.failures[member_id]:
             self.failures[member_id] -= 1
