@@ -185,6 +185,10 @@ def test_nobody_can_connect_to_a_worker(engines: Engines) -> None:
     assert [ranks.num_listeners(engine) for engine in engines] == [[0, 0], [0, 0]]
 
 
+def test_nothing_stays_behind_if_its_processes_are_killed(engines: Engines) -> None:
+    assert [ranks.shared_names(engine) for engine in engines] == [set(), set()]
+
+
 @pytest.mark.last
 def test_a_worker_that_dies_ends_an_idle_engine(session_rank_engines: Engines) -> None:
     engine = session_rank_engines[1]

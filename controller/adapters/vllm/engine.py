@@ -11,8 +11,7 @@ v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; c
 `max_num_seqs`, `max_num_batched_tokens`, `long_prefill_token_threshold`; config/model.py
 `get_vocab_size`; v1/executor/abstract.py `collective_rpc`;
 v1/executor/multiproc_executor.py `is_failed`; v1/structured_output/__init__.py
-`grammar_init`, `backend`; v1/worker/gpu/sample/logit_bias.py `MAX_NUM_ALLOWED_TOKEN_IDS`,
-`MAX_NUM_LOGIT_BIAS_TOKENS`, `MAX_NUM_STOP_TOKEN_IDS`; config/vllm.py `structured_outputs_config`;
+`grammar_init`, `backend`; config/vllm.py `structured_outputs_config`;
 config/structured_outputs.py `backend`."""
 
 import logging
@@ -76,15 +75,17 @@ class VllmEngine:
                 log_stats=not args.disable_log_stats,
                 executor_fail_callback=self._lost_worker.set,
             )
+            in_workers = self._core.model_executor.collective_rpc
+            if not alone:
+                in_workers(process_setup.die_with_engine, args=(os.getpid(),))
+                in_workers(process_setup.forget_names)
+                process_setup.forget_names()
             if config.device_config.device_type == "cpu":
+                in_workers(process_setup.forget_meeting_file)
                 if alone:
                     process_setup.destroy_groups_of_one()
                 else:
-                    self._core.model_executor.collective_rpc(process_setup.close_group_ports)
-        if not alone:
-            self._core.model_executor.collective_rpc(
-                process_setup.die_with_engine, args=(os.getpid(),)
-            )
+                    in_workers(process_setup.close_group_ports)
         self._scheduler = self._core.scheduler
         self._kv = self._scheduler.kv_cache_manager
         self._pool = self._kv.block_pool
@@ -100,12 +101,6 @@ class VllmEngine:
         self._watch_admissions()
         self._watch_updates()
         self._watch_evictions()
-        if (
-            config.device_config.device_type == "cpu"
-            and config.speculative_config is None
-            and not config.use_v2_model_runner
-        ):
-            self._make_generators_rewindable()
         self.moves = VllmMoves(self._core)
         self.max_model_len: int = config.model_config.max_model_len
         self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
@@ -122,8 +117,8 @@ class VllmEngine:
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         request = self._decoder.decode(frames)
         request.client_index = frontend_index
-        if self._scheduler.use_v2_model_runner and request.sampling_params is not None:
-            check_lists(request.sampling_params)
+        if request.sampling_params is not None:
+            self.moves.check(request.sampling_params)
         prepared, _wave = self._core.preprocess_add_request(request)
         return prepared
 
@@ -226,12 +221,6 @@ class VllmEngine:
             evicted=head.num_preemptions > 0,
         )
 
-    def _make_generators_rewindable(self) -> None:
-        """Runs in the process of each rank; one of them may be this process."""
-        from controller.adapters.vllm.worker_side import make_generators_rewindable
-
-        self._core.model_executor.collective_rpc(make_generators_rewindable)
-
     def _watch_admissions(self) -> None:
         """Records admissions. vLLM itself reports an admission only with the request's next
         token."""
@@ -283,39 +272,6 @@ class VllmEngine:
         self._events.append(
             EngineEvent(kind, request_id, time.time(), num_tokens, num_cached_tokens)
         )
-
-
-# -- the second model runner -----------------------------------------------------------------------
-
-
-def check_lists(params: Any) -> None:
-    """Raises ValueError if a list of the request is too long for vLLM's second model runner. vLLM
-    itself finds that in the worker, in the middle of a step, and the engine ends."""
-    from vllm import envs
-    from vllm.v1.worker.gpu.sample import logit_bias
-
-    for name, number, most in (
-        (
-            "allowed_token_ids",
-            len(params.allowed_token_ids or ()),
-            logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS,
-        ),
-        ("logit_bias", len(params.logit_bias or ()), logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS),
-        (
-            "stop_token_ids beside min_tokens",
-            len(params.all_stop_token_ids) if params.min_tokens else 0,
-            logit_bias.MAX_NUM_STOP_TOKEN_IDS,
-        ),
-        (
-            "bad_words",
-            sum(map(len, params.bad_words_token_ids or ())),
-            envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
-        ),
-    ):
-        if number > most:
-            raise ValueError(
-                f"{name}: {number} tokens; the model runner of this engine takes at most {most}"
-            )
 
 
 # -- warming up ------------------------------------------------------------------------------------

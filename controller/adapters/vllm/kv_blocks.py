@@ -165,6 +165,9 @@ class HostBlocks:
     def writable(self, buffer: torch.Tensor, num_blocks: int) -> memoryview:
         return as_bytes(first_rows(buffer, num_blocks))
 
+    def close(self) -> None:
+        """Does nothing: vLLM frees its caches itself."""
+
 
 def first_rows(buffer: torch.Tensor, num_blocks: int) -> torch.Tensor:
     if num_blocks > len(buffer):
@@ -252,6 +255,9 @@ class CudaBlocks:
 
     def writable(self, buffer: StagingBuffer, num_blocks: int) -> memoryview:
         return as_bytes(first_rows(buffer.pinned, num_blocks))
+
+    def close(self) -> None:
+        """Does nothing: vLLM frees its caches itself."""
 
     def _first(self, buffer: StagingBuffer, num_blocks: int) -> tuple[Any, Any]:
         return first_rows(buffer.on_device, num_blocks), first_rows(buffer.pinned, num_blocks)

@@ -620,6 +620,10 @@ class VllmMoves(SourceMoves, DestinationMoves):
         self.fingerprint = fingerprint(core, parts)
         super().__init__(parts, slots, workers)
 
+    def check(self, sampling_params: Any) -> None:
+        """Raises ValueError if the engine cannot take such a request. Any thread may call this."""
+        self._workers.check(sampling_params)
+
     def close(self) -> None:
         self._workers.close()
 

@@ -1,6 +1,6 @@
 """How a process uses vLLM: the environment in which it imports vLLM; the engine arguments as vLLM's
-classes; the end of what vLLM's process groups leave behind; and metrics that several processes
-share.
+classes; the end of what vLLM's process groups leave behind; the names by which processes find each
+other; and metrics that several processes share.
 
 Variables that the user has set in the environment reach vLLM, except for those listed here. A
 contract test knows each variable that vLLM's server reads. If a new version reads one more
@@ -8,14 +8,19 @@ variable, the test fails until somebody decides about that variable.
 
 Touch points of vLLM: engine/arg_utils.py `EngineArgs`, `get_type_hints`;
 distributed/parallel_state.py `get_tp_group`, `get_pp_group`, `get_dp_group`, `get_dcp_group`,
-`get_pcp_group`, `get_world_group`, `world_size`, `destroy`, `cpu_group`."""
+`get_pcp_group`, `get_world_group`, `world_size`, `destroy`, `cpu_group`;
+distributed/device_communicators/shm_broadcast.py `ShmRingBuffer`, shm_tensor_arena.py
+`ShmTensorArena`, `is_creator`, `shared_memory`; v1/worker/worker_base.py `distributed_init_method`;
+envs.py `VLLM_RPC_BASE_PATH`."""
 
 import ctypes
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
@@ -210,6 +215,81 @@ def _close(descriptor: int) -> None:
     """Replaces the socket in one step, so that no other thread can get its descriptor meanwhile."""
     with socket.socket() as silent:
         os.dup2(silent.fileno(), descriptor, inheritable=False)
+
+
+# -- what the processes of an engine find each other by --------------------------------------------
+# The processes of an engine with several ranks open each other's memory by names in /dev/shm, each
+# other's sockets by names in a folder, and meet in a file. They do so once, at the start. vLLM
+# removes the names if the engine ends in good order, but an instance's processes are often killed:
+# two ranks then left segments of 680 MB in all (6 MB of them in use), two of 4 MB and four sockets
+# behind, and any engine a file. So the names are removed as soon as the engine has started. The
+# system frees the memory when the last process ends, however it ends.
+
+_SHARED_MEMORY = Path("/dev/shm")
+_OF_KERNELS = "vllm_dist_"
+"""The beginning of the names that vLLM's kernels on a CPU give to their memory."""
+_FILE = "file://"
+_LONG_PATH = 50
+"""The name of a Unix socket may have 107 bytes."""
+_WITH_PATH = 8
+"""The number of columns in /proc/net/unix for a socket with a path, which comes last."""
+
+
+@contextmanager
+def folder_of_sockets() -> Iterator[str]:
+    """A private folder for sockets, which is deleted at the end of the `with` block."""
+    usual = tempfile.gettempdir()
+    parent = usual if len(usual) < _LONG_PATH else "/tmp"
+    with tempfile.TemporaryDirectory(
+        prefix="llumctl-", dir=parent, ignore_cleanup_errors=True
+    ) as folder:
+        yield folder
+
+
+def forget_names(_worker: Any = None) -> None:
+    """Removes the names of the shared memory and of the sockets that this process has made. Runs in
+    each process of an engine with several ranks, when all of them have opened these."""
+    from vllm import envs
+    from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
+    from vllm.distributed.device_communicators.shm_tensor_arena import ShmTensorArena
+
+    frozen = gc.get_freeze_count() > 0  # vLLM does it after the start; they are not listed then
+    gc.unfreeze()
+    for found in gc.get_objects():
+        if type(found) in (ShmRingBuffer, ShmTensorArena) and found.is_creator:
+            found.shared_memory.unlink()
+            found.is_creator = False
+    if frozen:
+        gc.freeze()
+    mapped = Path("/proc/self/maps").read_text()
+    for memory in _SHARED_MEMORY.glob(f"{_OF_KERNELS}*"):
+        if str(memory) in mapped:
+            memory.unlink(missing_ok=True)  # each rank maps the memory of all
+    for path in named_sockets():
+        if path.parent == Path(envs.VLLM_RPC_BASE_PATH):
+            path.unlink(missing_ok=True)
+
+
+def named_sockets() -> set[Path]:
+    """The paths of this process's own Unix sockets, whether or not they exist any more."""
+    inodes = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the descriptor is closed by now
+            inodes.add(entry.readlink().name)
+    lines = [line.split() for line in Path("/proc/self/net/unix").read_text().splitlines()[1:]]
+    return {
+        Path(path)
+        for *_, inode, path in (line for line in lines if len(line) == _WITH_PATH)
+        if f"socket:[{inode}]" in inodes
+    }
+
+
+def forget_meeting_file(worker: Any) -> None:
+    """Removes the file in which the process groups have met. Runs in each worker's process, but
+    only on a CPU: NCCL reads the file again later."""
+    method: str = worker.distributed_init_method
+    if method.startswith(_FILE):
+        Path(method.removeprefix(_FILE)).unlink(missing_ok=True)
 
 
 # -- metrics of several processes ------------------------------------------------------------------

@@ -28,15 +28,14 @@ import contextlib
 import logging
 import mmap
 import os
-import shutil
 import socket
 import struct
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,7 @@ from controller.adapters.vllm.kv_blocks import (
     columns_of,
     distinct_caches,
 )
+from controller.adapters.vllm.process_setup import folder_of_sockets
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,6 @@ int64."""
 _GATHER, _SCATTER = 0, 1
 _DONE, _FAILED = b"+", b"-"
 """The first byte of an answer. A result or an error's text follows."""
-_LONG_PATH = 60
-"""A Unix socket's path may have 107 bytes."""
 _KEPT_EVENTS = 64
 """A copy that names an older step waits for the oldest of these steps."""
 
@@ -301,18 +299,13 @@ class _CudaShard:
 def serve_copies(worker: Any, folder: str, num_blocks: int) -> RankFacts:
     """Runs in each worker's process, between two steps. It does not raise errors: vLLM would leave
     the answers of other ranks in its queues."""
-
-    def drawn_generator(seed: int, num_tokens: int) -> bytes:
-        from vllm.sampling_params import SamplingParams
-
-        params = SamplingParams(seed=seed)
-        return worker_side.drawn_generator(worker, params, num_tokens) or b""
-
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     address = str(Path(folder, str(worker.rank)))
     try:
         shards = tuple(layer.shard for layer in worker_side.cached_layers(worker))
-        CopyServer(worker.model_runner, num_blocks, address, drawn_generator)
+        CopyServer(
+            worker.model_runner, num_blocks, address, partial(worker_side.drawn_generator, worker)
+        )
     except OSError:
         return RankFacts(problem="it runs on another machine, which has no such folder")
     except Exception as error:
@@ -452,23 +445,17 @@ class RankBlocks:
 def connect_ranks(executor: Any, num_blocks: int) -> RankBlocks:
     """Lets the workers of an executor serve copies. Must be called between two steps. Raises
     RanksApartError if their blocks cannot be copied."""
-    base = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="llumctl-", dir=base if len(base) < _LONG_PATH else "/tmp")
-    ranks: list[socket.socket] = []
-    try:
+    with folder_of_sockets() as folder, contextlib.ExitStack() as on_error:
         facts: list[RankFacts] = executor.collective_rpc(serve_copies, args=(folder, num_blocks))
         steps = DispatchedSteps(executor)
+        ranks: list[socket.socket] = []
         for rank, said in enumerate(facts):
             if said.problem:
                 raise RanksApartError(f"rank {rank}: {said.problem}")
-            ranks.append(_connected(rank, said.address))
-        return RankBlocks(ranks, [said.shards for said in facts], lambda: steps.num)
-    except BaseException:
-        for each in ranks:
-            each.close()
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            ranks.append(on_error.enter_context(_connected(rank, said.address)))
+        blocks = RankBlocks(ranks, [said.shards for said in facts], lambda: steps.num)
+        on_error.pop_all()
+        return blocks
 
 
 def _connected(rank: int, address: str) -> socket.socket:

@@ -66,15 +66,13 @@ def generator_state(worker: Any, request_id: str) -> bytes | None:
     return bytes(known.generator.get_state().numpy())
 
 
-def drawn_generator(worker: Any, sampling_params: Any, num_tokens: int) -> bytes | None:
-    """The state of a seeded request's generator after `num_tokens` tokens; None if the request has
-    no seed. For each token the sampler draws once: on CPU a seed for its kernel; elsewhere, and
-    with 64-bit noise, a row of noise as wide as the vocabulary."""
-    if not is_seeded(sampling_params):
-        return None
+def drawn_generator(worker: Any, seed: int, num_tokens: int) -> bytes:
+    """The state of a seeded request's generator after `num_tokens` tokens. For each token the
+    sampler draws once: on CPU a seed for its kernel; elsewhere, and with 64-bit noise, a row of
+    noise as wide as the vocabulary."""
     runner = worker.model_runner
     generator = torch.Generator(device=runner.device)
-    generator.manual_seed(sampling_params.seed)
+    generator.manual_seed(seed)
     sampler = runner.sampler.topk_topp_sampler
     wide = sampler.use_fp64_gumbel
     if sampler.forward == sampler.forward_cpu and not wide:

@@ -18,16 +18,17 @@ Touch points of vLLM: v1/executor/abstract.py `collective_rpc`; v1/core/sched/sc
 `prefill_token_ids`; v1/request.py `status`; v1/worker/gpu/model_runner.py `add_requests`;
 config/model.py `hf_text_config`, `dtype`, `quantization`; config/cache.py `cache_dtype`,
 `block_size`, `get_resolved_kv_cache_layout`; config/parallel.py `world_size`; config/vllm.py
-`use_v2_model_runner`."""
+`use_v2_model_runner`; v1/worker/gpu/sample/logit_bias.py `MAX_NUM_ALLOWED_TOKEN_IDS`,
+`MAX_NUM_LOGIT_BIAS_TOKENS`, `MAX_NUM_STOP_TOKEN_IDS`."""
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from controller.adapters.vllm import worker_side
 from controller.adapters.vllm.kv_blocks import CudaBlocks, HostBlocks
-from controller.adapters.vllm.rank_copies import RankBlocks, connect_ranks
+from controller.adapters.vllm.rank_copies import connect_ranks
 from controller.adapters.vllm.scheduler_side import EngineParts
 from controller.adapters.vllm.worker_side import MovedRequest, WorkerFacts
 from controller.ports.engine import KvBlocks
@@ -38,6 +39,8 @@ class Blocks(KvBlocks, Protocol):
         """Makes later copies wait for the steps that are under way. Called between two steps, on
         the engine's thread, whenever blocks are given to a copier."""
 
+    def close(self) -> None: ...
+
 
 class Workers:
     """Workers with the first model runner."""
@@ -46,9 +49,17 @@ class Workers:
     """Whether a worker has rows in its batch that vLLM does not manage by itself: each with the
     request's outputs and its random generator."""
 
-    def __init__(self, core: Any, blocks: Blocks) -> None:
+    def __init__(
+        self, core: Any, blocks: Blocks, drawn_generator: Callable[[int, int], bytes]
+    ) -> None:
+        """`drawn_generator`: the state of a generator with a seed after so many tokens."""
         self.blocks = blocks
         self._executor = core.model_executor
+        self._drawn_generator = drawn_generator
+        config = core.vllm_config
+        on_cpu = config.device_config.device_type == "cpu"
+        if self.keeps_rows and on_cpu and config.speculative_config is None:
+            self._call(worker_side.make_generators_rewindable)
 
     def generator_state(self, request: Any) -> bytes | None:
         """The state of the request's random generator; None if the request has no seed, if it has
@@ -65,10 +76,7 @@ class Workers:
         params = request.sampling_params
         if not self.keeps_rows or not worker_side.is_seeded(params):
             return None
-        if isinstance(self.blocks, RankBlocks):  # the queue of the workers is the engine's thread's
-            return self.blocks.drawn_generator(params.seed, num_tokens)
-        state: bytes | None = self._call(worker_side.drawn_generator, params, num_tokens)[0]
-        return state
+        return self._drawn_generator(params.seed, num_tokens)
 
     def register(
         self,
@@ -81,19 +89,35 @@ class Workers:
         to the queue; with blocks it comes to the batch, and all its tokens but the last are
         computed. Raises ValueError if the generator's state does not fit; nothing has changed
         then."""
-        moved = moved_request(request, output_token_ids, block_ids, generator)
-        refusals = self._call(worker_side.register_request, moved)
-        if any(refusals):
-            raise ValueError(next(filter(None, refusals)))
+        num_tokens = len(request.prompt_token_ids) + len(output_token_ids)
+        moved = MovedRequest(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=list(output_token_ids),
+            block_ids=tuple(block_ids),
+            num_computed_tokens=num_tokens - 1 if block_ids else 0,
+            sampling_params=request.sampling_params,
+            lora_request=request.lora_request,
+            generator=generator,
+        )
+        self._tell(request, moved)
 
     def leave_batch(self, request_id: str) -> None:
         """Must be called before a request comes back to the batch through vLLM's queue."""
         if self.keeps_rows:
             self._call(worker_side.leave_batch, request_id)
 
+    def check(self, sampling_params: Any) -> None:
+        """Raises ValueError if the model runner cannot take such a request. Any thread may call
+        this."""
+
     def close(self) -> None:
-        if isinstance(self.blocks, RankBlocks):
-            self.blocks.close()
+        self.blocks.close()
+
+    def _tell(self, _request: Any, moved: MovedRequest) -> None:
+        refusals = self._call(worker_side.register_request, moved)
+        if any(refusals):
+            raise ValueError(next(filter(None, refusals)))
 
     def _call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What the function returned in each worker."""
@@ -106,10 +130,10 @@ class V2Workers(Workers):
 
     keeps_rows = False
 
-    def __init__(self, core: Any, blocks: Blocks) -> None:
+    def __init__(self, core: Any, *parts: Any) -> None:
         from vllm.v1.request import RequestStatus
 
-        super().__init__(core, blocks)
+        super().__init__(core, *parts)
         self._scheduler = core.scheduler
         self._running = RequestStatus.RUNNING
         self._arrived: dict[str, tuple[Any, Any]] = {}
@@ -117,20 +141,23 @@ class V2Workers(Workers):
         them."""
         self._add_to_steps()
 
-    def register(
-        self,
-        request: Any,
-        output_token_ids: Sequence[int],
-        block_ids: Sequence[int],
-        generator: bytes | None,
-    ) -> None:
+    def check(self, sampling_params: Any) -> None:
+        """vLLM itself finds a list that is too long in the worker, in the middle of a step, and
+        the engine ends."""
+        for name, num_tokens, most in _lists(sampling_params):
+            if num_tokens > most:
+                raise ValueError(
+                    f"{name}: {num_tokens} tokens; the model runner of this engine takes at most "
+                    f"{most}"
+                )
+
+    def _tell(self, request: Any, moved: MovedRequest) -> None:
         from vllm.v1.core.sched.output import NewRequestData
 
-        if generator is not None:
+        if moved.generator is not None:
             raise ValueError("a generator's state, but this model runner has no generators")
-        if not block_ids:
+        if not moved.block_ids:
             return  # vLLM tells the workers of a request that leaves its queue
-        moved = moved_request(request, output_token_ids, block_ids, None)
         self._arrived[moved.request_id] = (
             request,
             NewRequestData(
@@ -170,23 +197,26 @@ class V2Workers(Workers):
         self._scheduler.schedule = with_arrived
 
 
-def moved_request(
-    request: Any,
-    output_token_ids: Sequence[int],
-    block_ids: Sequence[int],
-    generator: bytes | None,
-) -> MovedRequest:
-    num_tokens = len(request.prompt_token_ids) + len(output_token_ids)
-    return MovedRequest(
-        request_id=request.request_id,
-        prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=list(output_token_ids),
-        block_ids=tuple(block_ids),
-        num_computed_tokens=num_tokens - 1 if block_ids else 0,
-        sampling_params=request.sampling_params,
-        lora_request=request.lora_request,
-        generator=generator,
+def _lists(params: Any) -> Iterator[tuple[str, int, int]]:
+    """The lists of a request that the second model runner limits: the name, the number of tokens
+    and the limit."""
+    from vllm import envs
+    from vllm.v1.worker.gpu.sample import logit_bias as limits
+
+    yield (
+        "allowed_token_ids",
+        len(params.allowed_token_ids or ()),
+        limits.MAX_NUM_ALLOWED_TOKEN_IDS,
     )
+    yield "logit_bias", len(params.logit_bias or ()), limits.MAX_NUM_LOGIT_BIAS_TOKENS
+    if params.min_tokens:
+        yield (
+            "stop_token_ids beside min_tokens",
+            len(params.all_stop_token_ids),
+            limits.MAX_NUM_STOP_TOKEN_IDS,
+        )
+    num_bad_tokens = sum(map(len, params.bad_words_token_ids or ()))
+    yield "bad_words", num_bad_tokens, envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
 
 
 def workers_of(core: Any, parts: EngineParts) -> Workers:
@@ -194,15 +224,23 @@ def workers_of(core: Any, parts: EngineParts) -> Workers:
     its workers have no blocks. Raises RanksApartError if the blocks of its ranks cannot be
     copied."""
     kind = V2Workers if core.vllm_config.use_v2_model_runner else Workers
-    return kind(core, _blocks(core, parts))
+    executor, num_blocks = core.model_executor, parts.pool.num_gpu_blocks
+    if parts.refusal is None and core.vllm_config.parallel_config.world_size > 1:
+        ranks = connect_ranks(executor, num_blocks)
+        return kind(core, ranks, ranks.drawn_generator)
+
+    def drawn_generator(seed: int, num_tokens: int) -> bytes:
+        drawn = executor.collective_rpc(worker_side.drawn_generator, args=(seed, num_tokens))
+        state: bytes = drawn[0]
+        return state
+
+    return kind(core, _blocks_here(core, parts), drawn_generator)
 
 
-def _blocks(core: Any, parts: EngineParts) -> Blocks:
+def _blocks_here(core: Any, parts: EngineParts) -> Blocks:
     num_blocks = parts.pool.num_gpu_blocks
     if parts.refusal is not None:
         return HostBlocks([], num_blocks)
-    if core.vllm_config.parallel_config.world_size > 1:
-        return connect_ranks(core.model_executor, num_blocks)
     runner = core.model_executor.driver_worker.worker.model_runner
     if runner.device.type == "cpu":
         return HostBlocks(runner.kv_caches, num_blocks)
