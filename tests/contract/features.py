@@ -75,7 +75,13 @@ FEATURES: dict[str, tuple[Feature, ...]] = {
             note="2 ranks",
         ),
         Feature("Tensor parallel, workers of Ray", NOT_TESTED, NOT_TESTED, NOT_TESTED),
-        stays("Pipeline parallel", "parallel", NOT_TESTED),
+        Feature(
+            "Pipeline parallel",
+            NOT_TESTED,
+            NOT_TESTED,
+            NOT_TESTED,
+            note="on a CPU vLLM ends at its first step",
+        ),
         Feature("Expert parallel", NOT_TESTED, NOT_TESTED, NOT_TESTED),
         stays("Speculative decoding", "speculative", NOT_TESTED, WHY_NO_ENGINE),
         all_by(

@@ -13,7 +13,7 @@ import pytest
 from controller.adapters.vllm.kv_blocks import CudaBlocks
 from controller.adapters.vllm.moves import DestinationMoves, SourceMoves, decode_state
 from controller.adapters.vllm.scheduler_side import BatchSlots, EngineParts
-from controller.adapters.vllm.workers import V2Workers
+from controller.adapters.vllm.workers import V2Workers, Workers
 from controller.ports.engine import ReservedBlocks
 from tests.contract.vllm_schedules import lone_scheduler
 
@@ -25,7 +25,7 @@ class AsyncEngine:
     """Two steps under way, as in `EngineCore.step_with_batch_queue`. A step writes its number into
     the slots of the tokens that it computes."""
 
-    def __init__(self, model_path: Path, gpu: "Gpu") -> None:
+    def __init__(self, model_path: Path, gpu: "Gpu", kind: type[Workers]) -> None:
         import torch
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
@@ -51,13 +51,23 @@ class AsyncEngine:
         )
         self.slots = self.scheduler.max_num_active_reqs
         places = BatchSlots(self.scheduler)
-        workers = V2Workers(
-            SimpleNamespace(scheduler=self.scheduler, model_executor=None), self.blocks
+        core = SimpleNamespace(
+            scheduler=self.scheduler,
+            model_executor=SimpleNamespace(collective_rpc=self._asked),
+            vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type="cuda")),
         )
+        workers = kind(core, self.blocks, None)
         self.moves = SourceMoves(self.parts, places, workers)
         self.arrivals = DestinationMoves(self.parts, places, workers)
         self.under_way: list[Any] = []
         self.tokens: dict[str, list[int]] = {}
+        self.asked: list[tuple[str, str]] = []
+        """What the worker was asked to do, and for which request."""
+
+    def _asked(self, function: Callable[..., Any], args: tuple[Any]) -> list[str]:
+        (about,) = args
+        self.asked.append((function.__name__, getattr(about, "request_id", about)))
+        return [""]
 
     def add(
         self, request_id: str, num_prompt_tokens: int, max_tokens: int, stop: int | None = None
@@ -176,9 +186,9 @@ def a_request(
     return Request(request_id, list(range(1, num_prompt_tokens + 1)), params, None)
 
 
-@pytest.fixture
-def engine(model_path: Path, gpu: Gpu) -> AsyncEngine:
-    return AsyncEngine(model_path, gpu)
+@pytest.fixture(params=[Workers, V2Workers], ids=["V1", "V2"])
+def engine(model_path: Path, gpu: Gpu, request: pytest.FixtureRequest) -> AsyncEngine:
+    return AsyncEngine(model_path, gpu, request.param)
 
 
 def test_a_step_under_way_comes_in_before_the_cut(engine: AsyncEngine) -> None:

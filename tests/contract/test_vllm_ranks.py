@@ -135,14 +135,15 @@ another order than one rank does, which is far less."""
 
 
 def test_requests_move_between_engines_of_one_rank_and_of_two(
-    model_path: Path, engine: VllmEngine, engines: Engines
+    model_path: Path, uncached_engine: VllmEngine, engines: Engines
 ) -> None:
     """60 moves to and fro. After each the tokens are those of a request that begins with all tokens
-    so far, wherever the best token is clearly the best."""
-    alternating = (engines[0], engine)
+    so far, wherever the best token is clearly the best. Neither engine has a prefix cache, so that
+    each move copies all blocks and nothing that was copied is used again."""
+    alternating = (engines[1], uncached_engine)
     fingerprints = [each.moves.fingerprint for each in alternating]
     assert refusal_between(*fingerprints, allow_inexact=True) is None
-    readers = Readers(model_path, engine, engines[0])
+    readers = Readers(model_path, uncached_engine, engines[1])
     num_clear = num_unclear = 0
     for number in range(6):
         prompt = list(range(400 + 37 * number, 440 + 53 * number))
@@ -155,6 +156,7 @@ def test_requests_move_between_engines_of_one_rank_and_of_two(
             ends.append((len(told.tokens), readers.at[request_id]))
             found = readers.move(request_id, alternating[move % 2], num_stages=move % 3)
             assert isinstance(found, ReservedBlocks), found
+            assert found.num_cached == 0
         readers.finish()
         ends.append((len(told.tokens), readers.at[request_id]))
         start = 0

@@ -324,6 +324,26 @@ def test_a_rank_says_why_it_cannot_copy_and_goes_on(start: Start) -> None:
 
 
 @pytest.mark.process
+def test_a_rank_without_memory_for_a_buffer_says_so_and_goes_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, made = rank_copies._HostShard, []
+
+    def scarce(*args: Any) -> Any:
+        made.append(args)
+        if len(made) == 1:
+            raise RuntimeError("out of memory")
+        return shard(*args)
+
+    monkeypatch.setattr(rank_copies, "_HostShard", scarce)
+    ranks = start(2)  # each has the function from here on
+    buffer = ranks.blocks.buffer(1)
+    with pytest.raises(RuntimeError, match=r"rank 0: RuntimeError\('out of memory'\)"):
+        ranks.blocks.gather([0], buffer)
+    assert len(ranks.blocks.gather([0], buffer)) == ranks.blocks.block_bytes
+
+
+@pytest.mark.process
 def test_ranks_free_a_buffer_that_is_gone(start: Start) -> None:
     ranks = start(2)
     before = [rank.num_open() for rank in ranks.each]

@@ -539,7 +539,7 @@ def _attempt(attempt: Attempt) -> MoveAttempt:
         duration_s=round(record.duration_s, 6) if record else None,
         num_tokens=record.num_tokens if record else None,
         num_cached_blocks=record.num_cached_blocks if record else None,
-        inexact=tuple(part for part in record.differing if part != "weights") if record else (),
+        inexact=record.differing if record else (),
         stages=tuple(
             shown(
                 MoveStage,

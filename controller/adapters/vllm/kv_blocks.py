@@ -207,8 +207,9 @@ class StagingBuffer:
 
 
 class CudaBlocks:
-    """The KvBlocks of caches on a GPU. Must be made on the engine's thread: the steps run on the
-    stream that is current on that thread."""
+    """The KvBlocks of caches on a GPU. `order_after_steps` must be called on the engine's thread:
+    the steps run on the stream that is current on that thread. On any other thread `order_after` is
+    called instead."""
 
     def __init__(
         self, caches: Sequence[torch.Tensor], num_blocks: int, device: torch.device

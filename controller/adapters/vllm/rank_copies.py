@@ -12,8 +12,8 @@ A rank reads and writes its own columns of the rows (`kv_blocks.py`), directly b
 the buffer. On a GPU it goes through a buffer on the device and pinned memory, as in an engine of
 one process.
 
-Each copy names the last step that the engine had dispatched when the copy's blocks were given to a
-copier. Workers count their steps, and a copy waits until that step was launched; on a GPU its
+Each copy names a step that the engine had dispatched when the copy's blocks were given to a copier,
+or later. Workers count their steps, and a copy waits until that step was launched; on a GPU its
 stream also waits for the step's end. Nothing here has a time limit: until all ranks have answered,
 one of them may still touch the blocks. A worker that hangs also stops the engine's steps, and a
 worker that dies closes its sockets.
@@ -195,15 +195,25 @@ class CopyServer:
             answer.send_bytes(_outcome(self._drawn_generator, draw.seed, draw.num_tokens))
 
     def _serve(self, new: _NewBuffer, orders: Connection, memfd: int) -> None:
-        memory = mmap.mmap(memfd, new.num_rows * new.row_bytes)
-        os.close(memfd)
-        buffer = torch.frombuffer(memory, dtype=torch.uint8).view(new.num_rows, new.row_bytes)
         columns = Columns(new.row_bytes, new.starts, new.gathered)
-        with orders, contextlib.suppress(EOFError, OSError):
-            shard = self._shard(columns, new.num_rows)
-            while True:
-                order = orders.recv_bytes()
-                orders.send_bytes(_outcome(self._copy, shard, order, buffer))
+        shard: _HostShard | _CudaShard | None = None
+        buffer = torch.empty(0)
+
+        def copy(order: bytes) -> bytes:
+            nonlocal shard, buffer
+            if shard is None:  # here, so that the engine hears of it if memory runs out
+                memory = mmap.mmap(memfd, new.num_rows * new.row_bytes)
+                rows = torch.frombuffer(memory, dtype=torch.uint8)
+                buffer = rows.view(new.num_rows, new.row_bytes)
+                shard = self._shard(columns, new.num_rows)
+            return self._copy(shard, order, buffer)
+
+        try:
+            with orders, contextlib.suppress(EOFError, OSError):
+                while True:
+                    orders.send_bytes(_outcome(copy, orders.recv_bytes()))
+        finally:
+            os.close(memfd)
 
     def _copy(self, shard: "_HostShard | _CudaShard", order: bytes, buffer: torch.Tensor) -> bytes:
         kind, after_step = _ORDER.unpack_from(order)
@@ -276,6 +286,8 @@ class _CudaShard:
     def gather(
         self, block_ids: torch.Tensor, rows: torch.Tensor, launched: torch.cuda.Event
     ) -> None:
+        if not any(gathered for _, _, gathered in self._columns):
+            return  # other ranks hold the same, as with latent attention
         self._blocks.order_after(launched)
         self._blocks.gather(block_ids.tolist(), self._staged)
         pinned = self._pinned(len(rows))
@@ -306,7 +318,7 @@ def serve_copies(worker: Any, folder: str, num_blocks: int) -> RankFacts:
         CopyServer(
             worker.model_runner, num_blocks, address, partial(worker_side.drawn_generator, worker)
         )
-    except OSError:
+    except FileNotFoundError:
         return RankFacts(problem="it runs on another machine, which has no such folder")
     except Exception as error:
         log.exception("the blocks of this rank cannot be copied")

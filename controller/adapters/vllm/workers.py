@@ -11,7 +11,8 @@ vLLM has two model runners, and `Workers` has a class for each:
         one that enters the batch directly, `V2Workers` adds it to the step.
 
 With several ranks each call goes to the worker of each rank, in vLLM's queue of orders, and the
-engine's thread waits for all answers. It takes 0.2 ms between two steps.
+engine's thread waits for all answers. It takes 0.2 ms between two steps. If steps are scheduled
+ahead, the call waits for those under way; the second model runner needs no such call.
 
 Touch points of vLLM: v1/executor/abstract.py `collective_rpc`; v1/core/sched/scheduler.py
 `schedule`, `requests`; v1/core/sched/output.py `NewRequestData`, `scheduled_new_reqs`,
@@ -58,7 +59,7 @@ class Workers:
         self._drawn_generator = drawn_generator
         config = core.vllm_config
         on_cpu = config.device_config.device_type == "cpu"
-        if self.keeps_rows and on_cpu and config.speculative_config is None:
+        if on_cpu and self.keeps_rows and config.speculative_config is None:
             self._call(worker_side.make_generators_rewindable)
 
     def generator_state(self, request: Any) -> bytes | None:

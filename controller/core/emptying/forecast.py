@@ -171,16 +171,18 @@ class DrainForecast:
 def to_replay(
     departures: Sequence[Departure], spare_blocks: Iterable[int], waiting_blocks: int = 0
 ) -> tuple[str, ...]:
-    """The requests to replay elsewhere, because they could move but no instance takes them: as many
-    as fit into the blocks that each other instance has to spare. The others wait at their old
-    instance, where they still run. `waiting_blocks`: what requests at the controller wait for; they
-    come first."""
+    """The requests to replay elsewhere, because they could move but no instance has room for them:
+    as many as fit into the blocks that each other instance has to spare. The others wait at their
+    old instance, where they still run. `waiting_blocks`: what requests at the controller wait for;
+    they come first."""
     spare = sorted(spare_blocks)
     left = sum(spare) - waiting_blocks
     chosen = list[str]()
     for each in departures:
         reason, num_blocks = reason_of(each.code), max(1, each.request.num_blocks)
-        if each.destination_id is not None or reason.lasts or reason.passes:
+        if each.destination_id is not None or each.code == TOO_BUSY:
+            continue
+        if reason.lasts or reason.passes:
             continue
         if left < num_blocks or spare[-1] < num_blocks:
             continue

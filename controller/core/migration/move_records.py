@@ -67,8 +67,8 @@ class MoveRecord:
     """Whether the request waited for memory: before it moved, or at the destination before its
     first token there. Then its client waited for the memory, and not for the move."""
     differing: tuple[str, ...] = ()
-    """The parts in which the fingerprints of the two engines differ. If there are any, the tokens
-    after the move may differ from those without it."""
+    """In what the two engines differ (`ranks`, `vllm`). If in anything, the tokens after the move
+    may differ from those without it."""
 
     @property
     def num_blocks(self) -> int:

@@ -133,6 +133,8 @@ def refusal_between(
     differing = differing_parts(source, destination)
     if not differing:
         return None
+    if not source or not destination:  # an engine that moves no requests
+        return MoveRefusal.FINGERPRINT
     if "runner" in differing:
         return MoveRefusal.MODEL_RUNNER
     if differing - {"ranks", "vllm", "weights"} or differing == {"weights"}:
@@ -180,7 +182,8 @@ REASONS: Mapping[str, Reason] = {
     MoveRefusal.SPECULATIVE: _lasting("the engine decodes speculatively"),
     MoveRefusal.KV_GROUPS: _lasting("the model has more than one group of KV layers"),
     MoveRefusal.PARALLEL: _lasting(
-        "the engine's processes are on several machines, or divide its KV blocks by tokens"
+        "the way in which the engine divides its KV blocks among processes is not supported; the "
+        "instance's log says more"
     ),
     MoveRefusal.FINGERPRINT: _there("the KV blocks of the two engines are not alike"),
     MoveRefusal.MODEL_RUNNER: _there("the two engines run different model runners of vLLM"),

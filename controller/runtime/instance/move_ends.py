@@ -117,7 +117,7 @@ class OutgoingMove:
         """When this source heard that the destination has reserved blocks for the request."""
         self._num_tokens = 0
         self._differing: tuple[str, ...] = ()
-        """The parts in which the fingerprints of the two engines differ."""
+        """What `MoveRecord.differing` says."""
         self._encoded: dict[int, Frames] = {}
 
     @property
@@ -138,8 +138,9 @@ class OutgoingMove:
     def receive(self, envelope: MoveEnvelope) -> None:
         """Takes a message of the destination."""
         message = envelope.message
-        self._differing = envelope.differing
         is_first = message.stage == 0 and self._copies.num_copied == 0
+        if message.verb is Verb.PRE_ALLOCATED:  # and not if the move is refused
+            self._differing = envelope.differing
         if is_first and message.verb is Verb.PRE_ALLOCATED:
             self._copies.cached(message.num_blocks)
             self.reserved_s = self._host.now_s()
@@ -518,7 +519,8 @@ class IncomingMove:
         if refusal is None:
             fingerprints = self._arriving.fingerprint, self._host.fingerprint
             refusal = refusal_between(*fingerprints, allow_inexact=self._host.allow_inexact)
-            self._differing = tuple(sorted(differing_parts(*fingerprints)))
+            # Several ranks store the same weights in another way.
+            self._differing = tuple(sorted(differing_parts(*fingerprints) - {"weights"}))
         if refusal is not None:
             self.handle(destination.NotReserved(refusal))
         else:

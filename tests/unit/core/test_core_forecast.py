@@ -113,6 +113,7 @@ def test_what_is_no_destination_gets_nothing_though_it_has_room() -> None:
     ]
     planned = planned_departures(requests, [other("c", 80)], closed=["c"])
     assert [each.code for each in planned] == [TOO_BUSY, TOO_BUSY, "no_blocks"]
+    assert to_replay(planned, [200]) == ("r2",), "the others can move soon"
 
 
 # -- how long -----------------------------------------------------------------------------

@@ -111,6 +111,7 @@ ENGINE = "runner=v1 layout=a weights=b files=c ranks=1 vllm=0.32.0"
         ({"vllm=0.32.0": "vllm=0.33.0"}, MoveRefusal.VLLM_VERSION),
         ({" vllm=0.32.0": ""}, MoveRefusal.VLLM_VERSION),
         ({ENGINE: "emulated"}, MoveRefusal.MODEL_RUNNER),
+        ({ENGINE: ""}, MoveRefusal.FINGERPRINT),
         ({" vllm=0.32.0": " vllm=0.33.0 more=x"}, MoveRefusal.FINGERPRINT),
     ],
 )
