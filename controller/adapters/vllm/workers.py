@@ -15,12 +15,12 @@ engine's thread waits for all answers. It takes 0.2 ms between two steps. If ste
 ahead, the call waits for those under way; the second model runner needs no such call.
 
 Touch points of vLLM: v1/executor/abstract.py `collective_rpc`; v1/core/sched/scheduler.py
-`schedule`, `requests`; v1/core/sched/output.py `NewRequestData`, `scheduled_new_reqs`,
-`prefill_token_ids`; v1/request.py `status`; v1/worker/gpu/model_runner.py `add_requests`;
-config/model.py `hf_text_config`, `dtype`, `quantization`; config/cache.py `cache_dtype`,
-`block_size`, `get_resolved_kv_cache_layout`; config/parallel.py `world_size`; config/vllm.py
-`use_v2_model_runner`; v1/worker/gpu/sample/logit_bias.py `MAX_NUM_ALLOWED_TOKEN_IDS`,
-`MAX_NUM_LOGIT_BIAS_TOKENS`, `MAX_NUM_STOP_TOKEN_IDS`."""
+`schedule`, `requests`, `use_v2_model_runner`; v1/core/sched/output.py `NewRequestData`,
+`scheduled_new_reqs`, `prefill_token_ids`; v1/request.py `status`; v1/worker/gpu/model_runner.py
+`add_requests`; config/model.py `hf_text_config`, `dtype`, `quantization`; config/cache.py
+`cache_dtype`, `block_size`, `get_resolved_kv_cache_layout`; config/parallel.py `world_size`;
+config/vllm.py `use_v2_model_runner`; v1/worker/gpu/sample/logit_bias.py
+`MAX_NUM_ALLOWED_TOKEN_IDS`, `MAX_NUM_LOGIT_BIAS_TOKENS`, `MAX_NUM_STOP_TOKEN_IDS`."""
 
 import hashlib
 import json
@@ -224,7 +224,7 @@ def workers_of(core: Any, parts: EngineParts) -> Workers:
     """Must be called on the engine's thread, between two steps. If the engine moves no requests,
     its workers have no blocks. Raises RanksApartError if the blocks of its ranks cannot be
     copied."""
-    kind = V2Workers if core.vllm_config.use_v2_model_runner else Workers
+    kind = V2Workers if core.scheduler.use_v2_model_runner else Workers
     executor, num_blocks = core.model_executor, parts.pool.num_gpu_blocks
     if parts.refusal is None and core.vllm_config.parallel_config.world_size > 1:
         ranks = connect_ranks(executor, num_blocks)
