@@ -17,7 +17,7 @@ from controller.core.migration.refusals import MoveRefusal, differing_parts, ref
 from controller.ports.engine import ReservedBlocks
 from tests.contract import ranks
 from tests.contract.moving import Readers, evict
-from tests.contract.test_vllm_moves import KINDS, unmoved
+from tests.contract.test_vllm_moves import KINDS, moved_all_the_way, unmoved
 
 pytestmark = [
     pytest.mark.full,
@@ -40,22 +40,7 @@ def readers(model_path: Path, engines: Engines) -> Readers:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
-    here, there = readers.engines
-    options = {"max_tokens": 60} | KINDS[kind]
-    alone = unmoved(readers, "r", **options)
-    readers.add("r", **options)
-    told, num_moves = readers.told["r"], 0
-    for num_tokens in range(1, len(alone.tokens), 4 if len(alone.tokens) > 20 else 1):
-        readers.run("r", num_tokens)
-        to = (there, here, here)[num_moves % 3]
-        found = readers.move("r", to, num_stages=num_moves % 2)
-        num_moves += isinstance(found, ReservedBlocks)
-        if told.finish_reason is None:
-            assert isinstance(found, ReservedBlocks), found
-    readers.finish()
-    assert (told.tokens, told.finish_reason) == (alone.tokens, alone.finish_reason)
-    assert told.logprobs == alone.logprobs
-    assert num_moves > 1
+    assert moved_all_the_way(readers, {"max_tokens": 60} | KINDS[kind]) > 1
 
 
 @pytest.mark.parametrize("kind", ["seeded", "JSON schema"])
