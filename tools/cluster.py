@@ -79,6 +79,13 @@ def marked_processes(nonce: str) -> list[psutil.Process]:
     return found
 
 
+def ray_process(nonce: str, name: str) -> psutil.Process | None:
+    """One of Ray's own processes, by its name. A child has the same name until it runs its own
+    program, so it is the oldest one."""
+    named = [process for process in marked_processes(nonce) if process.name() == name]
+    return min(named, key=lambda process: process.create_time(), default=None)
+
+
 @dataclass
 class Cluster:
     """One cluster by name, in a state folder of the test's own."""

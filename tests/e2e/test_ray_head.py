@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.emulated import Answer, check
 from tests.e2e.test_two_nodes import two_nodes
-from tools.cluster import Cluster, marked_processes, running_with, wait_for
+from tools.cluster import Cluster, ray_process, running_with, wait_for
 from tools.two_hosts import Host
 
 CONFIG = """
@@ -48,7 +48,8 @@ def begun(cluster: Cluster, num_output: int) -> list[Answer]:
 
 
 def kill(cluster: Cluster, name: str) -> None:
-    (victim,) = [p for p in marked_processes(cluster.nonce) if p.name() == name]
+    victim = ray_process(cluster.nonce, name)
+    assert victim is not None
     victim.kill()
     psutil.wait_procs([victim], timeout=10)
 

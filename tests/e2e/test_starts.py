@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.cluster import READY_S, Cluster, marked_processes, wait_for
+from tools.cluster import READY_S, Cluster, ray_process, wait_for
 
 
 def check_refused(cluster: Cluster, args: tuple[str, ...], code: int, said: str) -> None:
@@ -92,10 +92,7 @@ def test_what_ends_a_start_leaves_nothing(base_env: dict[str, str], what: str, c
             wait_for(lambda: "importing vLLM" in cluster.read_stderr(), "the instances to start")
             cluster.interrupt()
         else:
-            (raylet,) = wait_for(
-                lambda: [p for p in marked_processes(cluster.nonce) if p.name() == "raylet"], "Ray"
-            )
-            raylet.kill()
+            wait_for(lambda: ray_process(cluster.nonce, "raylet"), "Ray").kill()
         assert cluster.process.wait(timeout=60) == code
         assert code == 130 or "Ray" in cluster.read_stderr()
         assert not cluster.leftovers()
