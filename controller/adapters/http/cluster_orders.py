@@ -65,9 +65,7 @@ class RollingHandler(_OnRolling[RollingRequest]):
         self.check()
         spec, given = self.controller.keeper.spec, dict(self.wanted.engine_args)
         if given.get(PYTHON) == self.operated.settings.engine_python:
-            given[PYTHON] = (
-                None  # with the cluster's own interpreter nothing differs from its start
-            )
+            given[PYTHON] = None  # nothing differs from the cluster's start then
         self.engine = spec.engine.changed(given, spec.next_generation)
         if given:
             check, after = self.operated.check_engine, self.engine.args

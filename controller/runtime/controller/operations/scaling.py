@@ -120,10 +120,8 @@ class Scaling:
         spec's any more is launched in the right one."""
         if self._launcher.loss() is not None:
             return  # and each try would wait for an answer
-        planned, members = (
-            planned_instances(self._cluster.keeper.spec),
-            self._cluster.roster.members,
-        )
+        planned = planned_instances(self._cluster.keeper.spec)
+        members = self._cluster.roster.members
         dead = [each for each in planned if each in members and not members[each].alive]
         self._launch(planned, [each for each in dead if self._launcher.is_misplaced(each)])
 
