@@ -22,11 +22,15 @@ START_S = 90.0
 class RayNodes:
     """A socket's path has 107 characters at most: the folder is in /tmp."""
 
-    def __init__(self, hosts: tuple[Host, Host], port: int, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, hosts: tuple[Host, Host], port: int, env: Mapping[str, str], token: Path | None = None
+    ) -> None:
+        """`token`: the file of the token that the nodes ask for."""
         self.first, self.second = hosts
         self.address = f"{self.first.address}:{port}"
         self._port = port
-        self._env = env
+        mode = {"RAY_AUTH_MODE": "token" if token else "disabled"}
+        self._env = {**env, **mode, **({"RAY_AUTH_TOKEN_PATH": str(token)} if token else {})}
         self._folder = f"/tmp/llumctl-ray-{os.getpid()}"
 
     @property
@@ -54,7 +58,7 @@ class RayNodes:
         here = ("--node-ip-address", host.address)
         done = subprocess.run(
             host.command(RAY, "start", *args, *here, *FEW_BYTES, *QUIET),
-            env=dict(self._env),
+            env=self._env,
             capture_output=True,
             text=True,
             timeout=START_S,

@@ -24,7 +24,7 @@ from controller.main.machine import run_folders
 from controller.main.machine.processes import Session, end, same_process, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE, TOKEN_FILE, own_environment
 from controller.main.plan import FILE as PLAN_FILE
-from controller.main.plan import state_from_plan
+from controller.main.plan import NOT_JOINED_FILE, state_from_plan
 
 POLL_S = 0.1
 # After the grace time the controller needs this long to end whatever still runs.
@@ -127,16 +127,16 @@ def tear_down(
     if head is not None:
         end([head], HEAD_PATIENCE_S)
     keep_ray_logs = keep_ray_logs or head is None
-    if not state.owns_ray:
-        end_actors(state, progress)
     folder = run_state.state_path(state.cluster)
+    if not state.owns_ray and not (folder / NOT_JOINED_FILE).exists():
+        end_actors(state, progress)
     sweep(state.nonce, session_of(state))
     if keep_ray_logs:
         run_folders.copy_ray_logs(state.temp_dir, folder / "logs")
     if left := run_folders.remove_temp(state.temp_dir, state.nonce):
         progress(f"{state.temp_dir} is left as it is: {left}")
-    ours = (PLAN_FILE, TOKEN_FILE, run_state.VIEW_TOKEN_FILE, SPEC_FILE, INCARNATION_FILE)
-    for file in ours:
+    secrets = (TOKEN_FILE, run_state.VIEW_TOKEN_FILE)
+    for file in (*secrets, PLAN_FILE, NOT_JOINED_FILE, SPEC_FILE, INCARNATION_FILE):
         (folder / file).unlink(missing_ok=True)
     if action:
         note(state, action, "done", progress)

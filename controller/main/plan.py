@@ -24,6 +24,9 @@ from controller.runtime.messages.codec import wire_version
 
 FILE = "plan.json"
 """The plan's file in the cluster's state folder."""
+NOT_JOINED_FILE = "not-joined"
+"""A file in the cluster's state folder, from the start of the head process until it has joined
+Ray. While it is there, none of our actors can be on a Ray."""
 MAX_PLAN_BYTES = 16 << 20
 
 

@@ -43,7 +43,12 @@ from controller.core.fleet.cluster_spec import ClusterSpec, EngineChange
 from controller.core.load.snapshot import InstanceRef
 from controller.main.machine import controller_ports, run_folders
 from controller.main.machine.controller_ports import control_socket, inbox_socket
-from controller.main.plan import ClusterPlan, endpoint_url, refuse_other_version
+from controller.main.plan import (
+    NOT_JOINED_FILE,
+    ClusterPlan,
+    endpoint_url,
+    refuse_other_version,
+)
 from controller.ports.engine import Engine, EngineFactory, KvTransfer
 from controller.runtime import log_records
 from controller.runtime.controller_link import ControllerLink
@@ -90,6 +95,7 @@ def head(endpoint: int, control: int, plan_file: str) -> None:
         _end_log_monitor()
     if stop.is_set():
         return
+    (Path(plan.state_dir) / NOT_JOINED_FILE).unlink(missing_ok=True)
     inbox = controller_ports.bound_apart(bind_host(plan))
     keepers += controller_ports.keep(plan, for_control, inbox)
     plan = plan.model_copy(update={"members_port": inbox.getsockname()[1]})

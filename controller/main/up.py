@@ -45,9 +45,14 @@ from controller.main.down import audit, note, present_grace_s, session_of, tear_
 from controller.main.machine import capacity, run_folders
 from controller.main.machine.capacity import available_bytes, default_frontends, num_cores
 from controller.main.machine.processes import processes_of, same_process
-from controller.main.machine.ray_environment import head_environment, make_token, ray_authentication
+from controller.main.machine.ray_environment import (
+    TOKEN_CURE,
+    head_environment,
+    make_token,
+    ray_authentication,
+)
 from controller.main.plan import FILE as PLAN_FILE
-from controller.main.plan import ClusterPlan, state_of
+from controller.main.plan import NOT_JOINED_FILE, ClusterPlan, state_of
 from controller.runtime.messages.members import IMPORTING, LAUNCHING
 
 Progress = Callable[[ClusterStatus | str], None]
@@ -214,6 +219,7 @@ def start_head(
     ):
         # If the last run was never stopped, its spec may still exist.
         (folder / SPEC_FILE).unlink(missing_ok=True)
+        user_files.new_private(folder / NOT_JOINED_FILE).close()
         with user_files.new_private(folder / PLAN_FILE) as file:
             file.write(plan.model_dump_json().encode())
         with user_files.new_private(folder / run_state.VIEW_TOKEN_FILE) as file:
@@ -274,6 +280,7 @@ def watch_start(
                     return status
             else:
                 refuse_given_up(log_dir, plan.namespace)
+                refuse_without_token(log_dir, state.ray_address)
             awaits = awaited(status, log_dir, plan.namespace, plan.temp_dir)
             if word := patience.word(time.monotonic(), awaits):
                 progress(word)
@@ -441,16 +448,31 @@ def refuse_given_up(log_dir: Path, run: str) -> None:
         )
 
 
+def refuse_without_token(log_dir: Path, ray_address: str) -> None:
+    """Raises LlumctlError if the user's Ray refuses the head process because of its token. Ray's
+    client repeats a refused call every second, for as long as `up` waits. Its words are in
+    ray 2.60, gcs_client.cc."""
+    if ray_address and "InvalidAuthToken" in _head_log(log_dir):
+        raise LlumctlError(
+            f"Ray at {ray_address} asks for its token, and llumctl has none, or another one",
+            TOKEN_CURE,
+        )
+
+
 def head_failure(log_dir: Path, ray_address: str) -> LlumctlError:
     log = log_dir / "head.log"
-    text = log.read_text(errors="replace") if log.exists() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in _head_log(log_dir).splitlines() if line.strip()]
     why = lines[-1][:300] if lines else "it said nothing"
     what = f"Ray at {ray_address}" if ray_address else "Ray"
     hint = f"less {log}"
     if TIMED_OUT.search(why):
         hint = f"{retry_command()}      or      {hint}"
     return LlumctlError(f"{what} could not be started or joined: {why}", hint)
+
+
+def _head_log(log_dir: Path) -> str:
+    log = log_dir / "head.log"
+    return log.read_text(errors="replace") if log.exists() else ""
 
 
 def retry_command(waited_s: float = 0.0) -> str:

@@ -136,3 +136,22 @@ def test_down_ends_what_runs_here_on_a_ray_without_a_head(
         wait_for(lambda: "after 60 s without it" in nodes.read("status")["detail"], "a word of it")
         nodes.llumctl("down", "--now")
         assert named(here, "ray::RayMember") == []
+
+
+@pytest.mark.full
+def test_a_ray_that_asks_for_a_token_is_told_apart_from_a_slow_one(
+    tmp_path: Path, base_env: dict[str, str]
+) -> None:
+    token, wrong = tmp_path / "token", tmp_path / "wrong"
+    token.write_text("a" * 64)
+    wrong.write_text("b" * 64)
+    with two_nodes(tmp_path, base_env, token) as nodes:
+        env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        address = nodes.ray.address
+        for other in ({}, env | {"RAY_AUTH_TOKEN_PATH": str(wrong)}):
+            with pytest.raises(AssertionError, match=f"Ray at {address} asks for its token"):
+                nodes.llumctl("up", "--detach", "--wait", **other)
+        with pytest.raises(AssertionError, match=r"it asks for its token(.|\n)*RAY_AUTH"):
+            nodes.llumctl("doctor")
+        nodes.llumctl("up", "--detach", "--wait", **env)
+        nodes.llumctl("down", "--now")

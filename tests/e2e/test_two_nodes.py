@@ -38,11 +38,17 @@ fence_after_s = 4.0
 class TwoNodes:
     """`llumctl` runs on the first host."""
 
-    def __init__(self, hosts: tuple[Host, Host], folder: Path, base_env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        hosts: tuple[Host, Host],
+        folder: Path,
+        base_env: dict[str, str],
+        token: Path | None = None,
+    ) -> None:
         self.hosts = hosts
         self._folder = folder
         ray_port, endpoint, control = free_ports(3)
-        self.ray = RayNodes(hosts, ray_port, base_env)
+        self.ray = RayNodes(hosts, ray_port, base_env, token)
         config = folder / "c.toml"
         config.write_text(
             CONFIG.format(
@@ -111,10 +117,12 @@ class TwoNodes:
 
 
 @contextmanager
-def two_nodes(folder: Path, base_env: dict[str, str]) -> Iterator[TwoNodes]:
-    """Of which the first has Ray's head."""
+def two_nodes(
+    folder: Path, base_env: dict[str, str], token: Path | None = None
+) -> Iterator[TwoNodes]:
+    """Of which the first has Ray's head. `token`: the file of the token that Ray asks for."""
     with two_hosts() as hosts:
-        made = TwoNodes(hosts, folder, base_env)
+        made = TwoNodes(hosts, folder, base_env, token)
         try:
             made.ray.start_first()
             yield made

@@ -10,7 +10,7 @@ import pytest
 
 from controller.api.settings.settings import ClusterTable, Settings
 from controller.api.wire.status import Check, CheckResult
-from controller.main.doctor import doctor, probe
+from controller.main.doctor import doctor, gather, probe
 from controller.main.doctor.doctor import Wanted, node_checks
 from controller.main.doctor.gather import Gpu, NodeFacts, Questions, RayFacts, Versions
 from controller.main.machine.capacity import GIB
@@ -135,6 +135,7 @@ def test_gpus_that_are_too_few() -> None:
 def test_a_ray_that_cannot_be_joined() -> None:
     for problem, cure in (
         ("Version mismatch: ...", "install the same Ray and Python"),
+        (gather.NO_TOKEN, "export RAY_AUTH_MODE=token"),
         ("no raylet of this node", "ray start --address=192.0.2.1:6379"),
         ("the head node is away", "ray status --address=192.0.2.1:6379"),
     ):

@@ -17,7 +17,7 @@ from controller.main import emulation, up
 from controller.main.checks import preflight
 from controller.main.checks.model_weights import MemorySize, weights_of
 from controller.main.machine import capacity
-from controller.main.up import explain_failure, head_failure
+from controller.main.up import explain_failure, head_failure, refuse_without_token
 from tests.unit.model_files import HUB_MODEL, cached, config, config_file, model_folder
 
 GIB = 1 << 30
@@ -468,3 +468,15 @@ def test_a_head_that_failed_is_quoted(tmp_path: Path) -> None:
     log.write_text("Exception: The current node timed out during startup.")
     hint = head_failure(tmp_path, "").hint
     assert hint == f"llumctl up --timeout 1200      or      less {log}"
+
+
+def test_a_ray_that_asks_for_a_token_is_told_apart_from_a_slow_one(tmp_path: Path) -> None:
+    refuse_without_token(tmp_path, "192.0.2.1:6379")
+    log = tmp_path / "head.log"
+    log.write_text("Connecting to existing Ray cluster\n")
+    refuse_without_token(tmp_path, "192.0.2.1:6379")
+    log.write_text("Connecting\nUnauthenticated: RPC error: InvalidAuthToken: missing\n")
+    refuse_without_token(tmp_path, "")
+    with pytest.raises(LlumctlError, match=r"Ray at 192.0.2.1:6379 asks for its token") as found:
+        refuse_without_token(tmp_path, "192.0.2.1:6379")
+    assert found.value.hint.startswith("export RAY_AUTH_MODE=token")

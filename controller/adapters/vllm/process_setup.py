@@ -11,7 +11,8 @@ distributed/parallel_state.py `get_tp_group`, `get_pp_group`, `get_dp_group`, `g
 `get_pcp_group`, `get_world_group`, `world_size`, `destroy`, `cpu_group`;
 distributed/device_communicators/shm_broadcast.py `ShmRingBuffer`;
 distributed/device_communicators/shm_tensor_arena.py `ShmTensorArena`, `is_creator`,
-`shared_memory`; v1/worker/worker_base.py `distributed_init_method`; envs.py `VLLM_RPC_BASE_PATH`."""
+`shared_memory`; v1/worker/worker_base.py `distributed_init_method`; envs.py
+`VLLM_RPC_BASE_PATH`."""
 
 import ctypes
 import gc

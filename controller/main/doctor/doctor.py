@@ -51,7 +51,7 @@ from controller.main.machine.capacity import (
     gib,
     num_cores,
 )
-from controller.main.machine.ray_environment import own_environment
+from controller.main.machine.ray_environment import TOKEN_CURE, own_environment
 
 OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL
 PYTHON_OLDEST = (3, 11)
@@ -504,7 +504,9 @@ def node_checks(facts: RayFacts, wanted: Wanted) -> list[Check]:
 
 
 def _unreachable_ray(problem: str, address: str) -> Check:
-    if "ersion mismatch" in problem:
+    if problem == gather.NO_TOKEN:
+        cure = TOKEN_CURE
+    elif "ersion mismatch" in problem:
         cure = "install the same Ray and Python here as there, or the other way round"
     elif "node" in problem and "head" not in problem.lower():
         cure = f"ray start --address={address}      (this machine must be one of its nodes)"

@@ -21,6 +21,7 @@ CLOCK_TIMEOUT_S = 5.0
 NUM_CLOCK_READINGS = 5
 MAX_REASON_CHARS = 300
 NO_NODE = "this machine is no node of it"
+NO_TOKEN = "it asks for its token, and llumctl has none, or another one"
 
 
 class Frozen(BaseModel):
@@ -95,7 +96,9 @@ def main(address: str, questions_json: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
-        _tell(RayFacts(problem=one_line(error, MAX_REASON_CHARS)))
+        is_refused = "AuthenticationError" in str(error.__cause__)
+        problem = NO_TOKEN if is_refused else one_line(error, MAX_REASON_CHARS)
+        _tell(RayFacts(problem=problem))
         return
     try:
         here = ray.util.get_node_ip_address()

@@ -56,6 +56,10 @@ MAX_LIMIT_S = 86_400
 """The largest limit: in milliseconds it still fits into the 32 bits that Ray has for it."""
 OUR_PACKAGES = ("controller", "llumctl", "tui")
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+TOKEN_CURE = "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$HOME/.ray/auth_token"
+"""How a user gives llumctl the token of a Ray. `ray start` asks for tokens without being told to
+if there is a token at that path, and a plain `ray.init()` of any program leaves one there
+(ray 2.60, _private/authentication/authentication_token_setup.py)."""
 
 
 def ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
