@@ -93,8 +93,8 @@ FEATURES: dict[str, tuple[Feature, ...]] = {
             "Asynchronous scheduling, V1",
             NOT_TESTED,
             (
-                f"{ASYNC}::test_a_step_under_way_comes_in_before_the_cut",
-                f"{ASYNC}::test_what_arrives_is_not_overwritten_by_a_step_under_way",
+                f"{ASYNC}::test_a_step_under_way_comes_in_before_the_cut[V1]",
+                f"{ASYNC}::test_what_arrives_is_not_overwritten_by_a_step_under_way[V1]",
             ),
             NOT_TESTED,
             note="vLLM's scheduler with a worker that the tests play; a real one on a GPU, by"

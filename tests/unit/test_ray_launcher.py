@@ -147,3 +147,10 @@ def test_an_actor_of_an_earlier_controller_may_have_any_interpreter(fake: FakeRa
     fake.launcher.launch_instance("i-0")
     fake.launcher.restart("i-0")
     assert fake.done == [("ended", "found"), ("launched", "i-0", "")]
+
+
+def test_an_actor_is_restarted_although_this_controller_could_not_launch_it(fake: FakeRay) -> None:
+    """It was made by an earlier controller, and Ray did not answer when this one looked for it."""
+    fake.actors["i-0"] = "found"
+    fake.launcher.restart("i-0")
+    assert fake.done == [("ended", "found"), ("launched", "i-0", "")]

@@ -104,9 +104,12 @@ class RayLauncher:
     def restart(self, member_id: str) -> None:
         """Ray starts an actor's next process with the interpreter of the first one. So another
         interpreter needs another actor, which gets the name of the first one."""
-        if member_id not in self._handles:
-            return
         self._refuse_if_lost()
+        if member_id not in self._handles:  # its launch by this controller failed, or it is unknown
+            try:
+                self._handles[member_id] = ray.get_actor(member_id, self.namespace)
+            except ValueError:
+                return
         handle = self._handles[member_id]
         if handle is not None and self._pythons.get(member_id) == self.python_of(member_id):
             ray.kill(handle, no_restart=False)
