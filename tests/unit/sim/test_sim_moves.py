@@ -34,7 +34,7 @@ def watched(cluster: SimCluster, rows, look: Callable[[], None]) -> Outcome:
         run(looked)
 
     def check_engines() -> None:
-        for instance in cluster.instances.values():
+        for instance in list(cluster.instances.values()):  # a check may let one go
             if instance.alive:
                 instance.between_steps(instance.engine.check)
         cluster.events.after(0.1, check_engines)
