@@ -155,7 +155,7 @@ def test_a_request_that_becomes_urgent_gets_its_instance_to_itself(
     wanted = PriorityRequest(level="high", reason="somebody waits")
     client.send(SetPriority(request_id, wanted))
     neighbours = answers(cluster, 4, 192, 350)
-    assert num_used_blocks(client, first) > TARGET_BLOCKS
+    wait_for(lambda: num_used_blocks(client, first) > TARGET_BLOCKS, "a status with their blocks")
     undrain(client, *others)
     wait_for(lambda: num_used_blocks(client, first) <= TARGET_BLOCKS, "the load beside it to go")
     assert urgent.status(client).instance_id == first, "the neighbours leave, not it"
