@@ -463,6 +463,10 @@ class RequestMetrics:
         self._prompt_tokens = counter("request_prompt_tokens", "Prompt tokens of ended requests")
         self._output_tokens = counter("request_output_tokens", "Output tokens of ended requests")
         self._evictions = counter("request_evictions", "Evictions of ended requests")
+        self._continued = counter(
+            "request_continued",
+            "Times that the state of ended requests was computed again: later tokens may differ",
+        )
         for level in levels:
             self._start_at_zero(level)
         for refusal in ReplayRefusal:
@@ -495,6 +499,7 @@ class RequestMetrics:
         self._prompt_tokens.labels(level).inc(record.num_prompt_tokens)
         self._output_tokens.labels(level).inc(record.num_output_tokens)
         self._evictions.labels(level).inc(record.num_evictions)
+        self._continued.labels(level).inc(record.num_continued)
         if record.state is RequestState.FINISHED and record.end_time_s is not None:
             # These are wall-clock times. If the clock was set back, the duration counts as 0.
             self._e2e.labels(level).observe(max(0.0, record.end_time_s - record.arrival_time_s))
@@ -505,8 +510,8 @@ class RequestMetrics:
     def _start_at_zero(self, level: str) -> None:
         for histogram in (self._dispatch, self._ttft, self._tpot, self._e2e, self._pauses):
             histogram.labels(level)
-        counters = (self._prompt_tokens, self._output_tokens, self._evictions, self._replays)
-        for counter in counters:
+        counters = (self._prompt_tokens, self._output_tokens, self._evictions, self._continued)
+        for counter in (*counters, self._replays):
             counter.labels(level)
         for outcome in sorted(ENDED):
             self._ended.labels(level, outcome)

@@ -44,7 +44,10 @@ class StepOutputs:
 class EngineEvent:
     """A request entered the batch, or lost its blocks because memory was short.
 
-    `num_cached_tokens`: how many of its tokens came from the prefix cache on admission."""
+    `num_cached_tokens`: how many of its tokens came from the prefix cache on admission.
+    `continued`: the request had outputs, which are computed again in chunks. In this engine that
+    leaves another state than the steps that made them, so its next tokens may differ from those
+    that it would have got."""
 
     kind: Literal["admitted", "evicted"]
     request_id: str
@@ -53,6 +56,7 @@ class EngineEvent:
     num_tokens: int
     """The number of tokens in the request's prompt and outputs at that moment."""
     num_cached_tokens: int = 0
+    continued: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,8 @@ class PinnedBlocks:
     block_ids: tuple[int, ...]
     num_tokens: int
     """The tokens of the request's prompt and outputs when the blocks were pinned."""
+    num_tail: int = 0
+    """How many blocks the request's tail will have (`SuspendedRequest.tail_ids`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,19 +176,25 @@ class SuspendedRequest:
     released or resumed."""
 
     block_ids: tuple[int, ...]
-    """The blocks that hold computed tokens, in the request's order; empty for a queued request."""
+    """The blocks of full attention that hold computed tokens, in the request's order; empty for a
+    queued request."""
     state: Frames
     """What the destination needs besides the original request: outputs, generator, rank."""
     num_tokens: int
+    tail_ids: tuple[int, ...] = ()
+    """The blocks of the other layers (sliding windows, states), which no earlier stage has copied.
+    For all requests of engines with one fingerprint these are the same number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReservedBlocks:
-    """The blocks reserved for an arriving request. `block_ids`: all that are reserved so far. The
-    first `num_cached` of them already have the right content, from the prefix cache."""
+    """The blocks reserved for an arriving request. `block_ids`: all of full attention that are
+    reserved so far. The first `num_cached` of them already have the right content, from the prefix
+    cache. `tail_ids`: the places of the source's `SuspendedRequest.tail_ids`."""
 
     block_ids: tuple[int, ...]
     num_cached: int
+    tail_ids: tuple[int, ...] = ()
 
 
 class EngineMoves(Protocol):

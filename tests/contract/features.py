@@ -12,7 +12,6 @@ MANY = "test_vllm_moves.py::test_many_moves_with_few_blocks"
 SECOND = "test_vllm_second_runner.py"
 RANKS = "test_vllm_ranks.py::test_the_reader_cannot_tell"
 OTHERS = "test_vllm_architectures.py::test_the_reader_cannot_tell"
-STAY = "test_vllm_architectures.py::test_served_but_not_moved"
 ASYNC = "test_vllm_moves_async.py"
 WHY_NO_ENGINE = "test_vllm_moves_source.py::test_why_an_engine_moves_nothing"
 WHY_NO_REQUEST = "test_vllm_moves_source.py::test_why_a_request_does_not_move"
@@ -83,7 +82,12 @@ FEATURES: dict[str, tuple[Feature, ...]] = {
             note="on a CPU vLLM ends at its first step",
         ),
         Feature("Expert parallel", NOT_TESTED, NOT_TESTED, NOT_TESTED),
-        stays("Speculative decoding", "speculative", NOT_TESTED, WHY_NO_ENGINE),
+        all_by(
+            "Speculative decoding by n-grams",
+            f"{OTHERS}[n-gram speculation]",
+            note="to a seeded request vLLM itself gives other tokens each time",
+        ),
+        stays("Speculative decoding by a draft model", "speculative", NOT_TESTED, WHY_NO_ENGINE),
         all_by(
             "Asynchronous scheduling, V2",
             f"{SECOND}::test_each_step_is_scheduled_while_the_one_before_it_runs",
@@ -141,22 +145,39 @@ FEATURES: dict[str, tuple[Feature, ...]] = {
     "Models": (
         all_by("Llama", MOVED),
         all_by("Mixture of experts", f"{OTHERS}[mixture of experts]"),
-        all_by("Multi-head latent attention (MLA)", f"{OTHERS}[multi-head latent attention]"),
+        all_by(
+            "Multi-head latent attention (MLA): DeepSeek V2, V3",
+            f"{OTHERS}[latent attention]",
+            f"{OTHERS}[latent attention and experts]",
+            f"{OTHERS}[latent attention and experts, V3]",
+        ),
         all_by("FP8 KV cache", f"{OTHERS}[FP8 KV cache]"),
         Feature("Other quantised KV caches", NOT_TESTED, NOT_TESTED, NOT_TESTED),
-        stays(
-            "Sliding window in all layers",
-            "kv_groups",
-            (f"{STAY}[sliding window]",),
-            f"{STAY}[sliding window]",
+        all_by("Sliding window in all layers: Mistral", f"{OTHERS}[sliding window]"),
+        all_by(
+            "Sliding window in some layers: Gemma 3",
+            f"{OTHERS}[sliding window and full attention]",
         ),
-        stays(
-            "Sliding window in some layers",
-            "kv_groups",
-            (f"{STAY}[sliding window and full attention]",),
-            f"{STAY}[sliding window and full attention]",
+        all_by(
+            "Sliding window in some layers, attention sinks: GPT-OSS",
+            f"{OTHERS}[sliding window, attention sinks and experts]",
         ),
-        stays("Mamba and other hybrid models", "kv_groups", NOT_TESTED, WHY_NO_ENGINE),
+        all_by(
+            "Gated DeltaNet: Qwen3-Next, Qwen3.5",
+            f"{OTHERS}[Gated DeltaNet and experts]",
+            f"{OTHERS}[Gated DeltaNet]",
+            note="a request that was evicted or replayed may continue with other tokens, moved or"
+            " not",
+        ),
+        all_by(
+            "Mamba2: Granite 4, Falcon-H1, Nemotron-H",
+            f"{OTHERS}[Mamba2]",
+            f"{OTHERS}[Mamba2 and experts]",
+            f"{OTHERS}[Mamba2 beside attention]",
+            f"{OTHERS}[Mamba2, attention and MLPs]",
+            note="without a prefix cache, which vLLM does not have for them on CPUs",
+        ),
+        stays("Other groups of KV layers", "kv_groups", NOT_TESTED, WHY_NO_ENGINE),
         stays("Multimodal input", "multimodal", NOT_TESTED, WHY_NO_REQUEST),
         stays("Prompt embeddings", "prompt_embeds", NOT_TESTED, WHY_NO_REQUEST),
         stays("Pooling and embedding models", "pooling", NOT_TESTED, WHY_NO_REQUEST),

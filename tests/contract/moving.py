@@ -226,6 +226,8 @@ class Readers:
             if pinned is None:
                 return None
             num_blocks = num_copied + len(pinned.block_ids)
+            if not num_blocks:
+                break  # nothing to copy before the cut
             reserved = self._reserve(request_id, source, to, num_blocks, reserved)
             if not isinstance(reserved, ReservedBlocks):
                 return reserved
@@ -250,10 +252,18 @@ class Readers:
                 frm.resume(request_id)
                 return None
             rest = suspended.block_ids[num_copied:]
-            self._copy(source, to, rest, reserved, num_copied, corrupt)
+            self._copy(source, to, rest, reserved, num_copied, corrupt, suspended.tail_ids)
         there.commit(request_id, suspended.state)
         frm.release(request_id)
         return reserved
+
+    def reserve(self, request_id: str, to: VllmEngine) -> None:
+        """Reserves what the request needs now."""
+        source = self.at[request_id]
+        num_tokens = source._scheduler.requests[request_id].num_tokens
+        num_blocks = blocks_for(num_tokens, to.block_size)
+        found = self._reserve(request_id, source, to, num_blocks, None)
+        assert isinstance(found, ReservedBlocks)
 
     def replay(self, request_id: str, to: VllmEngine) -> None:
         """The request's engine has died, and the request continues at `to`. Raises ValueError if it
@@ -284,18 +294,19 @@ class Readers:
         suspended = self._suspend(request_id)
         if suspended is None:
             return None
-        buffer = blocks.buffer(max(1, len(suspended.block_ids)))
-        content = blocks.gather(suspended.block_ids, buffer)
+        ids = suspended.tail_ids + suspended.block_ids
+        buffer = blocks.buffer(max(1, len(ids)))
+        content = blocks.gather(ids, buffer)
         if corrupt is not None:
             corrupt(content)
         moves.release(request_id)
         num_blocks = blocks_for(suspended.num_tokens, engine.block_size)
         self.prepared[request_id] = prepared = engine.prepare(self.messages[request_id], 0)
         self._compiled(request_id, engine)
-        reserved = moves.reserve(prepared, outputs, num_blocks if suspended.block_ids else 0)
+        reserved = moves.reserve(prepared, outputs, num_blocks if ids else 0)
         assert isinstance(reserved, ReservedBlocks), reserved
         # What the prefix cache says it has is left as it is, unless it shall be wrong.
-        blocks.scatter(reserved.block_ids[: len(suspended.block_ids)], buffer)
+        blocks.scatter((reserved.tail_ids + reserved.block_ids)[: len(ids)], buffer)
         moves.commit(request_id, suspended.state)
         return reserved
 
@@ -321,11 +332,14 @@ class Readers:
         reserved: ReservedBlocks,
         first: int,
         corrupt: Callable[[memoryview], None] | None,
+        tail_ids: Sequence[int] = (),
     ) -> None:
-        """Copies the blocks of the request from `first` on, without those that the destination
-        has."""
+        """Copies the tail, and the blocks of the request from `first` on without those that the
+        destination has."""
         num_cached = max(0, reserved.num_cached - first)
         pairs = list(zip(block_ids, reserved.block_ids[first:], strict=False))[num_cached:]
+        if tail_ids:
+            pairs += zip(tail_ids, reserved.tail_ids, strict=True)
         frm, there = source.moves.blocks, to.moves.blocks
         assert frm.block_bytes == there.block_bytes
         outgoing, incoming = frm.buffer(BUFFER_BLOCKS), there.buffer(BUFFER_BLOCKS)

@@ -9,6 +9,7 @@ def test_a_new_generator_is_not_taken_for_one_that_was_thrown_away() -> None:
     """Within a step the worker forgets a request and meets another one, whose generator may lie
     where the first generator lay in memory."""
     generators = RewindableGenerators({})
+    generators.in_bookkeeping = True
     for seed in range(20):
         left = torch.Generator()
         left.manual_seed(999)

@@ -48,6 +48,10 @@ class AsyncEngine:
             pool=kv.block_pool,
             block_size=BLOCK_SIZE,
             refusal=None,
+            managers=tuple(kv.coordinator.single_type_managers),
+            full=kv.coordinator.single_type_managers[0],
+            tails=(),
+            has_states=False,
         )
         self.slots = self.scheduler.max_num_active_reqs
         places = BatchSlots(self.scheduler)
@@ -81,12 +85,15 @@ class AsyncEngine:
         scheduled = self.scheduler.schedule()
         self.under_way.append(scheduled)
         slots = [
-            (self.parts.block_ids(request_id)[position // BLOCK_SIZE], position % BLOCK_SIZE)
+            (self._block_ids(request_id)[position // BLOCK_SIZE], position % BLOCK_SIZE)
             for request_id, number in scheduled.num_scheduled_tokens.items()
             for position in self._last_computed(request_id, number)
         ]
         self.gpu.launch(lambda: self._write(slots))
         return list(scheduled.num_scheduled_tokens)
+
+    def _block_ids(self, request_id: str) -> list[int]:
+        return [block.block_id for block in self.parts.blocks(request_id)]
 
     def _last_computed(self, request_id: str, number: int) -> range:
         end = self.scheduler.requests[request_id].num_computed_tokens
@@ -271,7 +278,7 @@ def test_what_arrives_is_not_overwritten_by_a_step_under_way(
     engine.add("old", 17, 20, stop=1001)
     engine.launch()
     engine.launch()
-    (_, last) = engine.parts.block_ids("old")
+    (_, last) = engine._block_ids("old")
     assert isinstance(arrivals.reserve(a_request("a", 150, 9), outputs, 10), ReservedBlocks)
     new = a_request("new", 150, 9)
     if num_reserved_before:

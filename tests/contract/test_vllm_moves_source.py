@@ -3,6 +3,7 @@ moves.py.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
@@ -271,9 +272,10 @@ def test_why_an_engine_moves_nothing(engine: VllmEngine, monkeypatch: pytest.Mon
     assert scheduler_side.parts_of(core).refusal is None
     managers = core.scheduler.kv_cache_manager.coordinator
     two_groups = managers.single_type_managers * 2
+    eagle = SimpleNamespace(method="eagle")
 
     for owner, name, value, why in [
-        (core.vllm_config, "speculative_config", object(), MoveRefusal.SPECULATIVE),
+        (core.vllm_config, "speculative_config", eagle, MoveRefusal.SPECULATIVE),
         (managers, "single_type_managers", two_groups, MoveRefusal.KV_GROUPS),
         (core, "model_executor", object(), MoveRefusal.PARALLEL),
     ]:

@@ -117,7 +117,7 @@ def test_where_two_answers_part(one: Read, other: Read, found: tuple[int, str] |
             FAIL,
             "unknown",
             None,
-            "did not move: the model has more than one",
+            "did not move: the model has a kind of KV layers",
         ),
         (of(moves=(MOVED, Move("failed", 9, why="gone"))), FAIL, "equal", None, "failed: gone"),
         (
@@ -163,7 +163,10 @@ def test_the_worst_kind_decides_and_an_engine_that_moves_nothing_is_a_finding() 
     assert (died.result, died.problem) == (FAIL, "i-0 died during the trial")
     none = trial_of([of(moves=(Move("refused", 8, code="kv_groups"),))], None, {})
     assert none.result is FAIL
-    assert none.problem == "no request can move: the model has more than one group of KV layers"
+    assert (
+        none.problem
+        == "no request can move: the model has a kind of KV layers that cannot be copied"
+    )
 
 
 # -- the table -------------------------------------------------------------------------------
@@ -487,7 +490,7 @@ def test_an_engine_that_moves_nothing_is_tried_once() -> None:
     with fake.trial() as trial:
         found = trial.run()
     assert len(found) == len(fake.orders) == 1
-    words = "no request can move: the model has more than one group of KV layers"
+    words = "no request can move: the model has a kind of KV layers that cannot be copied"
     assert trial_of(found, None, {}).problem == words
 
 

@@ -144,6 +144,7 @@ def record(**changes: Any) -> RequestRecord:
         "num_prompt_tokens": 40,
         "num_output_tokens": 11,
         "num_evictions": 2,
+        "num_continued": 1,
         "first_token_time_s": 100.5,
         "end_time_s": 102.5,
         "finish_reason": "stop",
@@ -361,6 +362,7 @@ def test_a_finished_request(served: Served) -> None:
     assert served.value("request_prompt_tokens_total") == 40
     assert served.value("request_output_tokens_total") == 11
     assert served.value("request_evictions_total") == 2
+    assert served.value("request_continued_total") == 1
     # A bound belongs to its bucket.
     assert served.value("request_ttft_seconds_bucket", le="0.3") == 0
     assert served.value("request_ttft_seconds_bucket", le="0.5") == 1

@@ -22,12 +22,47 @@ from controller.adapters.vllm.kv_blocks import (
     BlockRows,
     HostBlocks,
     LayerShard,
+    caches_of,
     columns_of,
 )
 from controller.adapters.vllm.rank_copies import CopyServer, RankBlocks
 from controller.adapters.vllm.worker_side import HeadsOfRank
 
 B, N, C = 6, 4, 10
+
+
+@pytest.mark.parametrize(
+    ("tensors", "lanes"),
+    [
+        # Layers one after the other: (layers, layer stride, block stride, offset) of each group.
+        ([(2, 48, 16, 0), (1, 48, 16, 0)], [(0, 16), (48, 16)]),
+        # In each block the pages of all layers; those of the second group are smaller.
+        ([(2, 16, 32, 0), (3, 8, 32, 0), (1, 8, 32, 24)], [(0, 32)]),
+    ],
+)
+def test_several_groups_are_copied_as_whole_pages(
+    tensors: list[tuple[int, int, int, int]], lanes: list[tuple[int, int]]
+) -> None:
+    num_blocks = 3
+    memory = torch.arange(num_blocks * 32, dtype=torch.int8)
+    config = SimpleNamespace(
+        num_blocks=num_blocks,
+        kv_cache_groups=["one", "other"],
+        kv_cache_tensors=[
+            SimpleNamespace(
+                layers=["layer"] * number, layer_stride=layer, block_stride=block, offset=at
+            )
+            for number, layer, block, at in tensors
+        ],
+    )
+    runner: Any = SimpleNamespace(kv_cache_config=config, kv_caches=[memory[:8]])
+    found = caches_of(runner)
+    expected = [
+        memory.view(torch.uint8)[start : start + num_blocks * width].view(num_blocks, width)
+        for start, width in lanes
+    ]
+    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+    assert found[0].data_ptr() == memory.data_ptr(), "the caches themselves"
 
 
 # -- a model's caches, whole and shared among ranks ----------------------------------------------
@@ -143,7 +178,10 @@ class Rank:
     def __init__(self, index: int, caches: list[torch.Tensor], folder: Path) -> None:
         self.caches = [self._shared(cache) for cache in caches]
         self.runner = SimpleNamespace(
-            kv_caches=self.caches, device=torch.device("cpu"), execute_model=self._execute
+            kv_caches=self.caches,
+            kv_cache_config=SimpleNamespace(kv_cache_groups=["one"]),
+            device=torch.device("cpu"),
+            execute_model=self._execute,
         )
         self.address = str(folder / str(index))
         context = multiprocessing.get_context("fork")

@@ -383,6 +383,7 @@ def request_model(
         num_prompt_tokens=record.num_prompt_tokens,
         num_output_tokens=record.num_output_tokens,
         num_evictions=record.num_evictions,
+        num_continued=record.num_continued,
         num_moves=record.num_moves,
         num_replays=record.num_replays,
         not_replayable=record.not_replayable,

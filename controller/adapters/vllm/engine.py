@@ -27,7 +27,7 @@ import msgspec
 
 from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.grammar_guard import GrammarGuard
-from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
+from controller.core.load.snapshot import InstanceSnapshot, QueueHead
 from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs, StepPhase
 from controller.runtime.messages.members import IMPORTING
 
@@ -104,7 +104,8 @@ class VllmEngine:
         self.moves = VllmMoves(self._core)
         self.max_model_len: int = config.model_config.max_model_len
         self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
-        self.block_size: int = config.cache_config.block_size
+        self.block_size = self.moves.block_size
+        self._has_states = self.moves.has_states
         self.max_num_running: int = config.scheduler_config.max_num_seqs
         self.max_num_batched_tokens: int = config.scheduler_config.max_num_batched_tokens
         threshold: int = config.scheduler_config.long_prefill_token_threshold
@@ -186,12 +187,11 @@ class VllmEngine:
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """The status of the engine. Takes one walk over the running and the waiting requests."""
-        bs = self.block_size
         running, queued = [*self.moves.running(), *self.moves.arriving()], self.moves.queued()
         return InstanceSnapshot(
             instance_id=instance_id,
             incarnation=incarnation,
-            block_size=bs,
+            block_size=self.block_size,
             num_total_blocks=self.num_gpu_blocks - 1,  # vLLM's number includes the null block
             num_free_blocks=self._pool.get_num_free_blocks(),
             watermark_blocks=self._kv.watermark_blocks,
@@ -201,7 +201,7 @@ class VllmEngine:
             num_running_by_rank=Counter(-r.priority for r in running),
             num_queued=len(queued),
             num_queued_by_rank=Counter(-r.priority for r in queued),
-            queued_demand_blocks=sum(blocks_for(r.num_tokens, bs) for r in queued),
+            queued_demand_blocks=sum(self.moves.demand(r.num_tokens) for r in queued),
             queue_head=self._queue_head(min(queued)) if queued else None,
             num_evicted_queued=sum(r.num_preemptions > 0 for r in queued),
             num_evictions=self._num_evictions,
@@ -216,7 +216,7 @@ class VllmEngine:
         return QueueHead(
             request_id=head.request_id,
             rank=-head.priority,
-            demand_blocks=blocks_for(head.num_tokens, self.block_size),
+            demand_blocks=self.moves.demand(head.num_tokens),
             arrival_time_s=head.arrival_time,
             evicted=head.num_preemptions > 0,
         )
@@ -268,9 +268,16 @@ class VllmEngine:
     def _note(
         self, kind: Literal["admitted", "evicted"], request_id: str, num_cached_tokens: int = 0
     ) -> None:
-        num_tokens = self._scheduler.requests[request_id].num_tokens
+        request = self._scheduler.requests[request_id]
+        num_tokens = request.num_tokens
+        continued = (
+            self._has_states
+            and kind == "admitted"
+            and request.num_output_tokens > 0
+            and num_cached_tokens < num_tokens - 1
+        )
         self._events.append(
-            EngineEvent(kind, request_id, time.time(), num_tokens, num_cached_tokens)
+            EngineEvent(kind, request_id, time.time(), num_tokens, num_cached_tokens, continued)
         )
 
 

@@ -11,9 +11,12 @@ Touch points of vLLM: v1/core/sched/scheduler.py `requests`, `running`, `waiting
 `max_model_len`, `lora_config`; v1/request.py `status`, `num_computed_tokens`,
 `num_in_flight_tokens`, `is_prefill_chunk`, `output_token_ids`, `priority`, `arrival_time`,
 `num_preemptions`, `append_output_token_ids`, `prefill_stats`, `structured_output_request`,
-`num_tokens`, `num_output_tokens`, `max_tokens`; v1/core/block_pool.py `touch`, `free_blocks`;
-v1/core/kv_cache_manager.py `get_blocks`, `get_computed_blocks`, `truncate_computed_blocks`,
-`allocate_slots`, `cache_blocks`, `free`, `take_new_block_ids`, `record_blocks_for_zeroing`;
+`num_tokens`, `num_output_tokens`, `max_tokens`, `spec_token_ids`; v1/core/block_pool.py `touch`,
+`get_new_blocks`, `get_num_free_blocks`, `free_blocks`; v1/core/kv_cache_manager.py
+`prefix_cache_lookup_enabled`, `cache_blocks`, `watermark_blocks`; v1/core/kv_cache_coordinator.py
+`find_longest_cache_hit`, `find_longest_cache_hit_per_group`;
+v1/core/single_type_kv_cache_manager.py `req_to_blocks`, `num_cached_block`,
+`records_new_block_ids`, `new_block_ids`;
 v1/structured_output/__init__.py `accept_tokens`; v1/structured_output/request.py `grammar`,
 `_grammar`, `is_grammar_ready`; v1/engine/core.py `list_loras`; v1/core/kv_cache_utils.py
 `ref_cnt`."""
@@ -23,6 +26,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -55,6 +59,9 @@ class MovedState(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
     generator: bytes | None
     """The state of the request's random generator; None if the request has no seed or has not
     run."""
+    draft_token_ids: list[int] = []
+    """The tokens that the next step verifies. A seeded request draws as often as there are tokens
+    to verify, so without them its tokens would differ."""
 
 
 _state_decoder = msgspec.msgpack.Decoder(MovedState)
@@ -178,12 +185,13 @@ class SourceMoves(_Moves):
         if request is None or request_id in self._suspended or not self._decodes(request):
             return None
         num_final = request.num_computed_tokens - request.num_in_flight_tokens
-        blocks = self._parts.kv.get_blocks(request_id).blocks[0]
-        blocks = blocks[first_block : num_final // self._parts.block_size]
+        num_full = num_final // self._parts.block_size
+        blocks = self._parts.blocks(request_id)[first_block:num_full]
         self._parts.pool.touch(blocks)
         self._pins.setdefault(request_id, []).extend(blocks)
         self._workers.blocks.order_after_steps()
-        return PinnedBlocks(tuple(block.block_id for block in blocks), request.num_tokens)
+        num_tail = sum(group.num_copied for group in self._parts.tails)
+        return PinnedBlocks(_ids(blocks), request.num_tokens, num_tail)
 
     def unpin(self, request_id: str) -> None:
         pinned = self._pins.pop(request_id, ())
@@ -201,11 +209,14 @@ class SourceMoves(_Moves):
         if request.num_in_flight_tokens > 0:
             return None
         self._workers.blocks.order_after_steps()
-        num_blocks = blocks_for(request.num_computed_tokens, self._parts.block_size)
+        parts, num_computed = self._parts, request.num_computed_tokens
+        blocks = parts.blocks(request_id)[: blocks_for(num_computed, parts.block_size)]
+        queued = self._suspended[request_id].queued
         return SuspendedRequest(
-            block_ids=self._parts.block_ids(request_id)[:num_blocks],
+            block_ids=_ids(blocks),
             state=encode_state(self._state(request)),
             num_tokens=request.num_tokens,
+            tail_ids=() if queued else parts.tail_ids(request_id, num_computed),
         )
 
     def resume(self, request_id: str) -> None:
@@ -264,6 +275,7 @@ class SourceMoves(_Moves):
             arrival_time=request.arrival_time,
             num_preemptions=request.num_preemptions,
             generator=generator,
+            draft_token_ids=list(request.spec_token_ids),
         )
 
     def _decodes(self, request: Any) -> bool:
@@ -280,6 +292,10 @@ class SourceMoves(_Moves):
             self._status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
         )
         return request.status in queued and request.num_computed_tokens == 0
+
+
+def _ids(blocks: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(block.block_id for block in blocks)
 
 
 def cannot_move(request: Any) -> MoveRefusal | None:
@@ -357,9 +373,9 @@ class GrammarReplay:
 # -- the destination -------------------------------------------------------------------------------
 # The destination's half of a move: blocks and a place in the batch, then the request itself.
 #
-# Until its commit, an arriving request is unknown to vLLM's scheduler. Only the KV cache manager
-# knows the request, because it has given blocks to it. These blocks enter the prefix cache at the
-# commit, because they do not have their content before.
+# Until its commit, an arriving request is unknown to vLLM: its blocks are only taken out of the
+# pool. They become the request's tables, and enter the prefix cache, at the commit, because they do
+# not have their content before.
 #
 # When a request arrives, vLLM's watermark is left free, as on an admission. When the request grows
 # later, the watermark may be used. The blocks that running prefills still need are left free in
@@ -367,12 +383,33 @@ class GrammarReplay:
 # had taken those blocks.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Arrival:
     request: Any
     queued: bool
     num_cached: int
-    grammar: GrammarReplay | None
+    """How many of the blocks came from the prefix cache."""
+    blocks: list[Any]
+    """Of full attention."""
+    tails: list[list[Any]]
+    """By group, the blocks of the tail."""
+    grammar: GrammarReplay | None = None
+
+    @property
+    def all_blocks(self) -> list[Any]:
+        return [*self.blocks, *chain.from_iterable(self.tails)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What one group's manager stores of a request that arrives."""
+
+    manager: Any
+    blocks: list[Any]
+    num_cached: int
+    """How many of the first blocks need not enter the prefix cache: they are in it, or null."""
+    unfilled: list[Any]
+    """The blocks at the end into which nothing was copied."""
 
 
 class DestinationMoves(_Moves):
@@ -402,15 +439,14 @@ class DestinationMoves(_Moves):
             return refusal
         # The same request may have been refused before, when it had fewer outputs.
         request.append_output_token_ids(list(output_token_ids[request.num_output_tokens :]))
-        num_cached = 0 if queued else self._allocate_first(request, num_blocks)
-        if num_cached is None:
-            return MoveRefusal.NO_BLOCKS
+        arrival = _Arrival(request, queued, 0, [], [])
         if not queued:
+            if not self._take_first(arrival, num_blocks):
+                return MoveRefusal.NO_BLOCKS
             self._slots.keep()
-        grammar = None
         if request.use_structured_output:
-            grammar = GrammarReplay(self._parts.core.structured_output_manager, request)
-        arrival = _Arrival(request, queued, num_cached, grammar)
+            manager = self._parts.core.structured_output_manager
+            arrival.grammar = GrammarReplay(manager, request)
         self._arrivals[request.request_id] = arrival
         try:
             self._feed_grammar(arrival)
@@ -423,16 +459,18 @@ class DestinationMoves(_Moves):
         arrival = self._arrivals[request_id]
         with suppress(ValueError):  # the commit will raise the error again
             self._feed_grammar(arrival)
-        if num_blocks > len(self._parts.block_ids(request_id)) and (
-            arrival.queued or not self._allocate(arrival.request, num_blocks, keep_watermark=False)
-        ):
-            return None
+        num_more = self._at_most(num_blocks) - len(arrival.blocks)
+        if num_more > 0:
+            more = None if arrival.queued else self._take(num_more, keep_watermark=False)
+            if more is None:
+                return None
+            arrival.blocks += more
         return self._reserved(arrival)
 
     def cancel(self, request_id: str) -> None:
         arrival = self._arrivals.pop(request_id, None)
         if arrival is not None and not arrival.queued:
-            self._parts.kv.free(arrival.request)
+            self._parts.pool.free_blocks(reversed(arrival.all_blocks))
             self._slots.give_back()
 
     # -- the cut ---------------------------------------------------------------------------
@@ -442,13 +480,15 @@ class DestinationMoves(_Moves):
         request = arrival.request
         found = decode_state(state)
         self._check(arrival, found)
+        num_computed = request.num_prompt_tokens + len(found.output_token_ids) - 1
+        tables = [] if arrival.queued else self._tables(arrival, num_computed)
         if found.output_token_ids:
             if arrival.grammar is not None:
                 arrival.grammar.finish(found.output_token_ids)
             self._workers.register(
                 request,
                 found.output_token_ids,
-                self._parts.block_ids(request_id),
+                [_ids(table.blocks) for table in tables],
                 found.generator,
             )
 
@@ -457,13 +497,14 @@ class DestinationMoves(_Moves):
         request.append_output_token_ids(found.output_token_ids[request.num_output_tokens :])
         request.priority, request.arrival_time = found.priority, found.arrival_time
         request.num_preemptions = found.num_preemptions
+        request.spec_token_ids = found.draft_token_ids
         if not found.output_token_ids:
             self._start_anew(request)
             return
         if arrival.queued:
             self._enqueue(request)
         else:
-            self._fill_blocks(request)
+            self._enter_tables(arrival, tables, num_computed)
             self._book(request)
             self._slots.enter(request)
 
@@ -479,7 +520,7 @@ class DestinationMoves(_Moves):
         if request.use_structured_output:
             manager = self._parts.core.structured_output_manager
             GrammarReplay(manager, request).finish(output_token_ids)
-        self._workers.register(request, output_token_ids, (), generator)
+        self._workers.register(request, output_token_ids, [], generator)
         request.append_output_token_ids(list(output_token_ids))
         request.num_preemptions = 1
         self._enqueue(request)
@@ -525,42 +566,57 @@ class DestinationMoves(_Moves):
             return MoveRefusal.NO_ADAPTER
         return None
 
-    def _allocate_first(self, request: Any, num_blocks: int) -> int | None:
-        """Allocates the first blocks. Returns how many of them came from the prefix cache; None if
-        too few blocks are free. `allocate_slots` gives no request more blocks than the model's
-        longest request needs."""
-        kv, block_size = self._parts.kv, self._parts.block_size
-        cached, num_cached_tokens, _ = kv.get_computed_blocks(request)
-        num_cached = min(num_cached_tokens // block_size, num_blocks)
-        cached = kv.truncate_computed_blocks(cached, num_cached * block_size)
+    def _take_first(self, arrival: _Arrival, num_blocks: int) -> bool:
+        """Takes the first blocks and the tail: what the prefix cache has, and new blocks for the
+        rest."""
+        num_blocks = self._at_most(num_blocks)
+        cached = self._cached(arrival.request)[:num_blocks]
+        num_tail = [group.num_held for group in self._parts.tails]
+        num_new = num_blocks - len(cached) + sum(num_tail)
         keep_watermark = bool(self._scheduler.running or self._arrivals)
-        # For a request that waits for its grammar vLLM would keep no watermark, because it does not
-        # admit such a request. So the request has another status during the call.
-        status, request.status = request.status, self._status.WAITING
-        allocated = self._allocate(request, num_blocks, num_cached, cached, keep_watermark)
-        request.status = status
-        return num_cached if allocated else None
+        taken = self._take(num_new, cached, keep_watermark)
+        if taken is None:
+            return False
+        free = iter(taken)
+        arrival.tails = [list(islice(free, number)) for number in num_tail]
+        arrival.blocks = [*cached, *free]
+        arrival.num_cached = len(cached)
+        return True
 
-    def _allocate(
-        self,
-        request: Any,
-        num_blocks: int,
-        num_cached: int = 0,
-        cached: Any = None,
-        keep_watermark: bool = True,
-    ) -> bool:
-        kv, block_size = self._parts.kv, self._parts.block_size
-        allocated = kv.allocate_slots(
-            request,
-            num_new_tokens=(num_blocks - num_cached) * block_size,
-            num_new_computed_tokens=num_cached * block_size,
-            new_computed_blocks=cached,
-            delay_cache_blocks=True,
-            has_scheduled_reqs=keep_watermark,
-            reserved_blocks=self._parts.fill_blocks(),
-        )
-        kv.take_new_block_ids()  # else the next step might zero blocks that hold copies
-        return allocated is not None
+    def _cached(self, request: Any) -> list[Any]:
+        """The request's first full blocks as the prefix cache has them."""
+        parts = self._parts
+        if parts.full is None or not parts.kv.prefix_cache_lookup_enabled(request):
+            return []
+        coordinator, group = parts.kv.coordinator, parts.managers.index(parts.full)
+        wanted = request.block_hashes, request.num_tokens - 1
+        if len(parts.managers) == 1:
+            found, num_tokens, _ = coordinator.find_longest_cache_hit(*wanted)
+        else:
+            found, lengths = coordinator.find_longest_cache_hit_per_group(*wanted)
+            num_tokens = lengths[group]
+        return list(found[group][: num_tokens // parts.block_size])
+
+    def _take(
+        self, num_new: int, cached: Sequence[Any] = (), keep_watermark: bool = True
+    ) -> list[Any] | None:
+        """Takes new blocks out of the pool, and holds the cached ones; None if too few are free."""
+        pool = self._parts.pool
+        num_taken = num_new + sum(block.ref_cnt == 0 for block in cached)
+        watermark = self._parts.kv.watermark_blocks if keep_watermark else 0
+        if num_taken + watermark > pool.get_num_free_blocks() - self._parts.fill_blocks():
+            return None
+        pool.touch(cached)
+        blocks: list[Any] = pool.get_new_blocks(num_new)
+        return blocks
+
+    def _at_most(self, num_blocks: int) -> int:
+        """No more blocks than the model's longest request needs, and none if no group has full
+        attention."""
+        if self._parts.full is None:
+            return 0
+        most = blocks_for(self._scheduler.max_model_len, self._parts.block_size)
+        return min(num_blocks, most)
 
     def _feed_grammar(self, arrival: _Arrival) -> None:
         if arrival.grammar is not None:
@@ -571,7 +627,13 @@ class DestinationMoves(_Moves):
         asynchronous scheduling such a step may still write one of these blocks, for a request that
         has ended since."""
         self._workers.blocks.order_after_steps()
-        return ReservedBlocks(self._parts.block_ids(arrival.request.request_id), arrival.num_cached)
+        tail = (
+            held[: group.num_copied]
+            for group, held in zip(self._parts.tails, arrival.tails, strict=False)
+        )
+        return ReservedBlocks(
+            _ids(arrival.blocks), arrival.num_cached, _ids(chain.from_iterable(tail))
+        )
 
     def _check(self, arrival: _Arrival, found: MovedState) -> None:
         """Raises ValueError if the state does not fit the reservation."""
@@ -582,8 +644,8 @@ class DestinationMoves(_Moves):
         if outputs[: len(known)] != known:
             raise ValueError("its outputs are not those it was reserved with")
         num_tokens = request.num_prompt_tokens + len(outputs)
-        num_blocks = len(self._parts.block_ids(request.request_id))
-        if not found.queued and num_blocks * self._parts.block_size < num_tokens:
+        num_blocks, grows = len(arrival.blocks), self._parts.full is not None
+        if not found.queued and grows and num_blocks * self._parts.block_size < num_tokens:
             raise ValueError(f"{num_tokens} tokens in {num_blocks} reserved blocks")
 
     def _start_anew(self, request: Any) -> None:
@@ -591,16 +653,42 @@ class DestinationMoves(_Moves):
         prefill, vLLM would not report the figures of its prefill unless they are set here."""
         if request.num_preemptions > 0:
             request.prefill_stats.set(request.num_prompt_tokens, 0, 0)
+        if self._parts.tails:
+            self._workers.leave_batch(request.request_id)
         self._scheduler.add_request(request)
 
-    def _fill_blocks(self, request: Any) -> None:
-        """Notes that the copied blocks hold all tokens except the last, which the next step
-        computes."""
-        kv, block_size = self._parts.kv, self._parts.block_size
-        request.num_computed_tokens = request.num_tokens - 1
-        kv.cache_blocks(request, request.num_computed_tokens)
-        num_copied = blocks_for(request.num_computed_tokens, block_size)
-        kv.record_blocks_for_zeroing(request.request_id, num_copied * block_size)
+    def _tables(self, arrival: _Arrival, num_computed: int) -> list[_Table]:
+        """The tables of the request in all groups, after so many computed tokens."""
+        parts, null = self._parts, self._parts.pool.null_block
+        tails = iter(zip(parts.tails, arrival.tails, strict=True))
+        tables = []
+        for manager in parts.managers:
+            if manager is parts.full:
+                num_filled = blocks_for(num_computed, parts.block_size)
+                blocks, num_cached = list(arrival.blocks), arrival.num_cached
+            else:
+                group, held = next(tails)
+                live = group.live(num_computed)
+                end = blocks_for(num_computed + 1, manager.block_size)  # for the next token too
+                blocks = [null] * live.start + held[: end - live.start]
+                num_filled, num_cached = live.stop, live.start
+            tables.append(_Table(manager, blocks, num_cached, blocks[num_filled:]))
+        return tables
+
+    def _enter_tables(self, arrival: _Arrival, tables: Sequence[_Table], num_computed: int) -> None:
+        """Makes the blocks the request's own. They hold all tokens except the last, which the next
+        step computes."""
+        request, parts = arrival.request, self._parts
+        kept = {block.block_id for table in tables for block in table.blocks}
+        parts.pool.free_blocks(b for b in reversed(arrival.all_blocks) if b.block_id not in kept)
+        for table in tables:
+            table.manager.req_to_blocks[request.request_id] = table.blocks
+            table.manager.num_cached_block[request.request_id] = table.num_cached
+            if table.manager.records_new_block_ids:
+                # They may hold the bytes of another group.
+                table.manager.new_block_ids.extend(_ids(table.unfilled))
+        request.num_computed_tokens = num_computed
+        parts.kv.cache_blocks(request, num_computed)
 
 
 # -- both halves -----------------------------------------------------------------------------------
@@ -616,6 +704,8 @@ class VllmMoves(SourceMoves, DestinationMoves):
             log.warning("no request of this engine can move: %s", error)
             parts = replace(parts, refusal=MoveRefusal.PARALLEL)
             workers = workers_of(core, parts)
+        self.block_size, self.demand = parts.block_size, parts.demand
+        self.has_states = parts.has_states
         self.blocks = workers.blocks
         self.fingerprint = fingerprint(core, parts)
         super().__init__(parts, slots, workers)
@@ -658,11 +748,17 @@ class VllmMoves(SourceMoves, DestinationMoves):
         request_id = request.request_id
         num_blocks = num_freed_blocks = 0
         if not queued:
-            refs = [block.ref_cnt for block in self._parts.kv.get_blocks(request_id).blocks[0]]
-            num_blocks = len(refs)
+            refs = [block.ref_cnt for block in self._parts.blocks(request_id)]
             # Pinned blocks come first and have one more reference, because of the pin.
             num_pinned = self.num_pinned(request_id)
             num_freed_blocks = refs[:num_pinned].count(2) + refs[num_pinned:].count(1)
+            tail = [
+                block.ref_cnt
+                for group in self._parts.tails
+                for block in group.table(request_id)
+                if not block.is_null
+            ]
+            num_blocks, num_freed_blocks = len(refs) + len(tail), num_freed_blocks + tail.count(1)
         num_tokens = request.num_tokens
         return Candidate(
             request_id=request_id,

@@ -22,7 +22,7 @@ The part for GPUs is UNTESTED on a real GPU in several processes.
 
 Touch points of vLLM: v1/executor/abstract.py `collective_rpc`, `execute_model`;
 v1/worker/worker_base.py `model_runner`, `rank`; v1/worker/gpu_model_runner.py `execute_model`,
-`kv_caches`, `device`."""
+`device`."""
 
 import contextlib
 import logging
@@ -50,6 +50,7 @@ from controller.adapters.vllm.kv_blocks import (
     Columns,
     CudaBlocks,
     LayerShard,
+    caches_of,
     columns_of,
     distinct_caches,
 )
@@ -226,7 +227,7 @@ class CopyServer:
         return b""
 
     def _shard(self, columns: Columns, num_rows: int) -> "_HostShard | _CudaShard":
-        caches, device = self._runner.kv_caches, self._runner.device
+        caches, device = caches_of(self._runner), self._runner.device
         if device.type == "cpu":
             return _HostShard(caches, self._num_blocks, columns)
         torch.cuda.set_device(device)  # of this thread

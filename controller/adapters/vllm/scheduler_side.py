@@ -1,5 +1,18 @@
-"""What moves read and change in vLLM's scheduler: the parts of an `EngineCore`, and places in the
-batch that are reserved for requests that will enter it.
+"""What moves read and change in vLLM's scheduler: the parts of an `EngineCore`, the groups of its
+KV cache, and places in the batch that are reserved for requests that will enter it.
+
+Layers whose caches have the same form are a group, and each group has a table of blocks of its own
+for each request. All groups take their blocks from one pool, and a block id means the same bytes
+for all of them. What a request needs of a group depends on its kind:
+
+    full attention   a block for each `block_size` tokens, from the first token on. A full block
+                     does not change any more.
+    sliding window   the blocks of the last `window` tokens; in place of the earlier blocks the
+                     table has the null block
+    state            one block (Mamba, Gated DeltaNet). Each step writes it anew.
+
+So of the last two kinds a request has a few blocks only, whose number does not grow with its
+length: its `tail`. The tail is copied once, when the request has stopped.
 
 vLLM admits a request while fewer than `max_num_active_reqs` run. That limit is lowered by one for
 each reserved place, so that the place is free when its request enters. A place is reserved for an
@@ -14,17 +27,44 @@ queue of waiting requests that hold blocks, ahead of the other requests in that 
 
 Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`, `model_executor`;
 config/parallel.py `data_parallel_size`, `decode_context_parallel_size`,
-`prefill_context_parallel_size`, `world_size`; v1/core/kv_cache_manager.py `block_pool`,
-`coordinator`, `get_block_ids`; v1/core/kv_cache_coordinator.py `single_type_managers`;
+`prefill_context_parallel_size`, `world_size`; config/cache.py
+`get_resolved_kv_cache_layout`; v1/kv_cache_layout.py `is_block_compact`, `is_block_outermost`;
+v1/core/kv_cache_manager.py `block_pool`,
+`coordinator`; v1/core/kv_cache_coordinator.py `single_type_managers`;
+v1/core/single_type_kv_cache_manager.py `FullAttentionManager`, `SlidingWindowManager`,
+`MambaManager`, `block_size`, `req_to_blocks`, `get_num_skipped_tokens`, `sliding_window`,
+`extra_retained_tokens`;
 v1/core/sched/scheduler.py `running`, `kv_holding_waiting`, `max_num_active_reqs`,
 `num_waiting_for_streaming_input`, `schedule`; v1/core/sched/request_queue.py `_heap`; v1/request.py
 `is_prefill_chunk`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal
+
+
+@dataclass(frozen=True, slots=True)
+class TailGroup:
+    """A group of which a request keeps the last blocks only."""
+
+    manager: Any
+    num_copied: int
+    """How many blocks of a request are copied: as many as it has at most."""
+    num_held: int
+    """How many blocks are reserved for an arriving request: a sliding window may need one more for
+    the next token."""
+
+    def live(self, num_computed_tokens: int) -> range:
+        """Which blocks of its table a request still needs after so many tokens."""
+        size = self.manager.block_size
+        first = self.manager.get_num_skipped_tokens(num_computed_tokens) // size
+        return range(max(0, first), blocks_for(num_computed_tokens, size))
+
+    def table(self, request_id: str) -> Any:
+        return self.manager.req_to_blocks.get(request_id, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +77,101 @@ class EngineParts:
     block_size: int
     refusal: MoveRefusal | None
     """Why no request can move from or to this engine; None if requests can."""
+    managers: tuple[Any, ...]
+    """Of all groups."""
+    full: Any
+    """The manager of the group with full attention; None if there is no such group."""
+    tails: tuple[TailGroup, ...]
+    has_states: bool
+    """Whether there are groups of states."""
 
-    def block_ids(self, request_id: str) -> tuple[int, ...]:
-        return tuple(self.kv.get_block_ids(request_id)[0])
+    def blocks(self, request_id: str) -> list[Any]:
+        """The request's blocks of full attention."""
+        return [] if self.full is None else self.full.req_to_blocks.get(request_id, [])
+
+    def tail_ids(self, request_id: str, num_computed_tokens: int) -> tuple[int, ...]:
+        """The request's tail: of each group as many ids as are copied. If the request has fewer
+        blocks, its last one is named again."""
+        ids: list[int] = []
+        for group in self.tails:
+            table = group.table(request_id)
+            of_group = [table[i].block_id for i in group.live(num_computed_tokens)]
+            ids += of_group + of_group[-1:] * (group.num_copied - len(of_group))
+        return tuple(ids)
+
+    def demand(self, num_tokens: int) -> int:
+        """How many blocks a request with so many tokens takes, of all groups."""
+        num_full = 0 if self.full is None else blocks_for(num_tokens, self.block_size)
+        return num_full + sum(len(group.live(num_tokens)) for group in self.tails)
 
     def fill_blocks(self) -> int:
         """The number of blocks that running prefills still need. vLLM admitted these requests for
         their whole prompts, and gives them blocks chunk by chunk."""
         running = (*self.scheduler.running, *in_any_order(self.scheduler.kv_holding_waiting))
         return sum(
-            max(0, blocks_for(r.num_tokens, self.block_size) - len(self.block_ids(r.request_id)))
+            max(0, self.demand(r.num_tokens) - self.num_held(r.request_id))
             for r in running
             if r.is_prefill_chunk
         )
 
+    def num_held(self, request_id: str) -> int:
+        """How many blocks the request has, of all groups."""
+        num_tail = sum(
+            not block.is_null for group in self.tails for block in group.table(request_id)
+        )
+        return len(self.blocks(request_id)) + num_tail
+
 
 def parts_of(core: Any) -> EngineParts:
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, MambaManager
+
     scheduler = core.scheduler
+    managers = tuple(scheduler.kv_cache_manager.coordinator.single_type_managers)
+    refusal = _refusal(core, managers)
+    full = [each for each in managers if type(each) is FullAttentionManager]
+    known = [] if refusal is MoveRefusal.KV_GROUPS else managers
     return EngineParts(
         core=core,
         scheduler=scheduler,
         kv=scheduler.kv_cache_manager,
         pool=scheduler.kv_cache_manager.block_pool,
-        block_size=core.vllm_config.cache_config.block_size,
-        refusal=_refusal(core),
+        block_size=(full or managers)[0].block_size,
+        refusal=refusal,
+        managers=managers,
+        full=full[0] if full else None,
+        tails=tuple(_tail_group(each) for each in known if each not in full),
+        has_states=any(isinstance(each, MambaManager) for each in managers),
     )
 
 
-def _refusal(core: Any) -> MoveRefusal | None:
-    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+def _tail_group(manager: Any) -> TailGroup:
+    from vllm.v1.core.single_type_kv_cache_manager import MambaManager
+
+    if isinstance(manager, MambaManager):
+        return TailGroup(manager, 1, 1)
+    window = manager.sliding_window + manager.extra_retained_tokens
+    num_blocks = (window - 2) // manager.block_size + 2
+    return TailGroup(manager, num_blocks, num_blocks + 1)
+
+
+def _refusal(core: Any, managers: Sequence[Any]) -> MoveRefusal | None:
+    from vllm.v1.core import single_type_kv_cache_manager as kinds
 
     config = core.vllm_config
-    managers = core.scheduler.kv_cache_manager.coordinator.single_type_managers
-    if config.speculative_config is not None:
+    known = (kinds.FullAttentionManager, kinds.SlidingWindowManager, kinds.MambaManager)
+    num_full = sum(type(each) is kinds.FullAttentionManager for each in managers)
+    drafts = config.speculative_config
+    # Drafts that a worker keeps, or a draft model with a cache of its own, would have to travel.
+    if drafts is not None and (
+        drafts.method != "ngram" or config.scheduler_config.async_scheduling
+    ):
         return MoveRefusal.SPECULATIVE
     if not _divides_by_heads_and_layers(config.parallel_config, core.model_executor):
         return MoveRefusal.PARALLEL
-    if [type(manager) for manager in managers] != [FullAttentionManager]:
+    layout = config.cache_config.get_resolved_kv_cache_layout()
+    # Pages are copied whole. In the one layout left out (LHBNC) a page is not in one piece.
+    has_pages = len(managers) == 1 or layout.is_block_compact or layout.is_block_outermost
+    if num_full > 1 or not has_pages or not {type(each) for each in managers} <= {*known}:
         return MoveRefusal.KV_GROUPS
     return None
 

@@ -5,9 +5,10 @@ facts of which an engine's fingerprint is made.
 Each function takes the worker first, so that `collective_rpc` can call it in any process.
 
 Touch points of vLLM: v1/worker/gpu_model_runner.py `requests`, `input_batch`, `device`,
-`uses_mrope`, `_init_mrope_positions`, `_update_states`, `execute_model`, `kv_caches`, `get_model`,
-`sampler`; v1/sample/sampler.py `Sampler.gather_logprobs`; v1/worker/gpu_input_batch.py
-`CachedRequestState`, `InputBatch.remove_request`, `vocab_size`, `generators`; sampling_params.py
+`uses_mrope`, `_init_mrope_positions`, `mamba_state_idx`, `_update_states`, `execute_model`,
+`_bookkeeping_sync`, `kv_caches`, `get_model`, `sampler`; v1/sample/sampler.py
+`Sampler.gather_logprobs`; v1/worker/gpu_input_batch.py `CachedRequestState`,
+`InputBatch.remove_request`, `vocab_size`, `generators`; sampling_params.py
 `SamplingType.RANDOM_SEED`; v1/sample/ops/topk_topp_sampler.py `forward`, `forward_cpu`,
 `random_sample`, `use_fp64_gumbel`; v1/worker/gpu/model_runner.py `kv_caches`, `device`,
 `get_model`; v1/worker/worker_base.py `rank`; v1/kv_cache_interface.py `kv_cache_tensors`,
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 
-from controller.adapters.vllm.kv_blocks import LayerShard, distinct_caches
+from controller.adapters.vllm.kv_blocks import LayerShard, caches_of
 
 # -- a request between two steps -------------------------------------------------------------------
 # The first version of vLLM's model runner is told of a request with the request's first step. Later
@@ -38,13 +39,14 @@ from controller.adapters.vllm.kv_blocks import LayerShard, distinct_caches
 class MovedRequest:
     """What a worker stores of a request that arrives with outputs.
 
+    `tables`: its block ids, by group; all empty for a request that comes to the queue.
     `generator`: the state of its random generator; None if it has no seed, or if the model runner
     needs no generator."""
 
     request_id: str
     prompt_token_ids: list[int]
     output_token_ids: list[int]
-    block_ids: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
     num_computed_tokens: int
     sampling_params: Any
     lora_request: Any
@@ -104,7 +106,7 @@ def register_request(worker: Any, moved: MovedRequest) -> str:
         mm_features=[],
         sampling_params=moved.sampling_params,
         generator=generator,
-        block_ids=(list(moved.block_ids),),
+        block_ids=tuple(map(list, moved.tables)),
         num_computed_tokens=moved.num_computed_tokens,
         output_token_ids=list(moved.output_token_ids),
         lora_request=moved.lora_request,
@@ -132,9 +134,13 @@ def _generator(device: torch.device, moved: MovedRequest) -> torch.Generator | N
 
 def leave_batch(worker: Any, request_id: str) -> None:
     """Removes the request's row; the next step closes the gap. Otherwise a request that comes back
-    before the worker's next step would find its old row, with its old blocks."""
+    before the worker's next step would find its old row, with its old blocks. Removes the place of
+    its state too: vLLM forgets it only in a step that computes something, and finds the place of a
+    request that it does not know by the computed tokens."""
+    runner = worker.model_runner
     with torch.inference_mode():  # as in a step, which made the mask of allowed tokens
-        worker.model_runner.input_batch.remove_request(request_id)
+        runner.input_batch.remove_request(request_id)
+    runner.mamba_state_idx.pop(request_id, None)
 
 
 # -- seeded sampling on a CPU ----------------------------------------------------------------------
@@ -148,24 +154,20 @@ def leave_batch(worker: Any, request_id: str) -> None:
 
 
 class RewindableGenerators(dict[int, torch.Generator]):
-    """Replaces an input batch's generators (index in the batch -> generator).
-
-    vLLM calls `get` to turn a generator back, or to move it to another index; samplers read items.
-    (A speculative sampler would call `get` too: see `make_generators_rewindable`.)"""
+    """Replaces an input batch's generators (index in the batch -> generator). In the bookkeeping
+    of a step `get` returns what can be turned back; samplers, and moves to another index, get the
+    generators themselves."""
 
     def __init__(self, generators: dict[int, torch.Generator]) -> None:
         super().__init__(generators)
         self._before_step: dict[torch.Generator, torch.Tensor] = {}
+        self.in_bookkeeping = False
 
     def get(self, index: int, default: Any = None) -> Any:
-        generator = super().get(index)
-        if generator is None:
-            return default
+        generator = super().get(index, default)
+        if not self.in_bookkeeping or not isinstance(generator, torch.Generator):
+            return generator
         return _Rewind(generator, self._before_step.get(generator))
-
-    def __setitem__(self, index: int, generator: Any) -> None:
-        plain = generator.plain if isinstance(generator, _Rewind) else generator
-        super().__setitem__(index, plain)
 
     def remember(self, generators: list[torch.Generator]) -> None:
         """Called before a step. It keeps the state of every seeded request (5 KB each), and the
@@ -174,36 +176,44 @@ class RewindableGenerators(dict[int, torch.Generator]):
         self._before_step = {generator: generator.get_state() for generator in generators}
 
 
+@dataclass(frozen=True, slots=True)
 class _Rewind:
     """The object on which vLLM calls `generator.set_offset(generator.get_offset() - 4)` in order to
     turn a generator back."""
 
-    def __init__(self, generator: torch.Generator, before_step: torch.Tensor | None) -> None:
-        self.plain = generator
-        self._before_step = before_step
+    generator: torch.Generator
+    before_step: torch.Tensor | None
+    """None if the generator was made in this step."""
 
     def get_offset(self) -> int:
         return 0
 
     def set_offset(self, _offset: int) -> None:
-        if self._before_step is not None:
-            self.plain.set_state(self._before_step)
-        else:  # the generator was made in this step
-            self.plain.manual_seed(self.plain.initial_seed())
+        if self.before_step is not None:
+            self.generator.set_state(self.before_step)
+        else:
+            self.generator.manual_seed(self.generator.initial_seed())
 
 
 def make_generators_rewindable(worker: Any) -> None:
-    """Runs in each worker's process, but only for a CPU engine without speculative decoding."""
+    """Runs in each worker's process, but only on a CPU."""
     runner = worker.model_runner
     generators = RewindableGenerators(runner.input_batch.generators)
     runner.input_batch.generators = generators
-    execute = runner.execute_model
+    execute, keep_books = runner.execute_model, runner._bookkeeping_sync
 
     def remembering(*args: Any, **kwargs: Any) -> Any:
         generators.remember(_seeded(runner))
         return execute(*args, **kwargs)
 
-    runner.execute_model = remembering
+    def rewinding(*args: Any, **kwargs: Any) -> Any:
+        generators.in_bookkeeping = True
+        try:
+            return keep_books(*args, **kwargs)
+        finally:
+            generators.in_bookkeeping = False
+
+    runner.execute_model, runner._bookkeeping_sync = remembering, rewinding
 
 
 def _seeded(model_runner: Any) -> list[torch.Generator]:
@@ -261,9 +271,14 @@ def cached_layers(worker: Any) -> list[CachedLayer]:
     num_heads = config.model_config.get_total_num_kv_heads()
     heads = HeadsOfRank(worker.rank % num_ranks, num_ranks, num_heads)
     num_blocks = runner.kv_cache_config.num_blocks
+    if len(runner.kv_cache_config.kv_cache_groups) > 1:
+        return [
+            CachedLayer(LayerShard(index, num_ranks, heads.rank, 1, lane[0].numel()), "pages")
+            for index, lane in enumerate(caches_of(runner))
+        ]
     return [
         CachedLayer(_shard(heads, *layer, cache, num_blocks), f"{cache.dtype} {cache.shape[2:]}")
-        for layer, cache in zip(_specs(worker), distinct_caches(runner.kv_caches), strict=True)
+        for layer, cache in zip(_specs(worker), caches_of(runner), strict=True)
     ]
 
 

@@ -15,7 +15,8 @@ engine's thread waits for all answers. It takes 0.2 ms between two steps. If ste
 ahead, the call waits for those under way; the second model runner needs no such call.
 
 Touch points of vLLM: v1/executor/abstract.py `collective_rpc`; v1/core/sched/scheduler.py
-`schedule`, `requests`, `use_v2_model_runner`; v1/core/sched/output.py `NewRequestData`,
+`schedule`, `requests`, `kv_cache_config`, `use_v2_model_runner`; v1/core/sched/output.py
+`NewRequestData`,
 `scheduled_new_reqs`, `prefill_token_ids`; v1/request.py `status`; v1/worker/gpu/model_runner.py
 `add_requests`; config/model.py `hf_text_config`, `dtype`, `quantization`; config/cache.py
 `cache_dtype`, `block_size`, `get_resolved_kv_cache_layout`; config/parallel.py `world_size`;
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from controller.adapters.vllm import worker_side
-from controller.adapters.vllm.kv_blocks import CudaBlocks, HostBlocks
+from controller.adapters.vllm.kv_blocks import CudaBlocks, HostBlocks, caches_of
 from controller.adapters.vllm.rank_copies import connect_ranks
 from controller.adapters.vllm.scheduler_side import EngineParts
 from controller.adapters.vllm.worker_side import MovedRequest, WorkerFacts
@@ -57,9 +58,10 @@ class Workers:
         self.blocks = blocks
         self._executor = core.model_executor
         self._drawn_generator = drawn_generator
+        self._num_groups = len(core.scheduler.kv_cache_config.kv_cache_groups)
         config = core.vllm_config
         on_cpu = config.device_config.device_type == "cpu"
-        if on_cpu and self.keeps_rows and config.speculative_config is None:
+        if on_cpu and self.keeps_rows:
             self._call(worker_side.make_generators_rewindable)
 
     def generator_state(self, request: Any) -> bytes | None:
@@ -83,20 +85,20 @@ class Workers:
         self,
         request: Any,
         output_token_ids: Sequence[int],
-        block_ids: Sequence[int],
+        tables: Sequence[Sequence[int]],
         generator: bytes | None,
     ) -> None:
-        """Makes the workers ready for a request that comes with outputs. Without blocks it comes
-        to the queue; with blocks it comes to the batch, and all its tokens but the last are
-        computed. Raises ValueError if the generator's state does not fit; nothing has changed
-        then."""
+        """Makes the workers ready for a request that comes with outputs. Without tables it comes
+        to the queue. With the block ids of each group it comes to the batch, and all its tokens
+        but the last are computed. Raises ValueError if the generator's state does not fit; nothing
+        has changed then."""
         num_tokens = len(request.prompt_token_ids) + len(output_token_ids)
         moved = MovedRequest(
             request_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
             output_token_ids=list(output_token_ids),
-            block_ids=tuple(block_ids),
-            num_computed_tokens=num_tokens - 1 if block_ids else 0,
+            tables=tuple(map(tuple, tables)) or ((),) * self._num_groups,
+            num_computed_tokens=num_tokens - 1 if tables else 0,
             sampling_params=request.sampling_params,
             lora_request=request.lora_request,
             generator=generator,
@@ -104,7 +106,7 @@ class Workers:
         self._tell(request, moved)
 
     def leave_batch(self, request_id: str) -> None:
-        """Must be called before a request comes back to the batch through vLLM's queue."""
+        """Must be called before a request that has been here comes back through vLLM's queue."""
         if self.keeps_rows:
             self._call(worker_side.leave_batch, request_id)
 
@@ -157,7 +159,7 @@ class V2Workers(Workers):
 
         if moved.generator is not None:
             raise ValueError("a generator's state, but this model runner has no generators")
-        if not moved.block_ids:
+        if not moved.num_computed_tokens:
             return  # vLLM tells the workers of a request that leaves its queue
         self._arrived[moved.request_id] = (
             request,
@@ -167,7 +169,7 @@ class V2Workers(Workers):
                 mm_features=[],
                 sampling_params=moved.sampling_params,
                 pooling_params=None,
-                block_ids=(list(moved.block_ids),),
+                block_ids=tuple(map(list, moved.tables)),
                 num_computed_tokens=moved.num_computed_tokens,
                 lora_request=moved.lora_request,
                 prefill_token_ids=[*moved.prompt_token_ids, *moved.output_token_ids],
@@ -244,8 +246,8 @@ def _blocks_here(core: Any, parts: EngineParts) -> Blocks:
         return HostBlocks([], num_blocks)
     runner = core.model_executor.driver_worker.worker.model_runner
     if runner.device.type == "cpu":
-        return HostBlocks(runner.kv_caches, num_blocks)
-    return CudaBlocks(runner.kv_caches, num_blocks, runner.device)
+        return HostBlocks(caches_of(runner), num_blocks)
+    return CudaBlocks(caches_of(runner), num_blocks, runner.device)
 
 
 # -- the fingerprint -------------------------------------------------------------------------------
@@ -273,6 +275,8 @@ def fingerprint(core: Any, parts: EngineParts) -> str:
         "block_size": parts.block_size,
         "layers": _layers(facts),
     }
+    if parts.tails:  # the model alone does not say how vLLM divides its layers
+        layout["groups"] = [str(manager.kv_cache_spec) for manager in parts.managers]
     files = worker_side.files_digest(config.model_config)
     weights = [worker.weights for worker in facts]
     if any(worker.packed for worker in facts):

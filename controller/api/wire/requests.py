@@ -88,6 +88,9 @@ class RequestStatus(WireModel):
     num_prompt_tokens: int
     num_output_tokens: int
     num_evictions: int = 0
+    num_continued: int = 0
+    """How often its state was computed again after an eviction or a replay, by a model with states
+    (Mamba, Gated DeltaNet): from then on its tokens may differ from those it would have got."""
     num_moves: int = 0
     num_replays: int = 0
     """How often the request was lost with its instance and went on elsewhere."""

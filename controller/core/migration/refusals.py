@@ -179,8 +179,8 @@ REASONS: Mapping[str, Reason] = {
     MoveRefusal.THINKING_BUDGET: _lasting(
         "vLLM's first model runner counts its thinking budget, and would begin anew elsewhere"
     ),
-    MoveRefusal.SPECULATIVE: _lasting("the engine decodes speculatively"),
-    MoveRefusal.KV_GROUPS: _lasting("the model has more than one group of KV layers"),
+    MoveRefusal.SPECULATIVE: _lasting("the engine decodes speculatively, and not by n-grams"),
+    MoveRefusal.KV_GROUPS: _lasting("the model has a kind of KV layers that cannot be copied"),
     MoveRefusal.PARALLEL: _lasting(
         "the way in which the engine divides its KV blocks among processes is not supported; the "
         "instance's log says more"

@@ -60,6 +60,7 @@ class RequestRecord:
     num_moves: int = 0
     rank: int = 0
     num_replays: int = 0
+    num_continued: int = 0
     """How often the request was lost with its instance. Each time it went on, or is to go on, on
     another instance."""
     not_replayable: str = ""

@@ -46,6 +46,7 @@ class BookEntry:
     incarnation: int | None = None
     num_output_tokens: int = 0
     num_evictions: int = 0
+    num_continued: int = 0
     num_moves: int = 0
     num_replays: int = 0
     not_replayable: str = ""
@@ -78,6 +79,7 @@ class BookEntry:
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
             num_evictions=self.num_evictions,
+            num_continued=self.num_continued,
             first_token_time_s=self.first_token_time_s,
             end_time_s=self.end_time_s,
             finish_reason=self.finish_reason,
@@ -216,6 +218,7 @@ class RequestBook:
             entry.num_evictions += 1
         elif event.kind is EventKind.ADMITTED:
             entry.state = RequestState.RUNNING
+            entry.num_continued += event.labels.get("exact") == "continued"
         entry.remember(event)
 
     def find(self, request_id: str) -> RequestRecord | None:

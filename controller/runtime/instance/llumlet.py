@@ -647,10 +647,13 @@ class Serving:
                 self.instance_moves.request_evicted(event.request_id)
 
     def _logged(self, event: EngineEvent, cause_id: str) -> LoggedEvent:
-        numbers = {"num_tokens": event.num_tokens}
+        numbers, labels = {"num_tokens": event.num_tokens}, {}
         if event.kind == "admitted":
             kind, reason = EventKind.ADMITTED, "into the batch"
             numbers["num_cached_tokens"] = event.num_cached_tokens
+            if event.continued:
+                reason = "into the batch, its state computed again: later tokens may differ"
+                labels["exact"] = "continued"
         else:
             kind, reason = EventKind.EVICTED, "memory pressure"
         return LoggedEvent(
@@ -662,6 +665,7 @@ class Serving:
             incarnation=self._member.incarnation,
             request_id=event.request_id,
             numbers=numbers,
+            labels=labels,
         )
 
     def report(self, status: StatusPushed) -> None:

@@ -108,6 +108,8 @@ class OutgoingMove:
         self._pinned: list[int] = []
         """The full blocks that are pinned, in order, from the request's first block on."""
         self._num_reserved = 0
+        self._tail_ids: tuple[int, ...] = ()
+        """The tail that the next copy sends."""
         self._copies = StageCopies(host, order, self.handle, lambda: self.machine.over)
         self._suspended: SuspendedRequest | None = None
         self._taken_out = False
@@ -179,11 +181,12 @@ class OutgoingMove:
                     host.send(self._live.frontend, announced)
                     self._encode_unconfirmed()  # now, while the request still decodes
                 case source.CopyStage(stage=stage):
-                    # Full blocks; once the request is suspended, all blocks that hold computed
-                    # tokens.
-                    held = self._pinned if self._suspended is None else self._suspended.block_ids
-                    num_there = self._copies.num_copied
-                    self._copies.copy(stage, tuple(held[num_there : self._num_reserved]))
+                    # Full blocks; once the request is suspended, its tail and all blocks that hold
+                    # computed tokens.
+                    out, num_there = self._suspended, self._copies.num_copied
+                    held = tuple(self._pinned) if out is None else out.block_ids
+                    self._copies.copy(stage, held[num_there : self._num_reserved], self._tail_ids)
+                    self._tail_ids = ()
                 case CancelCopy():
                     self._copies.cancel()
                 case source.Suspend():
@@ -287,9 +290,13 @@ class OutgoingMove:
             case SuspendedRequest():
                 self._suspended = found
                 self._num_tokens = found.num_tokens
+                self._tail_ids = found.tail_ids
                 self.handle(source.RequestSuspended())
-            case PinnedBlocks(block_ids=block_ids):
-                self._pinned.extend(block_ids)
+            case PinnedBlocks():
+                self._pinned.extend(found.block_ids)
+                # The destination expects a tail, because this stage was to be the last one. Any
+                # block that does not change will do.
+                self._tail_ids = tuple(self._pinned[-1:]) * found.num_tail
                 self.handle(source.RequestOutgrew())
             case None:
                 if self.machine.state is STATE.SUSPENDING:
@@ -444,23 +451,30 @@ class StageCopies:
         limit = self._host.transfer.max_bytes_per_s
         return num_blocks * self._host.blocks.block_bytes / limit if limit else 0.0
 
-    def copy(self, stage: int, block_ids: Sequence[int]) -> None:
+    def copy(self, stage: int, block_ids: tuple[int, ...], tail_ids: tuple[int, ...] = ()) -> None:
+        """Copies the tail, if there is one, before the request's next blocks: of these the
+        destination may have reserved more than there are."""
         self._stage_id = f"{self._order.migration_id}/{stage}"
-        sending = self._host.transfer.send(self._order.destination, self._stage_id, block_ids)
-        sending.add_done_callback(partial(self._on_copied, stage, block_ids))
+        ids = tail_ids + block_ids
+        sending = self._host.transfer.send(self._order.destination, self._stage_id, ids)
+        sending.add_done_callback(partial(self._on_copied, stage, ids, len(tail_ids)))
 
     def cancel(self) -> None:
         self._host.transfer.cancel(self._stage_id)
 
     def _on_copied(
-        self, stage: int, block_ids: Sequence[int], sending: "asyncio.Future[StageRecord]"
+        self,
+        stage: int,
+        block_ids: Sequence[int],
+        num_tail: int,
+        sending: "asyncio.Future[StageRecord]",
     ) -> None:
         if sending.cancelled() or (error := sending.exception()) is not None:
             log.info("stage %s was not sent: %s", self._stage_id, error)
             self._on_end(StageLost(stage, "transfer"))
             return
         done = sending.result()
-        self.num_copied += done.num_blocks
+        self.num_copied += done.num_blocks - num_tail
         if done.num_blocks:
             self.records.append(done)
         if self._kv_digest is None or self._is_over():
@@ -500,6 +514,8 @@ class IncomingMove:
         self.source: InstanceRef = first.source
         self.machine = DestinationMove(host.now_s())
         self._reserved: ReservedBlocks | None = None
+        self._is_last = False
+        """Whether the present stage is the last one."""
         self._compiling: Future[Any] | None = None
         """The compilation of the request's grammar."""
         self._holds_something = False
@@ -601,6 +617,7 @@ class IncomingMove:
     # -- blocks --------------------------------------------------------------------------
 
     def _reserve(self, wanted: destination.Reserve) -> None:
+        self._is_last = wanted.last
         if wanted.stage > 0:
             self._reserve_when_ready(wanted, partial(self._extend, wanted.num_blocks))
             return
@@ -665,22 +682,22 @@ class IncomingMove:
     def _receive(self, stage: int) -> None:
         assert self._reserved is not None
         self._receiving = f"{self.migration_id}/{stage}"
-        places = self._reserved.block_ids[self._num_received :]
+        tail = self._reserved.tail_ids if self._is_last else ()
+        places = tail + self._reserved.block_ids[self._num_received :]
         copy = self._host.transfer.receive(self.source, self._receiving, places)
-        copy.add_done_callback(partial(self._on_received, stage))
+        copy.add_done_callback(partial(self._on_received, stage, places, len(tail)))
 
-    def _on_received(self, stage: int, copy: "asyncio.Future[StageCopy]") -> None:
+    def _on_received(
+        self, stage: int, places: Sequence[int], num_tail: int, copy: "asyncio.Future[StageCopy]"
+    ) -> None:
         if copy.cancelled() or (error := copy.exception()) is not None:
             log.info("stage %s did not come: %s", self._receiving, error)
             self.handle(StageLost(stage, "transfer"))
             return
-        assert self._reserved is not None
-        first, self._num_received = (
-            self._num_received,
-            self._num_received + copy.result().num_blocks,
-        )
+        num_blocks = copy.result().num_blocks
+        self._num_received += max(0, num_blocks - num_tail)
         if self._digest is not None:
-            self._digest.add(self._reserved.block_ids[first : self._num_received])
+            self._digest.add(places[:num_blocks])
         self.handle(StageCopied(stage))
 
     # -- COMMIT --------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 The KV of a token is one byte, a fixed function of the request and the position. A request that
 finds another byte anywhere in its blocks answers with `WRONG` from there on, like a real engine:
-without any other sign.
+without any other sign. With `num_states` a request has so many more blocks, each of which every
+step writes anew, like the state of a Mamba layer; a wrong state makes wrong tokens too.
 """
 
 import queue
@@ -83,6 +84,10 @@ def kv_of(request_id: str) -> bytes:
     return bytes(crc32(f"{request_id}/{position}".encode()) & 0xFF for position in range(1100))
 
 
+def state_of(request_id: str, index: int, num_computed: int) -> bytes:
+    return crc32(f"{request_id}/{index}/{num_computed}".encode()).to_bytes(BLOCK_SIZE)
+
+
 def request_frames(request_id: str, num_prompt_tokens: int = 4, max_tokens: int = 5) -> Frames:
     return [msgspec.msgpack.encode(FakeRequest(request_id, num_prompt_tokens, max_tokens))]
 
@@ -148,6 +153,16 @@ class FakeBlocks:
         found = self.gather(table, self.buffer(len(table)))
         return found[:num_tokens] == kv_of(request_id)[:num_tokens]
 
+    def write_states(self, states: Sequence[int], request_id: str, num_computed: int) -> None:
+        for index, block_id in enumerate(states):
+            self.scatter([block_id], bytearray(state_of(request_id, index, num_computed)))
+
+    def has_states(self, states: Sequence[int], request_id: str, num_computed: int) -> bool:
+        return all(
+            self.gather([block_id], self.buffer(1)) == state_of(request_id, index, num_computed)
+            for index, block_id in enumerate(states)
+        )
+
 
 class FakeEngine:
     """One token per running request and step; first come, first served. It evicts the last
@@ -159,7 +174,14 @@ class FakeEngine:
     emulation = None
     supported_tasks: tuple[str, ...] = ("generate",)
 
-    def __init__(self, num_gpu_blocks: int = 65, on_step: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        num_gpu_blocks: int = 65,
+        on_step: Callable[[], None] = lambda: None,
+        num_states: int = 0,
+    ) -> None:
+        self.num_states = num_states
+        self.states: dict[str, list[int]] = {}
         self.num_gpu_blocks = num_gpu_blocks
         self.blocks = FakeBlocks(num_gpu_blocks)
         self.running: dict[str, FakeRequest] = {}
@@ -207,6 +229,7 @@ class FakeEngine:
         self.waiting.pop(request_id, None)
         self.moves.suspended.pop(request_id, None)
         self.blocks.drop(self.tables.pop(request_id, []))
+        self.blocks.drop(self.states.pop(request_id, []))
 
     def has_work(self) -> bool:
         if self._death is not None and self.steps is None:
@@ -278,7 +301,7 @@ class FakeEngine:
     def evict(self, request_id: str) -> None:
         """On the engine's thread. It waits until the blocks of all its tokens are free again."""
         request = self.running.pop(request_id)
-        self.blocks.drop(self.tables.pop(request_id))
+        self.blocks.drop(self.tables.pop(request_id) + self.states.pop(request_id))
         self.waiting = {request_id: request, **self.waiting}
         self.evicted.add(request_id)
         self.events.append(EngineEvent("evicted", request_id, 7.0, request.num_tokens))
@@ -307,7 +330,7 @@ class FakeEngine:
     def check(self) -> None:
         """Every block is free or belongs to what refers to it. Only while its thread rests."""
         held: Counter[int] = Counter()
-        for table in self.tables.values():
+        for table in (*self.tables.values(), *self.states.values()):
             held.update(table)
         held.update(self.moves.held())
         assert held == self.blocks.refs
@@ -317,19 +340,25 @@ class FakeEngine:
         for request in list(self.waiting.values()):
             there = [*self.running.values(), *self.moves.in_the_batch()]
             whole = sum(
-                blocks_for(r.num_prompt_tokens + r.max_tokens, BLOCK_SIZE)
+                blocks_for(r.num_prompt_tokens + r.max_tokens, BLOCK_SIZE) + self.num_states
                 for r in (*there, request)
             )
             if not self.admits or whole > self.num_gpu_blocks - 1:
                 return
-            table = self.blocks.take(request.num_blocks)
-            if table is None:
+            taken = self.blocks.take(request.num_blocks + self.num_states)
+            if taken is None:
                 return
             request_id = request.request_id
+            states, table = taken[: self.num_states], taken[self.num_states :]
+            self.states[request_id] = states
+            self.blocks.write_states(states, request_id, request.num_tokens - 1)
             self.blocks.write(table, request_id, 0, request.num_tokens - 1)
             self.tables[request_id] = table
             self.running[request_id] = self.waiting.pop(request_id)
-            self.events.append(EngineEvent("admitted", request_id, 7.0, request.num_tokens, 0))
+            continued = bool(states) and request.num_output_tokens > 0
+            self.events.append(
+                EngineEvent("admitted", request_id, 7.0, request.num_tokens, 0, continued)
+            )
 
     def _grow(self, request: FakeRequest) -> bool:
         table = self.tables[request.request_id]
@@ -347,7 +376,11 @@ class FakeEngine:
         request_id, num_tokens = request.request_id, request.num_tokens
         table = self.tables[request_id]
         self.blocks.write(table, request_id, num_tokens - 1, num_tokens)
-        right = self.blocks.holds(table, request_id, num_tokens)
+        states = self.states[request_id]
+        right = self.blocks.holds(table, request_id, num_tokens) and self.blocks.has_states(
+            states, request_id, num_tokens - 1
+        )
+        self.blocks.write_states(states, request_id, num_tokens)
         token = token_at(request_id, request.num_output_tokens) if right else WRONG
         request.num_output_tokens += 1
         finished = request.num_output_tokens == request.max_tokens
@@ -363,7 +396,11 @@ class _Moving:
     request: FakeRequest
     queued: bool
     table: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
     num_cached: int = 0
+
+    def reserved(self) -> ReservedBlocks:
+        return ReservedBlocks(tuple(self.table), self.num_cached, tuple(self.states))
 
 
 class FakeMoves:
@@ -410,7 +447,8 @@ class FakeMoves:
         return [each.request for each in both if not each.queued]
 
     def held(self) -> list[int]:
-        arriving = [block_id for each in self.arriving.values() for block_id in each.table]
+        both = [each.table + each.states for each in self.arriving.values()]
+        arriving = [block_id for held in both for block_id in held]
         return arriving + [block_id for pinned in self.pins.values() for block_id in pinned]
 
     # source
@@ -466,7 +504,7 @@ class FakeMoves:
         full = table[first_block : (request.num_tokens - 1) // BLOCK_SIZE]
         self.blocks.share(full)
         self.pins.setdefault(request_id, []).extend(full)
-        return PinnedBlocks(tuple(full), request.num_tokens)
+        return PinnedBlocks(tuple(full), request.num_tokens, self._engine.num_states)
 
     def unpin(self, request_id: str) -> None:
         self.blocks.drop(self.pins.pop(request_id, []))
@@ -485,6 +523,7 @@ class FakeMoves:
             tuple(table[: blocks_for(num_tokens - 1, BLOCK_SIZE)]),
             [msgspec.msgpack.encode((out.request.num_output_tokens, out.queued, out.request.rank))],
             num_tokens,
+            () if out.queued else tuple(self._engine.states[request_id]),
         )
 
     def resume(self, request_id: str) -> None:
@@ -513,14 +552,17 @@ class FakeMoves:
             return MoveRefusal.NOT_TAKEN
         if num_blocks and len(engine.running) + self.num_running >= engine.max_num_running:
             return MoveRefusal.NO_SLOT
-        table = self.blocks.take(num_blocks)
-        if table is None:
+        num_states = engine.num_states if num_blocks else 0
+        taken = self.blocks.take(num_blocks + num_states)
+        if taken is None:
             return MoveRefusal.NO_BLOCKS
+        states, table = taken[:num_states], taken[num_states:]
         num_cached = min(self.num_cached, num_blocks)
         self.blocks.write(table, request_id, 0, num_cached * BLOCK_SIZE)
         prepared.num_output_tokens = len(output_token_ids)
-        self.arriving[request_id] = _Moving(prepared, num_blocks == 0, table, num_cached)
-        return ReservedBlocks(tuple(table), num_cached)
+        moving = _Moving(prepared, num_blocks == 0, table, states, num_cached)
+        self.arriving[request_id] = moving
+        return moving.reserved()
 
     def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
         arrival = self.arriving[request_id]
@@ -528,11 +570,11 @@ class FakeMoves:
         if taken is None:
             return None
         arrival.table += taken
-        return ReservedBlocks(tuple(arrival.table), arrival.num_cached)
+        return arrival.reserved()
 
     def cancel(self, request_id: str) -> None:
         if (arrival := self.arriving.pop(request_id, None)) is not None:
-            self.blocks.drop(arrival.table)
+            self.blocks.drop(arrival.table + arrival.states)
 
     def commit(self, request_id: str, state: Frames) -> None:
         arrival = self.arriving[request_id]
@@ -552,6 +594,7 @@ class FakeMoves:
         else:
             self._engine.running[request_id] = arrival.request
             self._engine.tables[request_id] = arrival.table
+            self._engine.states[request_id] = arrival.states
 
     def drop(self, request_id: str) -> None:
         self._engine.forget(request_id)

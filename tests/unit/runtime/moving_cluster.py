@@ -130,6 +130,12 @@ class MovingCluster:
     def b(self) -> Instance:
         return self.instances["i-1"]
 
+    def keep_states(self, num_states: int) -> None:
+        """So many blocks of each request, besides the growing ones, are written anew by each step.
+        Called before the first request."""
+        for instance in self.instances.values():
+            instance.engine.num_states = num_states
+
     async def start(self) -> None:
         await self.until(lambda: len(self.frontend.known) == len(self.instances))
 

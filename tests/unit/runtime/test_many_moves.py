@@ -73,6 +73,7 @@ async def test_random_moves_of_many_requests(
     moving: MovingCluster, seed: int, trouble: str
 ) -> None:
     """A request ends once, whole or with an error, and nothing is left of it."""
+    moving.keep_states(seed % 3)
     chaos, dice = Chaos(moving, seed, num_requests=12), random.Random(seed + 1000)
     if trouble == "a bad network":
         moving.network.drops = moving.network.doubles = lambda message: (

@@ -69,6 +69,28 @@ async def test_a_defect_in_one_move_leaves_the_others_their_end(
     caplog.clear()
 
 
+async def test_states_are_copied_once_when_the_request_has_stopped(moving: MovingCluster) -> None:
+    """Also those of a move that was called off in its last stage, and of one to come back."""
+    moving.keep_states(3)
+    await moving.stream(max_tokens=80)
+    moving.b.engine.moves.commits = False
+    assert await moving.tried(verify_kv=True) == ("resumed", "not_applied")
+    moving.b.engine.moves.commits = True
+    record = (await moving.move(verify_kv=True)).record
+    assert [stage.num_blocks for stage in record.stages] == [6, 4]
+
+
+async def test_a_request_whose_state_is_computed_again_says_so(moving: MovingCluster) -> None:
+    """Not one that moved with its state."""
+    moving.keep_states(1)
+    await moving.stream(max_tokens=80)
+    assert (await moving.move(verify_kv=True)).record.outcome == "migrated"
+    assert moving.record().num_continued == 0
+    await moving.evict("r", moving.b)
+    moving.b.engine.allow(1)
+    await moving.until(lambda: moving.record().num_continued == 1)
+
+
 async def test_blocks_that_the_destination_has_are_not_copied(moving: MovingCluster) -> None:
     moving.b.engine.moves.num_cached = 5
     await moving.stream()
@@ -138,11 +160,11 @@ async def test_a_waiting_request_that_is_admitted_meanwhile_stays(moving: Moving
 # -- a grammar that compiles --------------------------------------------------------------
 
 
-async def compiling(moving: MovingCluster) -> tuple[str, Future[None]]:
+async def compiling(moving: MovingCluster, **options: bool) -> tuple[str, Future[None]]:
     """A move whose last stage waits for the request's grammar."""
     compile_ = moving.b.engine.moves.compiles["r"] = Future()
     await moving.stream(max_tokens=80)
-    move_id = moving.order()
+    move_id = moving.order(**options)
 
     def waits() -> bool:
         move = moving.a.serving.instance_moves.outgoing.get(move_id)
@@ -154,15 +176,18 @@ async def compiling(moving: MovingCluster) -> tuple[str, Future[None]]:
     return move_id, compile_
 
 
+@pytest.mark.parametrize("num_states", [0, 2])
 async def test_a_request_stops_only_once_its_grammar_is_compiled_there(
-    moving: MovingCluster,
+    moving: MovingCluster, num_states: int
 ) -> None:
-    move_id, compile_ = await compiling(moving)
+    moving.keep_states(num_states)
+    move_id, compile_ = await compiling(moving, verify_kv=True)
     await moving.more("r", 30, moving.a)
     compile_.set_result(None)
     record = (await moving.answer(move_id)).record
     assert record.outcome == "migrated"
-    assert [stage.num_blocks for stage in record.stages] == [6, 2, 1], "it had outgrown its room"
+    copied = [6, 2 + num_states, 1 + num_states]
+    assert [stage.num_blocks for stage in record.stages] == copied, "it had outgrown its room"
 
 
 @pytest.mark.parametrize("code", ["not_ready", "not_taken", "evicted"])
