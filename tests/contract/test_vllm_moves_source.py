@@ -265,6 +265,8 @@ def test_why_a_request_does_not_move(engine: VllmEngine, readers: Readers) -> No
 
 
 def test_why_an_engine_moves_nothing(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.core.single_type_kv_cache_manager import MambaManager
+
     from controller.adapters.vllm import scheduler_side
     from controller.adapters.vllm.moves import VllmMoves
 
@@ -282,6 +284,21 @@ def test_why_an_engine_moves_nothing(engine: VllmEngine, monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)
             assert scheduler_side.parts_of(core).refusal == why
+    states = (*managers.single_type_managers, object.__new__(MambaManager))
+    ngram = SimpleNamespace(method="ngram")
+    for owner, name, value, why in [
+        (core.vllm_config, "speculative_config", ngram, MoveRefusal.SPECULATIVE),
+        (core.vllm_config.parallel_config, "pipeline_parallel_size", 2, MoveRefusal.PARALLEL),
+        (core.vllm_config.cache_config, "use_replayssm", True, MoveRefusal.KV_GROUPS),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setattr(managers, "single_type_managers", states)
+            patch.setattr(owner, name, value)
+            parts = scheduler_side.parts_of(core)
+            assert (parts.refusal, parts.demand(BLOCK_SIZE + 1)) == (why, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(managers, "single_type_managers", ())
+        assert scheduler_side.parts_of(core).refusal == MoveRefusal.KV_GROUPS
     with monkeypatch.context() as patch:
         patch.setattr(core.vllm_config.parallel_config, "world_size", 2)
         assert scheduler_side.parts_of(core).refusal == MoveRefusal.PARALLEL

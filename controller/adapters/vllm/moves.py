@@ -60,8 +60,7 @@ class MovedState(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
     """The state of the request's random generator; None if the request has no seed or has not
     run."""
     draft_token_ids: list[int] = []
-    """The tokens that the next step verifies. A seeded request draws as often as there are tokens
-    to verify, so without them its tokens would differ."""
+    """The tokens that the next step verifies. Without them that step would give one token only."""
 
 
 _state_decoder = msgspec.msgpack.Decoder(MovedState)

@@ -25,18 +25,16 @@ token there, and does not count as evicted. A request with an adapter enters dif
 checks only on admission how many adapters a step may have. So this request goes through vLLM's
 queue of waiting requests that hold blocks, ahead of the other requests in that queue.
 
-Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`, `model_executor`;
-config/parallel.py `data_parallel_size`, `decode_context_parallel_size`,
-`prefill_context_parallel_size`, `world_size`; config/cache.py
-`get_resolved_kv_cache_layout`; v1/kv_cache_layout.py `is_block_compact`, `is_block_outermost`;
-v1/core/kv_cache_manager.py `block_pool`,
-`coordinator`; v1/core/kv_cache_coordinator.py `single_type_managers`;
-v1/core/single_type_kv_cache_manager.py `FullAttentionManager`, `SlidingWindowManager`,
-`MambaManager`, `block_size`, `req_to_blocks`, `get_num_skipped_tokens`, `sliding_window`,
-`extra_retained_tokens`;
-v1/core/sched/scheduler.py `running`, `kv_holding_waiting`, `max_num_active_reqs`,
-`num_waiting_for_streaming_input`, `schedule`; v1/core/sched/request_queue.py `_heap`; v1/request.py
-`is_prefill_chunk`."""
+Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`,
+`model_executor`; config/parallel.py `data_parallel_size`, `decode_context_parallel_size`,
+`prefill_context_parallel_size`, `pipeline_parallel_size`, `world_size`; config/cache.py
+`get_resolved_kv_cache_layout`, `use_replayssm`; v1/kv_cache_layout.py `is_block_compact`,
+`is_block_outermost`; v1/core/kv_cache_manager.py `block_pool`, `coordinator`;
+v1/core/kv_cache_coordinator.py `single_type_managers`; v1/core/single_type_kv_cache_manager.py
+`FullAttentionManager`, `SlidingWindowManager`, `MambaManager`, `block_size`, `req_to_blocks`,
+`get_num_skipped_tokens`, `sliding_window`, `extra_retained_tokens`; v1/core/sched/scheduler.py
+`running`, `kv_holding_waiting`, `max_num_active_reqs`, `num_waiting_for_streaming_input`,
+`schedule`; v1/core/sched/request_queue.py `_heap`; v1/request.py `is_prefill_chunk`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,18 +106,19 @@ class EngineParts:
         """The number of blocks that running prefills still need. vLLM admitted these requests for
         their whole prompts, and gives them blocks chunk by chunk."""
         running = (*self.scheduler.running, *in_any_order(self.scheduler.kv_holding_waiting))
-        return sum(
-            max(0, self.demand(r.num_tokens) - self.num_held(r.request_id))
-            for r in running
-            if r.is_prefill_chunk
-        )
+        return sum(self._still_needs(r) for r in running if r.is_prefill_chunk)
 
-    def num_held(self, request_id: str) -> int:
-        """How many blocks the request has, of all groups."""
-        num_tail = sum(
-            not block.is_null for group in self.tails for block in group.table(request_id)
-        )
-        return len(self.blocks(request_id)) + num_tail
+    def _still_needs(self, request: Any) -> int:
+        """By group: between two chunks a window holds more blocks than it needs in the end."""
+        request_id, num_tokens = request.request_id, request.num_tokens
+        needed = 0
+        if self.full is not None:
+            num_held = len(self.blocks(request_id))
+            needed += max(0, blocks_for(num_tokens, self.block_size) - num_held)
+        for group in self.tails:
+            num_held = sum(not block.is_null for block in group.table(request_id))
+            needed += max(0, len(group.live(num_tokens)) - num_held)
+        return needed
 
 
 def parts_of(core: Any) -> EngineParts:
@@ -129,17 +128,19 @@ def parts_of(core: Any) -> EngineParts:
     managers = tuple(scheduler.kv_cache_manager.coordinator.single_type_managers)
     refusal = _refusal(core, managers)
     full = [each for each in managers if type(each) is FullAttentionManager]
-    known = [] if refusal is MoveRefusal.KV_GROUPS else managers
+    moving = managers
+    if refusal is not None:  # the groups may be of any kind: for the sums the first one stands
+        moving, full = (), list(managers[:1])
     return EngineParts(
         core=core,
         scheduler=scheduler,
         kv=scheduler.kv_cache_manager,
         pool=scheduler.kv_cache_manager.block_pool,
-        block_size=(full or managers)[0].block_size,
+        block_size=next(iter(full or managers), core.vllm_config.cache_config).block_size,
         refusal=refusal,
         managers=managers,
         full=full[0] if full else None,
-        tails=tuple(_tail_group(each) for each in known if each not in full),
+        tails=tuple(_tail_group(each) for each in moving if each not in full),
         has_states=any(isinstance(each, MambaManager) for each in managers),
     )
 
@@ -160,19 +161,31 @@ def _refusal(core: Any, managers: Sequence[Any]) -> MoveRefusal | None:
     config = core.vllm_config
     known = (kinds.FullAttentionManager, kinds.SlidingWindowManager, kinds.MambaManager)
     num_full = sum(type(each) is kinds.FullAttentionManager for each in managers)
+    has_states = any(isinstance(each, kinds.MambaManager) for each in managers)
     drafts = config.speculative_config
     # Drafts that a worker keeps, or a draft model with a cache of its own, would have to travel.
     if drafts is not None and (
-        drafts.method != "ngram" or config.scheduler_config.async_scheduling
-    ):
+        drafts.method != "ngram" or config.scheduler_config.async_scheduling or has_states
+    ):  # with drafts a state has several blocks, and only the worker knows which one counts
         return MoveRefusal.SPECULATIVE
+    # The lanes of pages have no number in the whole model, as layers have.
+    is_pipeline = config.parallel_config.pipeline_parallel_size > 1
+    if len(managers) > 1 and is_pipeline:
+        return MoveRefusal.PARALLEL
     if not _divides_by_heads_and_layers(config.parallel_config, core.model_executor):
         return MoveRefusal.PARALLEL
-    layout = config.cache_config.get_resolved_kv_cache_layout()
-    # Pages are copied whole. In the one layout left out (LHBNC) a page is not in one piece.
-    has_pages = len(managers) == 1 or layout.is_block_compact or layout.is_block_outermost
-    if num_full > 1 or not has_pages or not {type(each) for each in managers} <= {*known}:
+    if not managers or num_full > 1 or not {type(each) for each in managers} <= {*known}:
         return MoveRefusal.KV_GROUPS
+    # A state that is a checkpoint and the inputs since then: how many, only the worker knows.
+    if has_states and config.cache_config.use_replayssm:
+        return MoveRefusal.KV_GROUPS
+    if any(getattr(each, "sliding_window", 2) < 2 for each in managers):
+        return MoveRefusal.KV_GROUPS  # after a whole block nothing of such a window is left
+    if len(managers) > 1:
+        # Pages are copied whole. In the one layout left out (LHBNC) a page is not in one piece.
+        layout = config.cache_config.get_resolved_kv_cache_layout()
+        if not (layout.is_block_compact or layout.is_block_outermost):
+            return MoveRefusal.KV_GROUPS
     return None
 
 

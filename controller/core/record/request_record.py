@@ -60,9 +60,10 @@ class RequestRecord:
     num_moves: int = 0
     rank: int = 0
     num_replays: int = 0
-    num_continued: int = 0
     """How often the request was lost with its instance. Each time it went on, or is to go on, on
     another instance."""
+    num_continued: int = 0
+    """How often its state was computed again (`EngineEvent.continued`)."""
     not_replayable: str = ""
     """The code of the reason why the request cannot, or could not, go on on another instance; empty
     if it can."""

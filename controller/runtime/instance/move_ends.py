@@ -257,7 +257,7 @@ class OutgoingMove:
         self._num_tokens = planned.pinned.num_tokens
         self._num_reserved = blocks_to_reserve(self._num_tokens, self._block_size, last=last)
         if last:
-            num_left = self._num_blocks - self._copies.num_copied
+            num_left = self._num_blocks - self._copies.num_copied + planned.pinned.num_tail
         least_time_s = self._copies.least_time_s(num_left)
         self.handle(source.StagePlanned(self._num_reserved, last, least_time_s))
 
@@ -696,9 +696,14 @@ class IncomingMove:
             return
         num_blocks = copy.result().num_blocks
         self._num_received += max(0, num_blocks - num_tail)
-        if self._digest is not None:
-            self._digest.add(places[:num_blocks])
-        self.handle(StageCopied(stage))
+        if self._digest is None:
+            self.handle(StageCopied(stage))
+            return
+        digest = self._digest.add(places[:num_blocks])
+        if num_tail:  # if this was not the last stage after all, the next one fills them again
+            digest.add_done_callback(lambda _: self.handle(StageCopied(stage)))
+        else:
+            self.handle(StageCopied(stage))
 
     # -- COMMIT --------------------------------------------------------------------------
 
