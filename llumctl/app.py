@@ -34,6 +34,7 @@ from llumctl.commands import (
     doctor,
     events_and_logs,
     instances,
+    lora,
     profile,
     record,
     requests,
@@ -110,6 +111,7 @@ for name, command in (
     app.command(name, rich_help_panel=STEER)(command)
 app.command("scale", cls=scale.ScaleCommand, rich_help_panel=STEER)(scale.scale)
 app.command("set", rich_help_panel=STEER)(set_settings.set_settings)
+app.add_typer(lora.app, rich_help_panel=STEER)
 app.command("undo", rich_help_panel=STEER)(undo.undo)
 app.command("bench", rich_help_panel=PLAN)(bench.bench)
 app.command("profile", rich_help_panel=PLAN)(profile.profile)

@@ -83,6 +83,12 @@ ANY_KEY: Mapping[str, str] = {
 # kv_cache_memory_bytes = 2147483648
 # tensor_parallel_size = 2
 """,
+    "adapters": """\
+# LoRA adapters: the name by which clients call each, and its folder, which every machine must have.
+# The engines need enable_lora. `llumctl lora load NAME PATH` loads another one later.
+[adapters]
+# sql = "/models/sql-lora"
+""",
     "keys": """\
 # Keys of the dashboard (llumctl top), by what they do; docs/console.md lists them all. A value is a
 # key, or several keys with commas between them: a character, or a name such as slash, f5, ctrl+x.

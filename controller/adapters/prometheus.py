@@ -168,6 +168,7 @@ class ClusterMetrics(Collector):
         ):
             yield from _of_members(kind, members, gauges, counters)
         yield from _by_level(status)
+        yield _adapters(status)
         yield from _queue_heads(status.instances)
 
 
@@ -182,6 +183,20 @@ def _of_cluster(status: ClusterStatus) -> Iterator[Metric]:
     yield _gauge("uptime_seconds", "Since this controller started", (), {(): status.uptime_s})
     since_s = {(): status.cluster_uptime_s}
     yield _gauge("cluster_uptime_seconds", "Since the cluster was started", (), since_s)
+
+
+def _adapters(status: ClusterStatus) -> Metric:
+    numbers = {
+        (each.name, state): len(instances)
+        for each in status.adapters
+        for state, instances in (
+            ("loaded", each.loaded_on),
+            ("failed", each.failed_on),
+            ("in_use", each.in_use_on),
+        )
+    }
+    what = "Instances that have a LoRA adapter loaded, cannot use it, or have requests with it"
+    return _gauge("adapter_instances", what, ("adapter", "state"), numbers)
 
 
 def _events(counts: Mapping[EventKind, int]) -> Metric:

@@ -81,12 +81,12 @@ _BY_STATUS: dict[int, type[LlumctlError]] = {
 _BY_CODE: dict[str, type[LlumctlError]] = {
     code: kind
     for kind, codes in (
-        (UsageError, "bad_setting no_such_level"),
+        (UsageError, "bad_adapter bad_setting no_such_level"),
         (
             RefusedError,
-            "ended key_reused leaving max_instances min_instances no_instances no_room"
-            " not_dispatched not_serving not_started recorded_already rolling same_instance"
-            " stopping unschedulable",
+            "adapter_exists ended key_reused leaving max_instances min_instances no_instances"
+            " no_room not_dispatched not_serving not_started other_digest recorded_already rolling"
+            " same_instance stopping unschedulable",
         ),
         (ConflictError, "ambiguous plan_changed revision_conflict"),
         (LastInstanceError, "last_instance"),

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_INSTANCES = 1024
+ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
+"""A LoRA adapter's name: a word that needs no quotes, like the names of models."""
 PYTHON = "python"
 """The engine argument that is none of vLLM: the Python interpreter that runs instances."""
 

@@ -14,7 +14,8 @@ clock.
 
 With late binding (`holding`, of llumnix+) a request also waits while it fits nowhere, and goes when
 it fits (`Placement`). The timeout then counts from the moment when the last instance ceased to be
-schedulable. A request that is larger than any instance goes at once, and the engine refuses it.
+schedulable. A request that is larger than any instance goes at once, and the engine refuses it. So
+does a request whose LoRA adapter some instance cannot use, to another one: it waits there.
 
 By design nothing survives a crash of the process. After a restart, loads and sequence numbers are
 restored from InstanceStarted for each running instance and from the first statuses. Frontends ask
@@ -34,7 +35,7 @@ from controller.core.admission.waiting_requests import (
     WaitingRequests,
 )
 from controller.core.emptying.room_plan import MakeRoom, MoveHead, help_blocked
-from controller.core.load.snapshot import InstanceSnapshot, blocks_for
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.scheduler_events import (
     ClosedBy,
     DispatchCancelled,
@@ -183,6 +184,7 @@ class GlobalScheduler:
             self._pool.score_of(request.rank),
             self._pool.cached(request),
             self._placement.config,
+            self._pool.adapter_wait(request),
         )
         return None if room is None else room.instance_id
 
@@ -280,7 +282,8 @@ class GlobalScheduler:
         for key, waiting in reversed(list(self._not_placed(placement))):
             same_or_less = False
             entry = waiting.entry(key, self._demand(waiting.request))
-            if any(r.capacity_blocks >= entry.demand_blocks for r in self._pool.rooms.values()):
+            fits = any(r.capacity_blocks >= entry.demand_blocks for r in self._pool.rooms.values())
+            if fits and self._pool.may_wait_for_room(waiting.request):
                 placement.queue.push(entry)
             else:
                 self._waiting.discard(key, served=True)
@@ -290,6 +293,7 @@ class GlobalScheduler:
             self._pool.score_of,
             lambda key: self._pool.cached(self._waiting[key].request),
             now_s,
+            lambda key: self._pool.adapter_wait(self._waiting[key].request),
             same_or_less=same_or_less,
         ):
             request = self._waiting[placed.waiting.key].request
@@ -310,10 +314,9 @@ class GlobalScheduler:
         return max(1.0, request.num_prompt_tokens + self.keys.mean_output(request.api_key))
 
     def _demand(self, request: DispatchRequested) -> int:
-        """The blocks that a request needs in order to start; 0 while no instance has reported its
-        block size."""
-        block_size = next((r.snapshot.block_size for r in self.instances.values() if r.snapshot), 0)
-        return blocks_for(request.num_prompt_tokens, block_size) if block_size else 0
+        """The blocks that a request needs in order to start; 0 while no instance has reported."""
+        known = next((r.snapshot for r in self.instances.values() if r.snapshot), None)
+        return 0 if known is None else known.demand_for(request.num_prompt_tokens)
 
     def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, WaitingRequest]]:
         """The waiting requests that `placement` does not know yet, the newest first."""

@@ -93,6 +93,8 @@ class DispatchRequested:
     one; 0 without a key."""
     num_tokens_of_key: int = 0
     """How many tokens the key used at its frontend in the minute before the request came."""
+    adapter: int = 0
+    """The number of the request's LoRA adapter; 0 without one."""
 
     @property
     def order(self) -> tuple[int, float, str, str]:

@@ -18,6 +18,7 @@ from controller.api.hosts import url_host
 from controller.api.settings.settings import Settings
 from controller.api.state import user_files
 from controller.api.state.run_state import RunState
+from controller.core.fleet.adapters import Adapter
 from controller.main.machine.ray_environment import ray_authentication
 from controller.model.profile import LatencyProfile
 from controller.runtime.messages.codec import wire_version
@@ -59,6 +60,8 @@ class ClusterPlan(BaseModel):
     state_dir: str
     log_dir: str
     temp_dir: str
+    adapters: tuple[Adapter, ...] = ()
+    """The LoRA adapters of the configuration."""
     profile: LatencyProfile | None = None
     """The profile of emulated engines; None if the engines are vLLM's."""
 
@@ -74,6 +77,11 @@ class ClusterPlan(BaseModel):
     def python(self) -> str:
         """The Python interpreter that runs instances; empty: that of the cluster."""
         return self.settings.engine_python
+
+    @property
+    def adapters_dir(self) -> Path:
+        """The folder with the copies of LoRA adapters, on each machine."""
+        return Path(self.temp_dir) / "adapters"
 
     @property
     def ports_dir(self) -> Path:

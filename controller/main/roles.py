@@ -39,6 +39,7 @@ from controller.api.settings import without_python
 from controller.api.settings.setting_values import changed
 from controller.api.settings.vllm_options import frontend_options
 from controller.api.state.audit import AuditLog
+from controller.core.fleet.adapters import AdapterFacts
 from controller.core.fleet.cluster_spec import ClusterSpec, EngineChange
 from controller.core.load.snapshot import InstanceRef
 from controller.main.machine import controller_ports, run_folders
@@ -181,7 +182,7 @@ async def controller(plan_json: str, start: Start) -> None:
 
     plan = _plan(plan_json, start)
     store = SpecFile(plan.state_dir, plan.nonce)
-    keeper = SpecKeeper(store.load() or ClusterSpec.first(plan.num_instances), store)
+    keeper = SpecKeeper(store.load() or ClusterSpec.first(plan.num_instances, plan.adapters), store)
     host = bind_host(plan)
     inbox = inbox_socket(plan, host)
     mailbox = ZmqMailbox(host, key=ClusterKey(plan.members_key), listening=inbox)
@@ -238,6 +239,7 @@ async def controller(plan_json: str, start: Start) -> None:
         listening=control_socket(plan),
         check_engine=partial(_check_engine, plan),
         check_python=partial(_check_python, plan),
+        check_adapter=partial(_check_adapter, plan),
     )
     gc.freeze()  # else each full collection stops the loop for 40 ms to look at imported objects
     start.succeeded()
@@ -261,6 +263,12 @@ def _check_python(plan: ClusterPlan, python: object) -> None:
     check_python(python, plan.settings, runs_vllm=plan.profile is None)
 
 
+def _check_adapter(plan: ClusterPlan, name: str, path: str) -> AdapterFacts:
+    from controller.main.checks.adapters import check_adapter
+
+    return check_adapter(name, path, plan.settings, plan.engine_args)
+
+
 def instance_memory(plan: ClusterPlan, changed: EngineArgs) -> tuple[int, str]:
     """How many bytes a further instance takes (0 if only the GPU's memory counts), and why its
     weights are not included. `changed`: engine arguments that replace the plan's."""
@@ -281,6 +289,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
     plan = _plan(plan_json, start)
     if start.failure:
         await _stay_failed("instance", member_id, plan, controller_address, start.failure)
+    from controller.adapters.files.adapter_files import AdapterCopies
     from controller.runtime.instance.llumlet import Llumlet
 
     os.environ["OMP_NUM_THREADS"] = str(plan.num_threads_per_instance)
@@ -308,6 +317,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
         build_engine,
         plan.settings.scheduler.status_interval_s,
         _kv_transfer(plan, member, mailbox.address),
+        AdapterCopies(plan.adapters_dir),
     )
     if start.notice is not None:
         loop, notice_s = asyncio.get_running_loop(), plan.settings.evacuate.notice_s

@@ -37,6 +37,7 @@ from controller.api.wire.status import (
 from controller.core.fleet.incarnations import MAX_FAILED_STARTS
 from controller.main import emulation
 from controller.main.checks import preflight
+from controller.main.checks.adapters import planned_adapters
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args, explain_cause
 from controller.main.checks.environment import check_settings
@@ -134,6 +135,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
         choices = _emulated_engines(settings)
     else:
         choices = choose_vllm_engines(settings, progress)
+    adapters = planned_adapters(settings, choices["engine_args"])
     preflight.check_threads(choices["num_instances"], choices["num_frontends"])
     log_dir = state_dir / "logs"
     log_dir.mkdir(mode=0o700, exist_ok=True)
@@ -157,6 +159,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
         state_dir=str(state_dir),
         log_dir=str(log_dir),
         temp_dir=str(run_folders.make_temp(nonce)),
+        adapters=adapters,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from controller.core.emptying.relief import Candidate
+from controller.core.fleet.adapters import Adapter
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.migration.move_records import StageRecord
 from controller.core.migration.refusals import MoveFacts, MoveRefusal
@@ -45,9 +46,9 @@ class EngineEvent:
     """A request entered the batch, or lost its blocks because memory was short.
 
     `num_cached_tokens`: how many of its tokens came from the prefix cache on admission.
-    `continued`: the request had outputs, which are computed again in chunks. In this engine that
-    leaves another state than the steps that made them, so its next tokens may differ from those
-    that it would have got."""
+    `continued`: the request had outputs, which are computed again in chunks, and its next tokens
+    may differ from those that it would have got: in this engine that leaves another state than the
+    steps that made them, or the request has a seed and the engine drafts."""
 
     kind: Literal["admitted", "evicted"]
     request_id: str
@@ -104,7 +105,15 @@ class Engine(Protocol):
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         """Decodes a request. Raises ValueError if this engine cannot take it."""
 
-    def add(self, prepared: Any) -> None: ...
+    def add(self, prepared: Any) -> None:
+        """Takes the request in. Raises ValueError if its LoRA adapter is not loaded."""
+
+    def load_adapter(self, adapter: Adapter, folder: str) -> None:
+        """Loads a LoRA adapter. `folder` has its files, which nobody changes while the adapter is
+        loaded. Raises ValueError if the engine cannot take it."""
+
+    def unload_adapter(self, number: int) -> bool:
+        """Unloads a LoRA adapter. Returns False, and does nothing, if requests use it."""
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forgets these requests and frees their blocks. Unknown ids are ignored."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from controller.core.fleet.adapters import Adapter
 from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.record.event_log import LoggedEvent
@@ -131,3 +132,16 @@ class EventStore(Protocol):
 
     def keep(self, position: str, event: LoggedEvent) -> None:
         """Returns at once and never raises. The event will be safe soon, or is lost."""
+
+
+class AdapterFiles(Protocol):
+    """An instance's copies of the files of LoRA adapters. The methods take as long as a copy; any
+    thread may call them."""
+
+    def fetch(self, adapter: Adapter) -> str:
+        """Copies the files, unless they are here, and returns their folder. Nobody changes what is
+        in it until `drop`. Raises ValueError, with the reason in words, if the files cannot be read
+        or do not have the adapter's digest."""
+
+    def drop(self, adapter: Adapter) -> None:
+        """This process does not need the copy any more."""

@@ -186,6 +186,7 @@ _WIDE_COLUMNS: tuple[_Column, ...] = (
     *_COLUMNS,
     ("MOVES", lambda item: str(item.num_moves)),
     ("REPLAYS", lambda item: str(item.num_replays)),
+    ("ADAPTER", lambda item: item.adapter),
     ("FRONTEND", lambda item: item.frontend_id),
     ("ARRIVED", lambda item: time_of_day(item.arrival_time_s, millis=True)),
     ("PARENT", lambda item: item.parent_id or ""),

@@ -28,6 +28,7 @@ MAX_DETAILS = 10
 """How many rows a table of details has. A cluster with a fault may have hundreds of moves; the
 dashboard lists all of them."""
 MAX_ALARMS = 5
+MAX_ADAPTERS = 12
 SAVED = "saved from instances that left or died since the controller started"
 DEFAULT_LIMITS = ConsoleTable()
 
@@ -39,9 +40,10 @@ def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_
     """Lines about the cluster, then the table of its instances.
 
     There is a line about the cluster itself, and one each about levels, held requests,
-    auto-scaling, refusals, a rolling restart, replays and alarms, as far as there are any. The
-    table has a column for drains and one for kept instances only while there are any. If `wide`,
-    tables of frontends, levels, drains, held requests, queue heads, moves and replays follow.
+    auto-scaling, refusals, a rolling restart, LoRA adapters, replays and alarms, as far as there
+    are any. The table has a column for drains and one for kept instances only while there are any.
+    If `wide`, tables of frontends, levels, drains, held requests, queue heads, moves and replays
+    follow.
     """
     columns = WIDE_COLUMNS if wide else COLUMNS
     if any(item.kept_for for item in status.instances):
@@ -57,6 +59,7 @@ def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_
                 *_autoscale(status),
                 *_refused(status),
                 *_rolling(status),
+                *_adapters(status),
                 *_replays(status),
                 *_alarms(alarms(status, limits)),
             ]
@@ -166,6 +169,19 @@ def _rolling(status: ClusterStatus) -> list[str]:
     changed = status_words.changed_arguments(status.engine_changes)
     progress = [status_words.rolling_progress(found)] if found is not None and shown else []
     return [*progress, *([changed] if changed else [])]
+
+
+def _adapters(status: ClusterStatus) -> list[str]:
+    """The names of the LoRA adapters, with what is wrong with each."""
+    if not status.adapters:
+        return []
+    words = [
+        f"{each.name} (failed on {' '.join(each.failed_on)})" if each.failed_on else each.name
+        for each in status.adapters[:MAX_ADAPTERS]
+    ]
+    more = len(status.adapters) - len(words)
+    words += [f"and {more} more"] if more else []
+    return [printable(f"LoRA adapters: {', '.join(words)}")]
 
 
 def _replays(status: ClusterStatus) -> list[str]:

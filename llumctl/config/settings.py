@@ -3,7 +3,7 @@ environment, the environment over the file, and the file over the defaults.
 
 Variables are `LLUMCTL_<TABLE>_<KEY>`, as in `LLUMCTL_ENDPOINT_PORT=9000`. An empty variable counts
 as unset. A variable that names no setting is refused like an unknown key of the file, unless
-Kubernetes made it. `[engine]`, `[keys]` and `[commands]` may have any key: vLLM's own parser and
+Kubernetes made it. `[engine]`, `[adapters]`, `[keys]` and `[commands]` may have any key: `up` and
 the dashboard check these tables later.
 
 The model (`controller.api.settings`) checks types and bounds of single values. This module checks
@@ -259,7 +259,7 @@ def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, Key]]:
 def _converted(variable: str, table: str, key: str, raw: str) -> Any:
     if table == "engine":
         return parse_value(raw)
-    if table == "keys":
+    if table in ("adapters", "keys"):
         return raw
     if table == "priority":
         raise UsageError(
@@ -363,6 +363,10 @@ def checked(settings: Settings, origins: Origins) -> Settings:
     return settings.model_copy(
         update={
             "engine": engine,
+            "adapters": {
+                name: str(_absolute(path, ("adapters", name), origins))
+                for name, path in settings.adapters.items()
+            },
             "cluster": cluster.model_copy(update={"model": model}),
             "endpoint": endpoint.model_copy(update=_endpoint_files(endpoint, origins)),
             "emulated": emulated,

@@ -136,6 +136,9 @@ def __getattr__(name):
 """
 
 
+SEEDED: Mapping[str, Any] = {"temperature": 1.0, "seed": 7}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """`config`: transformers' class, none for the built-in model; with its arguments."""
@@ -143,7 +146,7 @@ class Architecture:
     config: str | None
     sizes: Mapping[str, Any]
     engine: Mapping[str, Any]
-    sampling: tuple[Mapping[str, Any], ...] = ({}, {"temperature": 1.0, "seed": 7})
+    sampling: tuple[Mapping[str, Any], ...] = ({}, SEEDED)
 
 
 ARCHITECTURES = {
@@ -231,7 +234,8 @@ class Outcome:
     `refusal`: why no request can move. `different`: the requests that did not get the tokens of one
     that stayed. `num_tokens`: how many different tokens all requests got: if there are few, a
     difference would not show. `tail_shows`: whether a request whose tail is not copied gets other
-    tokens, if there is a tail. `continued`: what is said of a request that was evicted.
+    tokens, if there is a tail. `continued`: what is said of a request that was evicted. `demands`:
+    the lengths of requests of which we say another demand than vLLM's admission has (ours, vLLM's).
     """
 
     name: str
@@ -242,6 +246,7 @@ class Outcome:
     blocks_balanced: bool
     tail_shows: bool
     continued: bool
+    demands: dict[int, tuple[int, int]]
 
 
 class WithoutTail(Readers):
@@ -285,6 +290,7 @@ class Trial:
         balanced = list(map(num_free, self.engines)) == self.num_free
         continued = self._continued(*next(iter(asked.items())))
         tail_shows = refusal is None and self._tail_shows(*next(iter(asked.items())))
+        demands = self._other_demands()
         for engine in self.engines:
             engine._core.model_executor.shutdown()
         return Outcome(
@@ -296,7 +302,22 @@ class Trial:
             balanced,
             tail_shows,
             continued,
+            demands,
         )
+
+    def _other_demands(self) -> dict[int, tuple[int, int]]:
+        engine, found = self.engines[0], {}
+        parts = engine.moves._parts
+        for length in (1, 40, self.block_size, 2 * self.block_size + 5, engine.max_model_len - 1):
+            vllms = 0
+            for manager in parts.managers:
+                vllms += manager.get_num_blocks_to_allocate(
+                    "nobody", length, [], 0, 0, length, apply_admission_cap=True, prefill_end=length
+                )
+                manager.req_to_blocks.pop("nobody", None)
+            if (ours := parts.demand(length)) != vllms:
+                found[length] = ours, vllms
+        return found
 
     def _asked(self) -> dict[str, dict[str, Any]]:
         """By name, requests whose prompts end before, at and behind the end of a block."""
@@ -347,6 +368,15 @@ class Trial:
             self.different.append(f"{name}, {how}")
 
     def _continued(self, _name: str, options: dict[str, Any]) -> bool:
+        """Whether an evicted request is said to go on with other tokens, perhaps. With drafts a
+        seeded one always is."""
+        here = self.engines[0]
+        has_drafts = here._core.vllm_config.speculative_config is not None
+        said = self._said_of_evicted(options)
+        assert self._said_of_evicted(options | dict(SEEDED)) == (said or has_drafts)
+        return said
+
+    def _said_of_evicted(self, options: dict[str, Any]) -> bool:
         here = self.engines[0]
         self.readers.add("evicted", here, **options)
         self.readers.run("evicted", MOVED_AT[-1])

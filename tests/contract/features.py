@@ -13,6 +13,7 @@ SECOND = "test_vllm_second_runner.py"
 RANKS = "test_vllm_ranks.py::test_the_reader_cannot_tell"
 OTHERS = "test_vllm_architectures.py::test_the_reader_cannot_tell"
 ASYNC = "test_vllm_moves_async.py"
+LORA = "test_vllm_moves_lora.py"
 WHY_NO_ENGINE = "test_vllm_moves_source.py::test_why_an_engine_moves_nothing"
 WHY_NO_REQUEST = "test_vllm_moves_source.py::test_why_a_request_does_not_move"
 PRIORITIES = (
@@ -123,8 +124,12 @@ FEATURES: dict[str, tuple[Feature, ...]] = {
         Feature("Priorities", PRIORITIES, PRIORITIES, No(DASH)),
         all_by(
             "LoRA adapters",
-            "test_vllm_moves_lora.py::test_a_request_with_an_adapter_moves_and_stays_if_the_adapter_is_unknown",
-            note="to the same engine; the endpoint does not offer adapters yet",
+            f"{LORA}::test_a_request_with_an_adapter_moves_and_stays_if_the_adapter_is_unknown[V1]",
+            f"{LORA}::test_a_request_with_an_adapter_moves_and_stays_if_the_adapter_is_unknown[V2]",
+            f"{LORA}::test_an_adapter_of_the_same_name_takes_nothing_of_the_one_before[V1]",
+            f"{LORA}::test_an_adapter_of_the_same_name_takes_nothing_of_the_one_before[V2]",
+            note="on a CPU vLLM computes requests of the model itself wrongly while they run beside"
+            " requests with an adapter",
         ),
     ),
     "Between engines that differ": (

@@ -61,5 +61,6 @@ def test_the_reader_cannot_tell(outcome_of, name: str) -> None:
     assert found.num_tokens > 100, "answers that would show a difference"
     assert found.tail_shows
     assert found.blocks_balanced
+    assert found.demands == {}
     has_states = "Mamba" in name or "Delta" in name
     assert found.continued is has_states, "what an eviction means for its tokens"

@@ -8,10 +8,11 @@ import inspect
 import json
 import logging
 import textwrap
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from controller.adapters.connections import KeepAlive
 from controller.adapters.vllm.endpoint.answers import error_body
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials
+from controller.core.fleet.adapters import Adapter
 from controller.core.load.snapshot import InstanceRef
 from controller.core.record.request_record import RequestState
 from controller.core.replay.replay_machine import ReplayRefusal
@@ -202,8 +204,9 @@ class PlayedRouter:
         parent_id: str | None,
         prompt_token_ids: Sequence[int],
         not_replayable: ReplayRefusal | None,
+        adapter: str,
     ) -> None:
-        assert not_replayable is None
+        assert (not_replayable, adapter) == (None, "")
         request_id, rank = request.request_id, request.rank
         assert len(prompt_token_ids) == request.num_prompt_tokens
         self.arrivals.append((request_id, client_request_id, parent_id))
@@ -570,3 +573,21 @@ def test_instances_that_share_a_series_are_added_up_and_who_is_gone_shows_no_loa
     late = load(4, 2, 0.5, queries=7)
     loads.reported("i-0", 1, late)
     assert late == load(0, queries=7), "it counts what it did, and runs nothing"
+
+
+def test_adapters_are_offered_once_loaded_and_until_they_are_taken_away() -> None:
+    """Even if the controller, after a restart, has not heard yet that they are loaded."""
+    from controller.adapters.vllm.endpoint import openai_app
+
+    models, names = SimpleNamespace(lora_requests={}), (("one", 1), ("two", 2), ("one", 3))
+    one, two, again = (Adapter(name, number, "/x", "0" * 64, 8) for name, number in names)
+
+    def offered(*adapters: Adapter, loaded: Collection[int] = ()) -> dict[str, int]:
+        openai_app.offer_adapters(models, adapters, loaded)
+        return {name: each.lora_int_id for name, each in models.lora_requests.items()}
+
+    assert offered(one, two) == {}
+    assert offered(one, two, loaded={1}) == {"one": 1}
+    assert offered(one, two) == {"one": 1}
+    assert offered(two, again, loaded={2}) == {"two": 2}, "another one of that name"
+    assert offered(two, again, loaded={3}) == {"one": 3, "two": 2}

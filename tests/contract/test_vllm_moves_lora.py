@@ -1,61 +1,61 @@
 """Moves of requests with a LoRA adapter, on an engine whose steps have room for one adapter."""
 
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import empty
-from safetensors.numpy import save_file
 
-from controller.adapters.embedded_model.model_folder import (
-    HEAD_DIM,
-    HIDDEN,
-    NUM_KV_HEADS,
-    NUM_LAYERS,
-)
+from controller.adapters.files.adapter_files import facts_of
 from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.lora import request_of
+from controller.core.fleet.adapters import Adapter
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import ReservedBlocks
+from tests.adapters import RANK, make_adapter
 from tests.contract import second_runner
 from tests.contract.moving import Readers, message
 
-RANK = 8
-
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    from vllm.lora.request import LoRARequest
-
-    return [
-        LoRARequest(f"adapter-{seed}", seed, str(make_adapter(tmp_path_factory.mktemp("a"), seed)))
-        for seed in (1, 2)
-    ]
-
-
-def make_adapter(folder: Path, seed: int) -> Path:
-    dice = np.random.default_rng(seed)
-    weights = {}
-    for layer in range(NUM_LAYERS):
-        name = f"base_model.model.model.layers.{layer}.self_attn.v_proj"
-        for part, shape in [("A", (RANK, HIDDEN)), ("B", (NUM_KV_HEADS * HEAD_DIM, RANK))]:
-            weights[f"{name}.lora_{part}.weight"] = dice.normal(0, 0.2, shape).astype(np.float32)
-    save_file(weights, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["v_proj"]}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Adapter]:
+    folder = tmp_path_factory.mktemp("adapters")
+    found = []
+    for number in (1, 2, 3):
+        path = make_adapter(folder / str(number), number)
+        found.append(Adapter(f"a{number}", number, str(path), facts_of(path).digest, RANK))
+    return found
 
 
 @pytest.fixture(scope="module", params=["V1", pytest.param("V2", marks=pytest.mark.full)])
 def lora_engine(
-    request: pytest.FixtureRequest, session_engine: VllmEngine, engine_args: dict[str, Any]
+    request: pytest.FixtureRequest,
+    session_engine: VllmEngine,
+    engine_args: dict[str, Any],
+    adapters: list[Adapter],
 ) -> Iterator[VllmEngine]:
     del session_engine  # made before this one, and ends after it
     lora = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": RANK}
     with second_runner.chosen(request.param):
-        engine = VllmEngine(engine_args | lora | {"enable_prefix_caching": False}, lambda _: None)
+        engine = VllmEngine(engine_args | lora, lambda _: None)
+    for each in adapters[:2]:
+        engine.load_adapter(each, each.path)
+    yield engine
+    engine._core.model_executor.shutdown()
+
+
+@pytest.fixture
+def roomy_engine(
+    session_engine: VllmEngine, engine_args: dict[str, Any], adapters: list[Adapter]
+) -> Iterator[VllmEngine]:
+    """Its steps have room for two adapters."""
+    del session_engine
+    lora = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4, "max_lora_rank": RANK}
+    engine = VllmEngine(engine_args | lora, lambda _: None)
+    for each in adapters[:2]:
+        engine.load_adapter(each, each.path)
     yield engine
     engine._core.model_executor.shutdown()
 
@@ -67,13 +67,11 @@ def readers(model_path: Path, lora_engine: VllmEngine) -> Iterator[Readers]:
 
 
 def test_a_request_with_an_adapter_moves_and_stays_if_the_adapter_is_unknown(
-    readers: Readers, adapters: list[Any]
+    readers: Readers, adapters: list[Adapter]
 ) -> None:
-    from vllm.lora.request import LoRARequest
-
     (engine,) = readers.engines
     plain = {"prompt": list(range(700, 740)), "max_tokens": 40, "temperature": 1.0, "seed": 3}
-    options = plain | {"lora_request": adapters[1]}
+    options = plain | {"lora_request": request_of(adapters[1])}
     readers.add("r", **plain)
     without = readers.finish()["r"]
     readers.add("r", **options)
@@ -86,38 +84,30 @@ def test_a_request_with_an_adapter_moves_and_stays_if_the_adapter_is_unknown(
         assert engine.snapshot("i-0", 1).num_running == 1
         assert readers.step() == ["r"]
     assert readers.finish()["r"] == alone
-    unknown = LoRARequest("unknown", 9, adapters[0].lora_path)
-    prepared = engine.prepare(message("u", readers.model_path, lora_request=unknown), 0)
-    assert engine.moves.reserve(prepared, [], 2) == MoveRefusal.NO_ADAPTER
+    changed = replace(adapters[1], digest="0" * 64)
+    for unknown, told in ((adapters[2], "is not loaded"), (changed, "has other files")):
+        frames = message("u", readers.model_path, lora_request=request_of(unknown))
+        prepared = engine.prepare(frames, 0)
+        assert engine.moves.reserve(prepared, [], 2) == MoveRefusal.NO_ADAPTER
+        with pytest.raises(ValueError, match=f"LoRA adapter {unknown.name} {told}"):
+            engine.add(prepared)
 
 
-@pytest.mark.parametrize("back", ["committed", "resumed"])
-def test_it_waits_for_room_for_its_adapter(
-    readers: Readers, adapters: list[Any], back: str
+def test_one_that_comes_back_waits_for_room_for_its_adapter(
+    readers: Readers, adapters: list[Adapter]
 ) -> None:
     """vLLM asserts that a step has no more adapters than it has room for."""
     (engine,) = readers.engines
-    options = {"max_tokens": 20, "lora_request": adapters[0]}
+    options = {"max_tokens": 20, "lora_request": request_of(adapters[0])}
     readers.add("r", **options)
     alone = readers.finish()["r"]
     readers.add("r", **options)
     readers.run("r", 5)
     suspended = engine.moves.suspend("r")
     assert suspended is not None
-    buffer = engine.moves.blocks.buffer(2)
-    engine.moves.blocks.gather(suspended.block_ids, buffer)
-    if back == "committed":
-        engine.moves.release("r")
-        prepared = engine.prepare(readers.messages["r"], 0)
-        found = engine.moves.reserve(prepared, readers.told["r"].tokens, 2)
-        assert isinstance(found, ReservedBlocks)
-        engine.moves.blocks.scatter(found.block_ids, buffer)
-    readers.add("other", max_tokens=8, lora_request=adapters[1], arrival_s=-1.0)
+    readers.add("other", max_tokens=8, lora_request=request_of(adapters[1]), arrival_s=-1.0)
     readers.step()
-    if back == "committed":
-        engine.moves.commit("r", suspended.state)
-    else:
-        engine.moves.resume("r")
+    engine.moves.resume("r")
     engine.moves.set_rank("r", 1)
     assert engine.snapshot("i-0", 1).num_running_by_rank == {0: 1, 1: 1}
     while readers.told["other"].finish_reason is None:
@@ -126,3 +116,110 @@ def test_it_waits_for_room_for_its_adapter(
         assert readers.step() == ["other"]
     assert readers.step() == ["r"]
     assert readers.finish()["r"] == alone
+
+
+def test_it_stays_where_its_adapter_would_have_to_wait(
+    readers: Readers, adapters: list[Adapter]
+) -> None:
+    (engine,) = readers.engines
+    readers.add("first", max_tokens=20, lora_request=request_of(adapters[0]))
+    readers.run("first", 3)
+    snapshot = engine.snapshot("i-0", 1)
+    assert snapshot.adapters == (1, 2)
+    assert snapshot.live_adapters == (1,)
+    assert snapshot.max_live_adapters == 1
+    for adapter, refusal in ((adapters[1], MoveRefusal.NO_ADAPTER_SLOT), (adapters[0], None)):
+        frames = message("r", readers.model_path, lora_request=request_of(adapter))
+        found = engine.moves.reserve(engine.prepare(frames, 0), [5], 2)
+        assert found == refusal or (refusal is None and isinstance(found, ReservedBlocks))
+    assert not engine.unload_adapter(1)
+    engine.moves.cancel("r")
+    readers.finish()
+    assert engine.unload_adapter(1)
+    assert engine.snapshot("i-0", 1).adapters == (2,)
+    engine.load_adapter(adapters[0], adapters[0].path)
+
+
+def test_it_is_not_taken_if_another_adapter_came_meanwhile(
+    readers: Readers, adapters: list[Adapter]
+) -> None:
+    """Then it goes on where it was."""
+    (engine,) = readers.engines
+    readers.add("r", max_tokens=20, lora_request=request_of(adapters[0]))
+    readers.run("r", 5)
+    suspended = engine.moves.suspend("r")
+    assert suspended is not None
+    engine.moves.release("r")
+    prepared = engine.prepare(readers.messages["r"], 0)
+    found = engine.moves.reserve(prepared, readers.told["r"].tokens, 2)
+    assert isinstance(found, ReservedBlocks)
+    readers.add("other", max_tokens=8, lora_request=request_of(adapters[1]), arrival_s=-1.0)
+    readers.step()
+    with pytest.raises(ValueError, match="as many other LoRA adapters are in use there"):
+        engine.moves.commit("r", suspended.state)
+    engine.moves.cancel("r")
+    readers.told.pop("r")
+    readers.finish()
+
+
+def test_an_adapter_that_the_engine_cannot_take_is_refused_in_its_words(
+    lora_engine: VllmEngine, session_engine: VllmEngine, tmp_path: Path
+) -> None:
+    """After that the engine goes on as before."""
+    loaded = lora_engine.snapshot("i-0", 1).adapters
+    other_rank = make_adapter(tmp_path / "rank", 4, rank=2 * RANK)
+    no_such = make_adapter(tmp_path / "module", 5, module="self_attn.nosuch")
+    for path, told in ((other_rank, "16 is greater than max_lora_rank 8"), (no_such, "nosuch")):
+        adapter = Adapter("bad", 9, "/models/bad", "0" * 64, RANK)
+        with pytest.raises(ValueError, match=told) as caught:
+            lora_engine.load_adapter(adapter, str(path))
+        assert str(path) not in str(caught.value)
+    with pytest.raises(ValueError, match="without enable_lora"):
+        session_engine.load_adapter(adapter, str(path))
+    assert lora_engine.snapshot("i-0", 1).adapters == loaded
+
+
+def test_an_adapter_of_the_same_name_takes_nothing_of_the_one_before(
+    readers: Readers, adapters: list[Adapter]
+) -> None:
+    """vLLM finds weights by the number, and cached blocks by name and path."""
+    (engine,) = readers.engines
+    new = replace(adapters[2], name=adapters[0].name, number=4)
+    plain = {"prompt": list(range(300, 360)), "max_tokens": 20, "temperature": 0.0}
+    texts = {}
+    for each in (adapters[0], new):
+        if each is new:
+            engine.load_adapter(new, new.path)
+        readers.add("r", lora_request=request_of(each), **plain)
+        texts[each.number] = readers.finish()["r"]
+    assert texts[1] != texts[4]
+    for each in (adapters[0], new):
+        readers.add("r", lora_request=request_of(each), **plain)
+        assert readers.finish()["r"] == texts[each.number]
+    assert engine.unload_adapter(4)
+
+
+def test_two_adapters_of_one_name_run_in_one_step(
+    roomy_engine: VllmEngine, model_path: Path, adapters: list[Adapter]
+) -> None:
+    """vLLM takes requests for adapters of one name for the same, and activates one of them."""
+    old, other = adapters[:2]
+    new = replace(adapters[2], name=old.name)
+    readers = Readers(model_path, roomy_engine)
+
+    def ask(request_id: str, adapter: Adapter, max_tokens: int = 12) -> None:
+        options = {"prompt": list(range(500, 540)), "lora_request": request_of(adapter)}
+        readers.add(request_id, max_tokens=max_tokens, **options)
+
+    roomy_engine.load_adapter(new, new.path)
+    ask("new alone", new)
+    alone = readers.finish()["new alone"]
+    ask("old", old, max_tokens=60)
+    readers.run("old", 5)
+    ask("other", other)  # takes the place of the new one
+    readers.run("other", 12)
+    ask("new", new)
+    readers.run("new", 12)
+    assert readers.told["new"].tokens == alone
+    assert readers.told["old"].finish_reason is None
+    readers.finish()

@@ -9,14 +9,17 @@ import asyncio
 import json
 import logging
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from controller.adapters.files.adapter_files import AdapterCopies
 from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox
 from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.load.snapshot import InstanceRef
@@ -116,7 +119,12 @@ async def instance(
         engine, lambda: InstanceRef(member.member_id, member.incarnation, mailbox.address)
     )
     service = Llumlet(
-        member, mailbox, engines.engine_factory(engine, model), STATUS_INTERVAL_S, transfer
+        member,
+        mailbox,
+        engines.engine_factory(engine, model),
+        STATUS_INTERVAL_S,
+        transfer,
+        AdapterCopies(Path(tempfile.gettempdir()) / f"adapters-{member_id}"),
     )
     listen(
         {
@@ -243,6 +251,7 @@ async def frontend(member_id: str, key: str, controller_address: str, **_others:
             ),
             on_drain=lambda drain: None,
             on_limits=lambda limits: None,
+            on_adapters=lambda told: None,
         ),
     )
 

@@ -103,6 +103,9 @@ COMMAND_LINES = [
     ("scale +1 --timeout 5m", "--timeout: only with --wait"),
     ("scale 3 --min 2", "--min: only with auto"),
     ("scale auto --dry-run", "there is nothing to change"),
+    ("lora load 'a b' /models/sql", "NAME: 'a b': up to 128 letters, digits and . _ : / -"),
+    ("lora unload -- -a", "NAME: '-a': up to 128"),
+    ("lora load sql /models/sql --if-revision -1", "--if-revision: must be at least 0"),
     ("logs -n -1", "--lines: must be 0 or more, not -1"),
     ("logs --all i-0", "--all: not with a member; 'i-0' is one of all"),
     ("record x --refresh 0.01", "--refresh: must be "),
@@ -154,6 +157,8 @@ NEEDED = {
     "priority": ["r-1", "high"],
     "abort": ["r-1"],
     "restart": ["i-1", "-y"],
+    "lora load": ["sql", "/models/sql"],
+    "lora unload": ["sql"],
 }
 """What a command wants before it looks at anything else."""
 WANTS_TERMINAL = ("top",)
@@ -167,7 +172,7 @@ def having(option: str) -> list[tuple[str, ...]]:
 
 
 def words(path: tuple[str, ...], *options: str) -> list[str]:
-    return [*path, *NEEDED.get(path[0], []), *options]
+    return [*path, *NEEDED.get(" ".join(path), []), *options]
 
 
 @pytest.mark.parametrize("path", [path for path, _ in commands()], ids=" ".join)

@@ -18,6 +18,7 @@ from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.dispatcher import KnownInstances
 from controller.runtime.messages.codec import wire_version
 from controller.runtime.messages.members import (
+    AdaptersSet,
     Directory,
     FrontendLimits,
     Hello,
@@ -240,6 +241,8 @@ class Frontend:
                 self._take(routes.InstanceDied(instance_id, incarnation))
             case FrontendLimits(replay=config):
                 self.machine.replays.config = config
+            case AdaptersSet():
+                pass
             case RequestsAsked():
                 self._answer(body)
             case ReplayOrdered(instance_id, incarnation, request_ids, why):

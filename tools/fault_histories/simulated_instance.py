@@ -29,6 +29,7 @@ from controller.core.replay import reentry_machine as reentry
 from controller.core.replay.reentry_machine import ReentryMachine
 from controller.runtime.messages.codec import wire_version
 from controller.runtime.messages.members import (
+    AdaptersSet,
     DrainSet,
     EngineInfo,
     Hello,
@@ -324,7 +325,7 @@ class Instance(MoveTable[Outgoing, Incoming]):
             case DispatchUnused(incarnation=incarnation, dispatch_seq=seq):
                 if incarnation == self.incarnation:
                     self.account(seq)
-            case StatusPushSet() | Welcome():
+            case StatusPushSet() | AdaptersSet() | Welcome():
                 pass
             case _:
                 raise Violation(f"an instance is told {message}")

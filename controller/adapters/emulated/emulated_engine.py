@@ -31,6 +31,7 @@ from controller.adapters.emulated.emulated_request import (
     encode_outputs,
 )
 from controller.core.emptying.relief import Candidate
+from controller.core.fleet.adapters import Adapter
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.model.engine_model import EngineModel, StepResult
@@ -480,6 +481,15 @@ class EmulatedEngine:
         self._model.add(model_request(prepared, block_hashes(prepared, self.block_size)))
         self._live[prepared.request.request_id] = prepared
         prepared.news.append(RequestEvent(QUEUED, time.monotonic()))
+
+    def load_adapter(self, adapter: Adapter, folder: str) -> None:
+        del folder
+        raise ValueError(
+            f"an emulated engine computes nothing, so it has no use for {adapter.name}"
+        )
+
+    def unload_adapter(self, number: int) -> bool:
+        raise KeyError(number)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._model.abort(request_ids)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from controller.adapters.http.calls import shown
 from controller.api.wire.status import (
+    AdapterStatus,
     AutoscaleCheck,
     AutoscaleHoldStatus,
     AutoscaleStatus,
@@ -141,6 +142,7 @@ def cluster_status(
         replays=replays_now(controller),
         engine_changes=engine_changes(controller),
         rolling=None if controller.rolling.order is None else rolling_report(controller),
+        adapters=adapters(controller),
         num_migrated_last_minute=num_migrated,
         num_failed_moves_last_minute=num_failed,
         instances=with_replays(controller, instances),
@@ -204,6 +206,48 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def adapters(controller: ControllerProcess) -> tuple[AdapterStatus, ...]:
+    statuses = statuses_of_serving(controller)
+    return tuple(
+        AdapterStatus(
+            name=each.name,
+            number=each.number,
+            path=each.path,
+            digest=each.digest,
+            rank=each.rank,
+            loaded_on=tuple(
+                i for i, status in statuses.items() if each.number in status.snapshot.adapters
+            ),
+            failed_on={
+                i: status.failed_adapters[each.number]
+                for i, status in statuses.items()
+                if each.number in status.failed_adapters
+            },
+            in_use_on=adapter_in_use_on(controller, each.number),
+        )
+        for each in controller.keeper.spec.adapters
+    )
+
+
+def adapter_in_use_on(controller: ControllerProcess, number: int) -> tuple[str, ...]:
+    """The instances with requests that have this adapter, by their last statuses."""
+    return tuple(
+        instance_id
+        for instance_id, status in statuses_of_serving(controller).items()
+        if number in status.snapshot.live_adapters
+    )
+
+
+def statuses_of_serving(controller: ControllerProcess) -> dict[str, StatusPushed]:
+    """The last status of each instance that serves, if it is of its present incarnation."""
+    found = {}
+    for member in controller.roster.instances():
+        status = controller.statuses.get(member.member_id)
+        if member.serving and status and status.snapshot.incarnation == member.incarnation:
+            found[member.member_id] = status
+    return found
 
 
 @dataclass(frozen=True, slots=True)

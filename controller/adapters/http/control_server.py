@@ -30,7 +30,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
-from controller.adapters.http import cluster_orders, instance_orders, request_orders
+from controller.adapters.http import (
+    adapter_orders,
+    cluster_orders,
+    instance_orders,
+    request_orders,
+)
 from controller.adapters.http.calls import (
     KEY_HEADER,
     MAX_KEY_CHARS,
@@ -53,6 +58,7 @@ from controller.adapters.http.cluster_view import ClusterLabels, cluster_status,
 from controller.adapters.http.instance_orders import SteerReports
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.perform import (
+    AdapterCheck,
     EngineCheck,
     Handler,
     Operated,
@@ -61,6 +67,7 @@ from controller.adapters.http.perform import (
     Orders,
     PythonCheck,
     allow_all,
+    no_adapters,
     operations_done,
 )
 from controller.adapters.http.requests import (
@@ -122,6 +129,7 @@ HANDLERS: tuple[type[Handler[Any, Any]], ...] = (
     *instance_orders.HANDLERS,
     *request_orders.HANDLERS,
     *cluster_orders.HANDLERS,
+    *adapter_orders.HANDLERS,
 )
 """One handler for each row of `controller.api.operations.table`."""
 
@@ -143,7 +151,7 @@ class ControlServer:
     the answer to `/metrics`, which has the media type `metrics_type`. `log_dir`: where members
     write their logs. `listening`: a socket on the address of `access`; without it the server makes
     one. `check_engine` checks engine arguments that a rolling restart is to change, `check_python`
-    an interpreter that it is to use."""
+    an interpreter that it is to use, `check_adapter` a LoRA adapter that is to be loaded."""
 
     def __init__(
         self,
@@ -158,6 +166,7 @@ class ControlServer:
         listening: socket.socket | None = None,
         check_engine: EngineCheck = allow_all,
         check_python: PythonCheck = allow_all,
+        check_adapter: AdapterCheck = no_adapters,
     ) -> None:
         self._controller = controller
         self._labels = labels
@@ -169,7 +178,9 @@ class ControlServer:
         self._started_s = time.monotonic()
         self._statuses = LatestStatus(self._new_status)
         answers = AnswersByKey()
-        self._operated = Operated(controller, self._live_settings, check_engine, check_python)
+        self._operated = Operated(
+            controller, self._live_settings, check_engine, check_python, check_adapter
+        )
         self._orders = Orders(self._operated, self._log, answers.once)
         self._num_watchers = 0
         self._socket = listening or socket.create_server((access.host, access.port), backlog=128)

@@ -25,11 +25,12 @@ from controller.adapters.http.calls import ApiError, Endpoint, by_method, json_a
 from controller.adapters.http.cluster_view import RESTART
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.requests import find_by_ids
-from controller.api.errors import LlumctlError
+from controller.api.errors import LlumctlError, UsageError
 from controller.api.operations.order import CLUSTER, Kind, Order, Report, Wanted
 from controller.api.operations.table import ORDERS, OperationEntry, OperationList, Undo
 from controller.api.state.audit import AuditLog, one_short_line
 from controller.api.wire import SettingValue
+from controller.core.fleet.adapters import AdapterFacts
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.operated_cluster import (
@@ -54,6 +55,9 @@ be called on any thread."""
 PythonCheck = Callable[[object], None]
 """Checks the Python interpreter that an operator gives, and its environment. Raises UsageError. It
 may take a minute, on any thread."""
+AdapterCheck = Callable[[str, str], AdapterFacts]
+"""Checks a LoRA adapter, by the name that it is to have and the path of its folder. Raises
+UsageError. It reads all of the files, on any thread."""
 Values = Mapping[str, SettingValue]
 
 
@@ -61,15 +65,22 @@ def allow_all(*_: object) -> None:
     """A check that refuses nothing."""
 
 
+def no_adapters(name: str, _path: str) -> AdapterFacts:
+    """A check that refuses every LoRA adapter."""
+    raise UsageError(f"{name}: the engines take no LoRA adapters")
+
+
 @dataclass(frozen=True, slots=True)
 class Operated:
     """The parts of the controller on which orders act. `check_engine` says which engine arguments
-    may change, `check_python` in which Python environments instances may run."""
+    may change, `check_python` in which Python environments instances may run, and `check_adapter`
+    which LoRA adapters may be loaded."""
 
     controller: ControllerProcess
     settings: LiveSettings
     check_engine: EngineCheck = allow_all
     check_python: PythonCheck = allow_all
+    check_adapter: AdapterCheck = no_adapters
 
     def check_running(self) -> None:
         if self.controller.stopping:

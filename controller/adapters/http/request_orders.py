@@ -245,7 +245,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         return MoveByHand(
             record.request_id,
             self.source_id,
-            held_blocks(record, snapshot.block_size),
+            held_blocks(record, snapshot),
             self.wanted.reason or BY_HAND,
             self.wanted.verify_kv,
             self.wanted.max_stages or MAX_STAGES,

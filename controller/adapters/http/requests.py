@@ -23,7 +23,7 @@ from controller.api.wire.requests import (
 )
 from controller.api.wire.status import HeldPlaceStatus
 from controller.core.admission.placement import QueueReason, WaitingView, queue_reason
-from controller.core.load.snapshot import InstanceSnapshot, blocks_for
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import why
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import ENDED, Match, RequestRecord
@@ -323,7 +323,7 @@ def _could_move_to(controller: ControllerProcess, record: RequestRecord) -> str 
     snapshot = _snapshot(controller, record)
     if snapshot is None:
         return None
-    num_blocks = held_blocks(record, snapshot.block_size)
+    num_blocks = held_blocks(record, snapshot)
     return controller.operator_moves.choose(snapshot.instance_id, num_blocks)
 
 
@@ -333,11 +333,11 @@ def _snapshot(controller: ControllerProcess, record: RequestRecord) -> InstanceS
     return None if known is None or known.incarnation != record.incarnation else known.snapshot
 
 
-def held_blocks(record: RequestRecord, block_size: int) -> int:
+def held_blocks(record: RequestRecord, snapshot: InstanceSnapshot) -> int:
     """The number of blocks that the request holds; a waiting request holds none."""
     if record.state is not CoreState.RUNNING:
         return 0
-    return blocks_for(record.num_prompt_tokens + record.num_output_tokens, block_size)
+    return snapshot.demand_for(record.num_prompt_tokens + record.num_output_tokens)
 
 
 def event_model(event: LoggedEvent, position: str = "") -> Event:
@@ -387,6 +387,7 @@ def request_model(
         num_moves=record.num_moves,
         num_replays=record.num_replays,
         not_replayable=record.not_replayable,
+        adapter=record.adapter,
         movable=None if refusal is None else not refusal,
         why_not_movable=refusal or None,
         finish_reason=record.finish_reason,

@@ -27,6 +27,8 @@ import msgspec
 
 from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.grammar_guard import GrammarGuard
+from controller.adapters.vllm.lora import EngineAdapters
+from controller.core.fleet.adapters import Adapter
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead
 from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs, StepPhase
 from controller.runtime.messages.members import IMPORTING
@@ -101,11 +103,13 @@ class VllmEngine:
         self._watch_admissions()
         self._watch_updates()
         self._watch_evictions()
-        self.moves = VllmMoves(self._core)
+        self._adapters = EngineAdapters(self._core)
+        self.moves = VllmMoves(self._core, self._adapters)
         self.max_model_len: int = config.model_config.max_model_len
         self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
         self.block_size = self.moves.block_size
         self._has_states = self.moves.has_states
+        self._has_drafts = config.speculative_config is not None
         self.max_num_running: int = config.scheduler_config.max_num_seqs
         self.max_num_batched_tokens: int = config.scheduler_config.max_num_batched_tokens
         threshold: int = config.scheduler_config.long_prefill_token_threshold
@@ -118,12 +122,15 @@ class VllmEngine:
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         request = self._decoder.decode(frames)
         request.client_index = frontend_index
+        if request.lora_request is not None:
+            request.lora_request = self._adapters.localized(request.lora_request)
         if request.sampling_params is not None:
             self.moves.check(request.sampling_params)
         prepared, _wave = self._core.preprocess_add_request(request)
         return prepared
 
     def add(self, prepared: Any) -> None:
+        self.moves.check_adapter(prepared)
         self._core.add_request(prepared)
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -206,7 +213,20 @@ class VllmEngine:
             num_evicted_queued=sum(r.num_preemptions > 0 for r in queued),
             num_evictions=self._num_evictions,
             max_step_tokens=self.max_num_batched_tokens,
+            num_tail_blocks=self.moves.num_tail_blocks,
+            adapters=self._adapters.numbers,
+            live_adapters=self.moves.live_adapters() if self._adapters.numbers else (),
+            max_live_adapters=self._adapters.max_live,
         )
+
+    def load_adapter(self, adapter: Adapter, folder: str) -> None:
+        self._adapters.load(adapter, folder)
+
+    def unload_adapter(self, number: int) -> bool:
+        if number in self.moves.live_adapters():
+            return False
+        self._adapters.unload(number)
+        return True
 
     def shutdown(self) -> None:
         self.moves.close()
@@ -270,11 +290,12 @@ class VllmEngine:
     ) -> None:
         request = self._scheduler.requests[request_id]
         num_tokens = request.num_tokens
+        computes_again = self._has_states and num_cached_tokens < num_tokens - 1
+        # Where a draft is rejected, vLLM draws without the request's seed.
+        params = request.sampling_params
+        draws_anew = self._has_drafts and params is not None and params.seed is not None
         continued = (
-            self._has_states
-            and kind == "admitted"
-            and request.num_output_tokens > 0
-            and num_cached_tokens < num_tokens - 1
+            kind == "admitted" and request.num_output_tokens > 0 and (computes_again or draws_anew)
         )
         self._events.append(
             EngineEvent(kind, request_id, time.time(), num_tokens, num_cached_tokens, continued)

@@ -8,7 +8,7 @@ from which some are chosen to move.
 Touch points of vLLM: v1/core/sched/scheduler.py `requests`, `running`, `waiting`,
 `kv_holding_waiting`, `deferred_waiting`, `_enqueue_waiting_request`, `_holds_kv_blocks`,
 `finish_requests`, `add_request`, `finished_req_ids`, `prev_step_scheduled_req_ids`,
-`max_model_len`, `lora_config`; v1/request.py `status`, `num_computed_tokens`,
+`max_model_len`; v1/request.py `status`, `num_computed_tokens`,
 `num_in_flight_tokens`, `is_prefill_chunk`, `output_token_ids`, `priority`, `arrival_time`,
 `num_preemptions`, `append_output_token_ids`, `prefill_stats`, `structured_output_request`,
 `num_tokens`, `num_output_tokens`, `max_tokens`, `spec_token_ids`; v1/core/block_pool.py `touch`,
@@ -18,8 +18,7 @@ Touch points of vLLM: v1/core/sched/scheduler.py `requests`, `running`, `waiting
 v1/core/single_type_kv_cache_manager.py `req_to_blocks`, `num_cached_block`,
 `records_new_block_ids`, `new_block_ids`;
 v1/structured_output/__init__.py `accept_tokens`; v1/structured_output/request.py `grammar`,
-`_grammar`, `is_grammar_ready`; v1/engine/core.py `list_loras`; v1/core/kv_cache_utils.py
-`ref_cnt`."""
+`_grammar`, `is_grammar_ready`; v1/core/kv_cache_utils.py `ref_cnt`."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -31,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from controller.adapters.vllm.lora import EngineAdapters, adapters_of
 from controller.adapters.vllm.rank_copies import RanksApartError
 from controller.adapters.vllm.scheduler_side import BatchSlots, EngineParts, in_any_order, parts_of
 from controller.adapters.vllm.workers import Workers, fingerprint, workers_of
@@ -80,12 +80,15 @@ def decode_state(frames: Frames) -> MovedState:
 class _Moves:
     """The parts of an engine that both halves of a move use."""
 
-    def __init__(self, parts: EngineParts, slots: BatchSlots, workers: Workers) -> None:
+    def __init__(
+        self, parts: EngineParts, slots: BatchSlots, workers: Workers, adapters: EngineAdapters
+    ) -> None:
         from vllm.v1.request import RequestStatus
 
         self._parts = parts
         self._slots = slots
         self._workers = workers
+        self._adapters = adapters
         self._scheduler = parts.scheduler
         self._status: Any = RequestStatus
 
@@ -432,8 +435,8 @@ class DestinationMoves(_Moves):
     ) -> ReservedBlocks | MoveRefusal:
         request, queued = prepared, num_blocks == 0
         refusal = self._never(request, len(output_token_ids)) or self._not_taken(request)
-        if refusal is None and not queued and not self._slots.any_free():
-            refusal = MoveRefusal.NO_SLOT
+        if refusal is None and not queued:
+            refusal = self._no_place(request)
         if refusal is not None:
             return refusal
         # The same request may have been refused before, when it had fewer outputs.
@@ -479,6 +482,8 @@ class DestinationMoves(_Moves):
         request = arrival.request
         found = decode_state(state)
         self._check(arrival, found)
+        if not arrival.queued and not self._adapter_fits(request):
+            raise ValueError(why(MoveRefusal.NO_ADAPTER_SLOT))  # others came meanwhile
         num_computed = request.num_prompt_tokens + len(found.output_token_ids) - 1
         tables = [] if arrival.queued else self._tables(arrival, num_computed)
         if found.output_token_ids:
@@ -558,12 +563,23 @@ class DestinationMoves(_Moves):
         if request.num_tokens >= self._scheduler.max_model_len:
             return MoveRefusal.NOT_TAKEN
         adapter = request.lora_request
-        if adapter is not None and (
-            self._scheduler.lora_config is None
-            or adapter.lora_int_id not in self._parts.core.list_loras()
-        ):
+        if adapter is not None and not self._adapters.has(adapter):
             return MoveRefusal.NO_ADAPTER
         return None
+
+    def _no_place(self, request: Any) -> MoveRefusal | None:
+        """Why the batch has no place for an arriving request."""
+        if not self._slots.any_free():
+            return MoveRefusal.NO_SLOT
+        return None if self._adapter_fits(request) else MoveRefusal.NO_ADAPTER_SLOT
+
+    def _adapter_fits(self, request: Any) -> bool:
+        """Whether a step can have the request's adapter beside those of the batch."""
+        if request.lora_request is None:
+            return True
+        holding = in_any_order(self._scheduler.kv_holding_waiting)
+        others = [*self._scheduler.running, *holding, *self.arriving()]
+        return self._adapters.fits_beside(request.lora_request, others)
 
     def _take_first(self, arrival: _Arrival, num_blocks: int) -> bool:
         """Takes the first blocks and the tail: what the prefix cache has, and new blocks for the
@@ -694,7 +710,7 @@ class DestinationMoves(_Moves):
 
 
 class VllmMoves(SourceMoves, DestinationMoves):
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Any, adapters: EngineAdapters) -> None:
         parts = parts_of(core)
         slots = BatchSlots(parts.scheduler)
         try:
@@ -705,9 +721,22 @@ class VllmMoves(SourceMoves, DestinationMoves):
             workers = workers_of(core, parts)
         self.block_size, self.demand = parts.block_size, parts.demand
         self.has_states = parts.has_states
+        longest = core.vllm_config.model_config.max_model_len
+        self.num_tail_blocks = sum(group.demand(longest) for group in parts.tails)
         self.blocks = workers.blocks
         self.fingerprint = fingerprint(core, parts)
-        super().__init__(parts, slots, workers)
+        super().__init__(parts, slots, workers, adapters)
+
+    def check_adapter(self, prepared: Any) -> None:
+        """Raises ValueError if the request's adapter is not loaded here."""
+        adapter = prepared.lora_request
+        if adapter is not None and not self._adapters.has(adapter):
+            raise ValueError(self._adapters.why_not(adapter))
+
+    def live_adapters(self) -> tuple[int, ...]:
+        """The numbers of the adapters of all requests that run, wait or arrive here."""
+        arriving = (arrival.request for arrival in self._arrivals.values())
+        return adapters_of(chain(self._scheduler.requests.values(), arriving))
 
     def check(self, sampling_params: Any) -> None:
         """Raises ValueError if the engine cannot take such a request. Any thread may call this."""
@@ -773,4 +802,5 @@ class VllmMoves(SourceMoves, DestinationMoves):
                 self._scheduler.max_model_len - num_tokens,
             ),
             facts=self.facts(request_id) or MOVABLE,
+            num_tail_blocks=sum(group.demand(num_tokens) for group in self._parts.tails),
         )

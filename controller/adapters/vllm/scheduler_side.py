@@ -32,7 +32,8 @@ Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`
 `is_block_outermost`; v1/core/kv_cache_manager.py `block_pool`, `coordinator`;
 v1/core/kv_cache_coordinator.py `single_type_managers`; v1/core/single_type_kv_cache_manager.py
 `FullAttentionManager`, `SlidingWindowManager`, `MambaManager`, `block_size`, `req_to_blocks`,
-`get_num_skipped_tokens`, `sliding_window`, `extra_retained_tokens`; v1/core/sched/scheduler.py
+`get_num_skipped_tokens`, `sliding_window`, `extra_retained_tokens`,
+`max_admission_blocks_per_request`; v1/core/sched/scheduler.py
 `running`, `kv_holding_waiting`, `max_num_active_reqs`, `num_waiting_for_streaming_input`,
 `schedule`; v1/core/sched/request_queue.py `_heap`; v1/request.py `is_prefill_chunk`."""
 
@@ -60,6 +61,14 @@ class TailGroup:
         size = self.manager.block_size
         first = self.manager.get_num_skipped_tokens(num_computed_tokens) // size
         return range(max(0, first), blocks_for(num_computed_tokens, size))
+
+    def demand(self, num_tokens: int) -> int:
+        """How many blocks vLLM wants to have free before it admits a request. While the prompt is
+        computed, a window has the blocks of the chunks under way beside its own."""
+        most: int | None = self.manager.max_admission_blocks_per_request
+        if most is None:
+            return len(self.live(num_tokens))
+        return min(most, blocks_for(num_tokens, self.manager.block_size))
 
     def table(self, request_id: str) -> Any:
         return self.manager.req_to_blocks.get(request_id, ())
@@ -98,9 +107,10 @@ class EngineParts:
         return tuple(ids)
 
     def demand(self, num_tokens: int) -> int:
-        """How many blocks a request with so many tokens takes, of all groups."""
+        """How many blocks of all groups vLLM wants to have free before it admits a request with so
+        many tokens."""
         num_full = 0 if self.full is None else blocks_for(num_tokens, self.block_size)
-        return num_full + sum(len(group.live(num_tokens)) for group in self.tails)
+        return num_full + sum(group.demand(num_tokens) for group in self.tails)
 
     def fill_blocks(self) -> int:
         """The number of blocks that running prefills still need. vLLM admitted these requests for
@@ -109,7 +119,8 @@ class EngineParts:
         return sum(self._still_needs(r) for r in running if r.is_prefill_chunk)
 
     def _still_needs(self, request: Any) -> int:
-        """By group: between two chunks a window holds more blocks than it needs in the end."""
+        """By group: one may have more blocks than it needs for its whole prompt, and another one
+        fewer."""
         request_id, num_tokens = request.request_id, request.num_tokens
         needed = 0
         if self.full is not None:
@@ -117,7 +128,7 @@ class EngineParts:
             needed += max(0, blocks_for(num_tokens, self.block_size) - num_held)
         for group in self.tails:
             num_held = sum(not block.is_null for block in group.table(request_id))
-            needed += max(0, len(group.live(num_tokens)) - num_held)
+            needed += max(0, group.demand(num_tokens) - num_held)
         return needed
 
 

@@ -11,6 +11,7 @@ such an order is.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 from urllib.parse import quote
 
@@ -41,6 +42,10 @@ Report = TypeVar("Report", bound=AnswerModel)
 Given = TypeVar("Given", covariant=True)
 CLUSTER = "the cluster"
 """What the audit log names as the target of an order about the whole cluster."""
+
+
+def _is_name(word: str) -> bool:
+    return word.isalpha() and word.islower()
 
 
 class Kind(StrEnum):
@@ -180,8 +185,8 @@ class Order(Generic[Wanted, Report]):
 
     @classmethod
     def verb(cls) -> str:
-        """The command's name on the command line."""
-        return cls.usage.split()[1]
+        """The command's name on the command line: `drain`, or `lora load`."""
+        return " ".join(takewhile(_is_name, cls.usage.split()[1:]))
 
     @property
     def target(self) -> str:

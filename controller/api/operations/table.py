@@ -7,12 +7,18 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from controller.api.errors import RefusedError
-from controller.api.operations import on_cluster, on_instances, on_requests
+from controller.api.operations import on_adapters, on_cluster, on_instances, on_requests
 from controller.api.operations.order import Order
 from controller.api.wire import AnswerModel, SettingValue, WireModel
 
 ORDERS: Mapping[str, type[Order[Any, Any]]] = {
-    each.kind: each for each in (*on_instances.ORDERS, *on_requests.ORDERS, *on_cluster.ORDERS)
+    each.kind: each
+    for each in (
+        *on_instances.ORDERS,
+        *on_requests.ORDERS,
+        *on_cluster.ORDERS,
+        *on_adapters.ORDERS,
+    )
 }
 """All orders by kind."""
 
@@ -35,7 +41,7 @@ class Undo(WireModel):
     """An instance, or a request."""
     previous: dict[str, SettingValue]
     """The values that are restored, by key. A key is the name of a setting, or else `instances`,
-    `level` or `instance`."""
+    `level`, `instance`, or a field of an order about adapters."""
     made: dict[str, SettingValue]
 
 

@@ -5,6 +5,7 @@ This file has the bounds and names that hold for every cluster. It imports next 
 a command line can be checked before anything is loaded.
 """
 
+from controller.core.bounds import ADAPTER_NAME as ADAPTER_NAME
 from controller.core.bounds import MAX_INSTANCES as MAX_INSTANCES
 from controller.core.bounds import PYTHON as PYTHON
 from controller.core.bounds import without_python as without_python

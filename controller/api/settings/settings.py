@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, Strict, field_validator
 
-from controller.api.settings import MAX_INSTANCES, PYTHON, without_python
+from controller.api.settings import ADAPTER_NAME, MAX_INSTANCES, PYTHON, without_python
 from controller.api.settings.table import OfCore, Port, Seconds, Table, is_table
 from controller.api.settings.vllm_options import EndpointOptions, Words, words
 from controller.core.settings import (
@@ -185,6 +185,10 @@ DEFAULT_PRIORITIES = (
 )
 
 
+AdapterName = Annotated[str, Field(pattern=ADAPTER_NAME)]
+FolderName = Annotated[str, Field(min_length=1)]
+
+
 class Settings(Table):
     cluster: ClusterTable = ClusterTable()
     endpoint: EndpointTable = EndpointTable()
@@ -200,6 +204,8 @@ class Settings(Table):
     engine: dict[str, Any] = Field(default_factory=dict)
     """vLLM engine arguments by their Python names, passed through; and `python`, the path of the
     Python interpreter, or of the environment, with which instances run (docs/upgrading.md)."""
+    adapters: dict[AdapterName, FolderName] = Field(default_factory=dict)
+    """LoRA adapters: the name by which clients call each, and the folder with its files."""
     emulated: EmulatedTable = EmulatedTable()
     console: ConsoleTable = ConsoleTable()
     keys: dict[str, str] = Field(default_factory=dict)
@@ -241,7 +247,7 @@ class Settings(Table):
         return levels
 
 
-OPEN_TABLES = ("commands", "engine", "keys")
+OPEN_TABLES = ("adapters", "commands", "engine", "keys")
 """These tables take any key."""
 
 

@@ -232,6 +232,7 @@ _DOORS = "it opens routes to every client; operators use llumctl's control API"
 _SERVED_BY_US = "llumctl's frontends serve HTTP"
 _CLIENT_CODE = "a client may send neither code nor settings of the server"
 _NOT_OFFERED = "llumctl does not offer it"
+_ADAPTERS = "give adapters in [adapters], or later: llumctl lora load NAME PATH"
 _TELEMETRY = "llumctl sends no telemetry; /metrics has the figures"
 
 REFUSED = {
@@ -293,7 +294,8 @@ REFUSED = {
     "master_addr": "an instance lives on one machine",
     "master_port": "an instance lives on one machine",
     # These have no use here.
-    "lora_modules": _NOT_OFFERED,
+    "lora_modules": _ADAPTERS,
+    "default_mm_loras": _ADAPTERS,
     "enable_per_request_metrics": "llumctl requests and /metrics tell a request's times",
     "cohere_format": "set cohere_format in endpoint.default_chat_template_kwargs",
     "cohere_is_reasoning_model": _NOT_OFFERED,

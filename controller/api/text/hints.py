@@ -21,7 +21,7 @@ BY_NAME = frozenset({"doctor", "down", "logs", "up"})
 """Commands whose `--cluster` takes no URL, as they need the cluster's files."""
 BY_NAME_OR_URL = frozenset(
     {
-        *("bench", "events", "record", "requests", "status", "top", "undo"),
+        *("bench", "events", "lora list", "record", "requests", "status", "top", "undo"),
     }
 )
 """Commands whose `--cluster` takes a name or a URL. The commands of all orders do too."""
@@ -30,7 +30,7 @@ WITH_CONFIG = frozenset({"config path", "config show", "doctor", "profile", "up"
 _ELSEWHERE = re.compile(r"\s(--cluster|--config|--help|--url|--replay)\b")
 """Flags that already say which cluster is meant, or that no cluster is."""
 _COMMAND = re.compile(
-    r"\bllumctl (?P<name>config (?:path|show)|[a-z][a-z-]*)(?![\w-])"
+    r"\bllumctl (?P<name>config (?:path|show)|lora (?:list|load|unload)|[a-z][a-z-]*)(?![\w-])"
     r"(?P<rest>(?:(?!\s\s|\n|\bllumctl ).)*)"
 )
 
@@ -43,7 +43,7 @@ def takes_cluster(name: str) -> bool:
 def _of_orders() -> frozenset[str]:
     from controller.api.operations.table import ORDERS
 
-    return frozenset(row.usage.split()[1] for row in ORDERS.values() if row.usage)
+    return frozenset(row.verb() for row in ORDERS.values() if row.usage)
 
 
 def aimed(text: str, of_cluster: str, config: str = "") -> str:

@@ -97,6 +97,8 @@ class RequestStatus(WireModel):
     not_replayable: str = ""
     """The code of the reason why the request cannot go on elsewhere, or cannot once it has tokens
     (docs/reliability.md); empty if it can."""
+    adapter: str = ""
+    """The name of the request's LoRA adapter; empty without one."""
     movable: bool | None = None
     """Whether the request could move now; null if the request is on no instance, or if its instance
     was not asked or did not answer."""

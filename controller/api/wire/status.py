@@ -426,6 +426,23 @@ class RestartedInstance(WireModel):
     took_s: float
 
 
+class AdapterStatus(WireModel):
+    """A LoRA adapter that clients may name."""
+
+    name: str
+    number: int
+    path: str
+    digest: str
+    """The SHA-256 of its files."""
+    rank: int
+    loaded_on: tuple[str, ...] = ()
+    """The instances that have it."""
+    failed_on: dict[str, str] = Field(default_factory=dict)
+    """The instances that cannot use it, each with the reason."""
+    in_use_on: tuple[str, ...] = ()
+    """The instances with requests that have it."""
+
+
 class EngineChangeStatus(WireModel):
     """One set of engine arguments. `args`: the arguments, by name, that replace the arguments of
     the cluster's start. `instances`: the instances whose next process starts with them."""
@@ -520,6 +537,8 @@ class ClusterStatus(AnswerModel):
     """Engine arguments that a rolling restart has changed, and which instances have them."""
     rolling: RollingReport | None = None
     """The last rolling restart, even if it is over; null if there was none."""
+    adapters: tuple[AdapterStatus, ...] = ()
+    """The LoRA adapters, in the order in which they were loaded."""
     num_migrated_last_minute: int = 0
     num_failed_moves_last_minute: int = 0
     instances: tuple[InstanceStatus, ...]

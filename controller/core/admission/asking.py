@@ -40,7 +40,7 @@ from typing import Protocol
 
 from controller.core.admission.api_keys import Refusal
 from controller.core.load.freeness import Room
-from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, blocks_for
+from controller.core.load.snapshot import DemandFor, InstanceRef, InstanceSnapshot, one_block_each
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
@@ -255,7 +255,7 @@ class OwnRequests(Protocol):
     def num_by_owner(self) -> Mapping[str, int]:
         """How many of the frontend's own requests each instance has, by instance id."""
 
-    def blocks_by_owner(self, block_size: int) -> Mapping[str, int]:
+    def blocks_by_owner(self, demand_for: DemandFor) -> Mapping[str, int]:
         """How many blocks the frontend's own requests take on each instance, by instance id."""
 
 
@@ -442,7 +442,7 @@ class Asking:
             self._open_s = now_s
         if heard.room_to_grow_tokens is not None:
             self._release = None
-            self._own_blocks_then = self._own.blocks_by_owner(self._block_size())
+            self._own_blocks_then = self._own.blocks_by_owner(self._demand_for())
         if is_another:
             told.append(TellKeysAgain())
             for asked in self._asked.values():
@@ -521,12 +521,12 @@ class Asking:
                 self._heard.room_to_grow_tokens or 0,
                 now_s,
             )
-        own_blocks = self._own.blocks_by_owner(self._block_size())
+        own_blocks = self._own.blocks_by_owner(self._demand_for())
         due = self._release.due(waiting.values(), own_blocks, open_, now_s)
         return [_alone(waiting[r], open_[instance_id]) for r, instance_id in due]
 
-    def _block_size(self) -> int:
-        return next((s.block_size for s in self._known.snapshots()), 1)
+    def _demand_for(self) -> DemandFor:
+        return next((s.demand_for for s in self._known.snapshots()), one_block_each)
 
     # ------------------------------------------------------------------------------------
 
@@ -595,11 +595,11 @@ class PacedRelease:
         room_to_grow_tokens: int,
         now_s: float,
     ) -> None:
-        self._block_size = 1
+        self._demand_for = one_block_each
         self._room: dict[str, int] = {}
         """How many blocks this frontend's requests may take on each instance, by instance id."""
         for snapshot in snapshots:
-            self._block_size = snapshot.block_size
+            self._demand_for = snapshot.demand_for
             room = Room.of(snapshot, room_to_grow_tokens)
             share = max(0, room.spare_blocks) // max(1, num_frontends)
             self._room[snapshot.instance_id] = share + own_blocks.get(snapshot.instance_id, 0)
@@ -620,7 +620,7 @@ class PacedRelease:
         if not free:
             return found
         for each in sorted(waiting, key=lambda each: each.order):
-            demand_blocks = blocks_for(each.num_prompt_tokens, self._block_size)
+            demand_blocks = self._demand_for(each.num_prompt_tokens)
             freest = max(sorted(free), key=free.__getitem__)
             overdue = now_s - self._released_s >= AT_LEAST_EVERY_S
             if free[freest] < demand_blocks and not overdue:

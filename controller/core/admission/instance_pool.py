@@ -23,7 +23,7 @@ from controller.core.load.closed import (
     stop_sending,
 )
 from controller.core.load.freeness import NOTHING_UNREPORTED, Room
-from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported, blocks_for
+from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
 from controller.core.scheduler_events import (
     ClosedBy,
     Dispatch,
@@ -36,6 +36,8 @@ from controller.core.scheduler_events import (
     StatusReported,
 )
 
+NEVER = 3
+"""What `adapter_wait` returns for an instance that cannot use the adapter."""
 LOST_AFTER_S = 10.0
 """How long after its dispatch a request counts as lost if no status counts it: its frontend died,
 or the message was lost. A request reaches its instance within milliseconds."""
@@ -47,6 +49,7 @@ class _OnItsWay:
     demand_blocks: int
     frontend_id: str
     sent_s: float
+    adapter: int
 
 
 class InstanceRecord:
@@ -158,19 +161,35 @@ class InstanceRecord:
         if len(pending) != num_before:
             self._account()
 
-    def dispatch(self, num_prompt_tokens: int, frontend_id: str, now_s: float) -> int:
+    def dispatch(self, request: DispatchRequested, now_s: float) -> int:
         """Accounts for one dispatched request; returns its sequence number. The instance must have
         reported."""
         assert self.snapshot is not None
         self.last_dispatch_seq += 1
-        demand_blocks = blocks_for(num_prompt_tokens, self.snapshot.block_size)
+        demand_blocks = self.snapshot.demand_for(request.num_prompt_tokens)
         self._unreported.append(
-            _OnItsWay(self.last_dispatch_seq, demand_blocks, frontend_id, now_s)
+            _OnItsWay(
+                self.last_dispatch_seq, demand_blocks, request.frontend_id, now_s, request.adapter
+            )
         )
         self.unreported = Unreported(
             self.unreported.num_requests + 1, self.unreported.demand_blocks + demand_blocks
         )
         return self.last_dispatch_seq
+
+    def adapter_wait(self, adapter: int) -> int:
+        """Whether a request with this LoRA adapter would wait for the adapter here. 0: no. 1: until
+        the requests with another adapter have left the batch. 2: until the adapter is loaded.
+        `NEVER`: the instance cannot use it. The instance must have reported."""
+        snapshot = self.snapshot
+        assert snapshot is not None
+        if adapter in snapshot.failed_adapters:
+            return NEVER
+        if adapter not in snapshot.adapters:
+            return 2
+        on_their_way = (each.adapter for each in self._unreported if each.adapter)
+        live = {adapter, *snapshot.live_adapters, *on_their_way}
+        return int(len(live) > snapshot.max_live_adapters)
 
     def order(self, reasons: Reasons) -> None:
         """Sets the reasons of the spec against the instance, whatever its status still says."""
@@ -316,7 +335,7 @@ class ScoreBoard:
         instance, and the names and scores of it and of the best others. Does not change the
         history."""
         scores = self._scores_for(level)
-        place = self._policy.pick(self._ids, scores, request, history)
+        place = self._pick(request, scores, history)
         find = heapq.nsmallest if self._policy.low_is_better else heapq.nlargest
         best = find(MAX_CANDIDATES, range(len(scores)), key=scores.__getitem__)
         named = [place, *(other for other in best if other != place)][:MAX_CANDIDATES]
@@ -324,8 +343,18 @@ class ScoreBoard:
 
     def pick(self, request: DispatchRequested, level: Level, history: History) -> InstanceRecord:
         """The instance that `choose` chooses."""
-        scores = self._scores_for(level)
-        return self._ready[self._policy.pick(self._ids, scores, request, history)]
+        return self._ready[self._pick(request, self._scores_for(level), history)]
+
+    def _pick(self, request: DispatchRequested, scores: Sequence[float], history: History) -> int:
+        """The place of the policy's choice. Only the instances are considered on which the request
+        would wait the least for its adapter."""
+        if not request.adapter:
+            return self._policy.pick(self._ids, scores, request, history)
+        waits = [record.adapter_wait(request.adapter) for record in self._ready]
+        least = min(waits)
+        places = [place for place, wait in enumerate(waits) if wait == least]
+        ids, some = [self._ids[at] for at in places], [scores[at] for at in places]
+        return places[self._policy.pick(ids, some, request, history)]
 
     def score_of(self, level: Level) -> Callable[[str], float]:
         """A function from the id of a schedulable instance to its score, for a request of this
@@ -517,6 +546,21 @@ class InstancePool:
             return None
         return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, request)
 
+    def adapter_wait(self, request: DispatchRequested) -> Callable[[str], int] | None:
+        """Returns a function from an instance's id to `InstanceRecord.adapter_wait`; None if the
+        request has no adapter."""
+        if not request.adapter:
+            return None
+        return lambda instance_id: self._records[instance_id].adapter_wait(request.adapter)
+
+    def may_wait_for_room(self, request: DispatchRequested) -> bool:
+        """Whether late binding may choose the instance: any of those that get requests can use the
+        request's adapter."""
+        ready = (each for each in self._records.values() if each.schedulable)
+        return not request.adapter or all(
+            each.adapter_wait(request.adapter) < NEVER for each in ready
+        )
+
     def choice(self, request: DispatchRequested) -> str:
         """Returns the instance that `dispatch` would choose. Changes nothing."""
         return self._board.pick(request, self._level(request.rank), self._history).instance_id
@@ -555,7 +599,7 @@ class InstancePool:
         candidates: tuple[tuple[str, float], ...],
         now_s: float,
     ) -> Dispatch:
-        seq = chosen.dispatch(request.num_prompt_tokens, request.frontend_id, now_s)
+        seq = chosen.dispatch(request, now_s)
         self._board.changed(chosen)
         return Dispatch(
             request.request_id,

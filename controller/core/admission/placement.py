@@ -35,6 +35,13 @@ is expected to have."""
 ScoreOf = Callable[[int], Score]
 """Called with a rank: returns the scores for requests of that rank."""
 CachedOf = Callable[[Key], Cached | None]
+AdapterWait = Callable[[str], int]
+"""Called with an instance's id. Returns `InstanceRecord.adapter_wait` for the request's adapter."""
+AdapterWaitOf = Callable[[Key], AdapterWait | None]
+
+
+def no_adapter(_key: Key) -> None:
+    """The `AdapterWaitOf` of requests without an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class Placement:
         score_of: ScoreOf,
         cached_of: CachedOf,
         now_s: float,
+        adapter_wait_of: AdapterWaitOf = no_adapter,
         *,
         same_or_less: bool = False,
     ) -> Iterator[Placed]:
@@ -85,7 +93,7 @@ class Placement:
             if waiting is not None and waiting.demand_blocks <= rooms[instance_id].spare_blocks:
                 yield self._go(waiting, rooms[instance_id])
         while self.queue:
-            placeable = self._next(rooms, score_of, cached_of)
+            placeable = self._next(rooms, score_of, cached_of, adapter_wait_of)
             if placeable is None:
                 break
             yield self._go(*placeable)
@@ -116,7 +124,11 @@ class Placement:
     # ------------------------------------------------------------------------------------
 
     def _next(
-        self, rooms: Mapping[str, Room], score_of: ScoreOf, cached_of: CachedOf
+        self,
+        rooms: Mapping[str, Room],
+        score_of: ScoreOf,
+        cached_of: CachedOf,
+        adapter_wait_of: AdapterWaitOf,
     ) -> tuple[Waiting, Room] | None:
         """The first request in order that fits and may go, and its instance's room."""
         open_rooms = [room for room in rooms.values() if room.instance_id not in self.reserved]
@@ -127,7 +139,10 @@ class Placement:
         if waiting is None:
             return None
         score, cached = score_of(waiting.rank), cached_of(waiting.key)
-        room = best_fitting(open_rooms, waiting.demand_blocks, score, cached, self.config)
+        adapter_wait = adapter_wait_of(waiting.key)
+        room = best_fitting(
+            open_rooms, waiting.demand_blocks, score, cached, self.config, adapter_wait
+        )
         return None if room is None else (waiting, room)
 
     def _overtaking(self, largest: int) -> Waiting | None:
@@ -181,11 +196,13 @@ def best_fitting(
     score: Score,
     cached: Cached | None,
     config: HoldingConfig,
+    adapter_wait: AdapterWait | None = None,
 ) -> Room | None:
     """The room to which a request of this size goes. The rooms in which the request fits and its
     first token comes soonest are considered, and the freest of them is taken. If memory is short
     even on the freest instance, the request goes to that one. `rooms`: ids ascending, by which
-    `best_place` breaks ties. `cached`: None if nothing is cached.
+    `best_place` breaks ties. `cached`: None if nothing is cached. `adapter_wait`: None without a
+    LoRA adapter; with one, only the rooms are considered where the request waits the least for it.
 
     Freeness is about memory alone. Where every instance has room, freeness hardly shows whether an
     instance has a long prompt to compute, or has the request's beginning in its prefix cache. On
@@ -193,6 +210,10 @@ def best_fitting(
     (decision 0032).
     """
     fitting = [room for room in rooms if demand_blocks <= room.spare_blocks]
+    if adapter_wait is not None:
+        waits = [adapter_wait(room.instance_id) for room in fitting]
+        least = min(waits, default=0)
+        fitting = [room for room, wait in zip(fitting, waits, strict=True) if wait == least]
     freest = _freest(fitting, score)
     if freest is None or not (config.by_prefill or config.by_prefix):
         return freest

@@ -97,6 +97,8 @@ class Candidate:
     moves: PastMoves = ()
     """All moves of this request that are still remembered."""
     facts: MoveFacts = MOVABLE
+    num_tail_blocks: int = 0
+    """How many blocks it needs in order to start, beside those of full attention."""
 
     def as_known(self, refusal: str | None, outgoing: bool, moves: PastMoves) -> "Candidate":
         """The fields are passed by position: `replace` takes four times as long, and each look
@@ -115,11 +117,12 @@ class Candidate:
             outgoing,
             moves,
             self.facts,
+            self.num_tail_blocks,
         )
 
     def demand_blocks(self, block_size: int) -> int:
         """The blocks for all of the request's tokens, as if nothing were cached."""
-        return blocks_for(self.num_tokens, block_size)
+        return blocks_for(self.num_tokens, block_size) + self.num_tail_blocks
 
     def blocks_there(self, block_size: int) -> int:
         """The blocks that the request takes at a destination where it runs, even if it was queued

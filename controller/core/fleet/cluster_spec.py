@@ -31,6 +31,7 @@ from controller.core.emptying.claims import (
     claimed,
 )
 from controller.core.emptying.relief import HelpReason, MoveReason
+from controller.core.fleet.adapters import Adapter
 from controller.core.load.closed import OPEN, Closed, Reasons, stop_requests
 
 SettingValue = float | int | str | bool | None
@@ -199,11 +200,15 @@ class ClusterSpec:
     """The marks by reason, such as a cordon, and then by instance id. A reason without a marked
     instance is not in it. A drain does not change the instance's marks, and neither does its end.
     """
+    adapters: tuple[Adapter, ...] = ()
+    """The LoRA adapters that clients may name, in the order in which they were loaded."""
+    next_adapter: int = 1
+    """The number of the next adapter. A number is used only once."""
 
     @staticmethod
-    def first(num_instances: int) -> "ClusterSpec":
+    def first(num_instances: int, adapters: tuple[Adapter, ...] = ()) -> "ClusterSpec":
         ids = tuple(f"i-{number}" for number in range(num_instances))
-        return ClusterSpec(0, ids, num_instances)
+        return ClusterSpec(0, ids, num_instances, adapters=adapters, next_adapter=1 + len(adapters))
 
     def check(self) -> None:
         """Raises ValueError if the methods below cannot have made this spec."""
@@ -228,6 +233,11 @@ class ClusterSpec:
             raise ValueError("engine arguments of an instance that there is not")
         if self.engine in self.engines.values():
             raise ValueError("an instance has the cluster's arguments as its own")
+        if len({each.name for each in self.adapters}) != len(self.adapters):
+            raise ValueError("an adapter is named twice")
+        numbers = [each.number for each in self.adapters]
+        if numbers != sorted(set(numbers)) or self.next_adapter <= max(numbers, default=0):
+            raise ValueError("the number of an adapter is used twice")
 
     def engine_of(self, instance_id: str) -> EngineChange:
         """The arguments with which the instance's next process starts."""
@@ -318,6 +328,17 @@ class ClusterSpec:
         grown = self.with_instances_added(num_added)
         drains = _made(_taken_back(self.drains, kept, Remove), removed)
         return replace(grown, drains=drains)
+
+    def adapter(self, name: str) -> Adapter | None:
+        return next((each for each in self.adapters if each.name == name), None)
+
+    def with_adapter(self, name: str, path: str, digest: str, rank: int) -> "ClusterSpec":
+        """Adds an adapter under the next number. No other adapter may have this name."""
+        added = Adapter(name, self.next_adapter, path, digest, rank)
+        return self._next(adapters=(*self.adapters, added), next_adapter=added.number + 1)
+
+    def without_adapter(self, name: str) -> "ClusterSpec":
+        return self._next(adapters=tuple(each for each in self.adapters if each.name != name))
 
     def with_mark(self, reason: Closed, instance_id: str, mark: Mark) -> "ClusterSpec":
         return self._next(marks={**self.marks, reason: {**self.marked(reason), instance_id: mark}})

@@ -3,7 +3,7 @@
 Units: blocks inside, tokens in configuration and on screens (docs/metrics.md).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from controller.core.value import value
@@ -23,10 +23,18 @@ class InstanceRef:
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """How many blocks hold `num_tokens`: ceil(num_tokens / block_size). All decisions use this
-    function, because an engine with several groups of KV caches (sliding windows in addition to
-    full attention) would count differently."""
+    """How many blocks of full attention hold `num_tokens`: ceil(num_tokens / block_size).
+    `InstanceSnapshot.demand_for` adds the blocks of an engine's other layers."""
     return -(-num_tokens // block_size)
+
+
+DemandFor = Callable[[int], int]
+"""How many blocks a request with so many tokens needs: `InstanceSnapshot.demand_for`."""
+
+
+def one_block_each(num_tokens: int) -> int:
+    """While nothing is known of an instance: a block for each token."""
+    return num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,18 @@ class InstanceSnapshot:
     draining: bool = False
     max_step_tokens: int = 0
     """The most tokens that a step computes, `max_num_batched_tokens`; 0: not known."""
+    num_tail_blocks: int = 0
+    """How many blocks a long request needs in order to start, beside those of full attention: for
+    sliding windows and states."""
+    adapters: tuple[int, ...] = ()
+    """The numbers of the LoRA adapters that the engine has loaded."""
+    live_adapters: tuple[int, ...] = ()
+    """The adapters of the requests that run or wait here."""
+    failed_adapters: tuple[int, ...] = ()
+    """The adapters that cannot be used here. The llumlet sets this, as the engine does not know."""
+    max_live_adapters: int = 0
+    """How many different adapters a step can have (vLLM's `max_loras`). Requests with further ones
+    wait, however much memory is free. 0: the engine takes no adapters."""
 
     @property
     def capacity_blocks(self) -> int:
@@ -120,6 +140,11 @@ class InstanceSnapshot:
     def num_used_blocks(self) -> int:
         return self.num_total_blocks - self.num_free_blocks
 
+    def demand_for(self, num_tokens: int) -> int:
+        """How many blocks a request with so many tokens needs here in order to start. Short
+        requests may need fewer."""
+        return blocks_for(num_tokens, self.block_size) + self.num_tail_blocks
+
 
 def with_batch(
     snapshot: InstanceSnapshot,
@@ -148,6 +173,11 @@ def with_batch(
         snapshot.num_evictions,
         snapshot.draining,
         snapshot.max_step_tokens,
+        snapshot.num_tail_blocks,
+        snapshot.adapters,
+        snapshot.live_adapters,
+        snapshot.failed_adapters,
+        snapshot.max_live_adapters,
     )
 
 

@@ -48,6 +48,7 @@ class MoveRefusal(StrEnum):
     NO_BLOCKS = "no_blocks"
     NO_SLOT = "no_slot"
     NO_ADAPTER = "no_adapter"
+    NO_ADAPTER_SLOT = "no_adapter_slot"
     NOT_TAKEN = "not_taken"
     TOO_MANY_MOVES = "too_many_moves"
     DRAINING = "draining"
@@ -196,6 +197,9 @@ REASONS: Mapping[str, Reason] = {
     MoveRefusal.NO_BLOCKS: _there("the destination has not enough free blocks"),
     MoveRefusal.NO_SLOT: _there("the destination's batch is full"),
     MoveRefusal.NO_ADAPTER: _there("its LoRA adapter is not loaded there"),
+    MoveRefusal.NO_ADAPTER_SLOT: _there(
+        "as many other LoRA adapters are in use there as a step can have (max_loras)"
+    ),
     MoveRefusal.NOT_TAKEN: _there("the destination's engine cannot take it"),
     MoveRefusal.TOO_MANY_MOVES: _there("as many moves as allowed are under way there"),
     MoveRefusal.DRAINING: _there("the destination is draining"),

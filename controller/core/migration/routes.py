@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from controller.core.load.snapshot import InstanceRef, blocks_for
+from controller.core.load.snapshot import DemandFor, InstanceRef
 from controller.core.migration.move_records import MoveRecord
 from controller.core.migration.ownership import FIRST_EPOCH, Delivery, Epoch, Loss, Ownership
 from controller.core.migration.protocol import UNCLEAR_S
@@ -410,13 +410,13 @@ class Routes:
             load[owner_id] = load.get(owner_id, 0) + 1
         return load
 
-    def blocks_by_owner(self, block_size: int) -> dict[str, int]:
+    def blocks_by_owner(self, demand_for: DemandFor) -> dict[str, int]:
         """How many blocks the live requests take on each instance, by instance id, as if they
         shared none."""
         load: dict[str, int] = {}
         for route in self._owned():
             owner_id = route.ownership.owner.instance_id
-            num_blocks = blocks_for(route.num_prompt_tokens + route.next_index, block_size)
+            num_blocks = demand_for(route.num_prompt_tokens + route.next_index)
             load[owner_id] = load.get(owner_id, 0) + num_blocks
         return load
 

@@ -67,6 +67,8 @@ class RequestRecord:
     not_replayable: str = ""
     """The code of the reason why the request cannot, or could not, go on on another instance; empty
     if it can."""
+    adapter: str = ""
+    """The name of the request's LoRA adapter; empty without one."""
     history: tuple[LoggedEvent, ...] = ()
     num_forgotten: int = 0
     """How many events are missing between the first and the second half of `history`."""

@@ -31,6 +31,7 @@ from controller.api.text.hints import engines_command
 from controller.api.wire.status import Check, CheckResult
 from controller.main import emulation
 from controller.main.checks import preflight
+from controller.main.checks.adapters import planned_adapters
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
 from controller.main.checks.environment import check_settings
@@ -192,6 +193,7 @@ def options_check(settings: Settings) -> Check:
         check_engine_args(settings.vllm_args)
         check_settings(settings)
         check_endpoint(settings.endpoint)
+        planned_adapters(settings, settings.vllm_args)
     except LlumctlError as error:
         return row(name, FAIL, error.message, error.hint)
     return row(name, OK, "all are known to vLLM and in their bounds")

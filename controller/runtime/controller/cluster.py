@@ -25,6 +25,7 @@ from controller.core.emptying.claims import SlowDrain
 from controller.core.emptying.openness import Cooling, Openness
 from controller.core.fleet import liveness
 from controller.core.fleet.cluster_spec import (
+    ClusterSpec,
     ExitReason,
     move_reason,
     none_would_serve,
@@ -87,6 +88,7 @@ from controller.runtime.controller.operations.scaling import Autoscaling, Scalin
 from controller.runtime.controller.queries import MemberQueries
 from controller.runtime.controller.rescheduler import Rescheduler
 from controller.runtime.controller.roster import (
+    AdapterNews,
     Directories,
     LiveConfig,
     Member,
@@ -348,10 +350,12 @@ class MemberEvents:
             self._cluster.handle(InstanceStarted(member.member_id, member.incarnation, fingerprint))
             self._cluster.directories.tell()
             self._send_config(member)
+            self._cluster.adapters.tell(member)
             self._cluster.drains.began_serving(member)
             self._cluster.mail.send(member, StatusPull())
         else:
             self._send_config(member)
+            self._cluster.adapters.tell(member)
 
     def lost(self, address: str) -> None:
         member = self._cluster.roster.lost(address)
@@ -453,6 +457,7 @@ class ControllerProcess:
         self.incarnations = incarnations
         self.roster = Roster(before=incarnations.load() if incarnations is not None else {})
         self.mail = MemberMail(mailbox, self.roster)
+        self.adapters = AdapterNews(self.mail, self.roster, lambda: self.keeper.spec)
         self.statuses: dict[str, StatusPushed] = {}
         """The last status of each instance, perhaps of a dead incarnation."""
         epoch = secrets.token_hex(4)
@@ -488,7 +493,7 @@ class ControllerProcess:
         self.journal.on_event = self._on_event
         self._closed: Mapping[str, Reasons] = {}
         """The reasons of the spec against instances, as they were last given to the scheduler."""
-        self.keeper.on_change = self._close_instances
+        self.keeper.on_change = self._spec_changed
         self.directories = Directories(
             self.roster, self.scheduler, self.mail.send_to_all, lambda: self.now_s(), epoch
         )
@@ -708,7 +713,13 @@ class ControllerProcess:
             return  # a late status of a dead incarnation
         self.roster.reported(member)
         self.statuses[snapshot.instance_id] = status
+        self.adapters.reported(snapshot)
         self.handle(StatusReported(snapshot, status.last_dispatch_seq))
+
+    def _spec_changed(self, before: ClusterSpec) -> None:
+        self._close_instances()
+        if before.adapters != self.keeper.spec.adapters:
+            self.adapters.changed()
 
     def _close_instances(self) -> None:
         """Tells the scheduler the reasons of the spec against instances, where they have
@@ -720,13 +731,20 @@ class ControllerProcess:
                 self.handle(ClosedBy(instance_id, reasons))
 
     def _note_readiness(self) -> None:
-        """Notes when every member serves and every instance has reported. From then on a missing
-        member is a fault."""
+        """Notes when every member serves, and every instance has reported that its adapters are
+        loaded or have failed. From then on a missing member is a fault."""
         if not self.was_ready:
             self.was_ready = all(
-                m.serving and (m.kind == "frontend" or m.member_id in self.statuses)
+                m.serving and (m.kind == "frontend" or self._has_adapters(m.member_id))
                 for m in self.roster.members.values()
             )
+
+    def _has_adapters(self, instance_id: str) -> bool:
+        status = self.statuses.get(instance_id)
+        if status is None:
+            return False
+        wanted = {each.number for each in self.keeper.spec.adapters}
+        return wanted <= {*status.snapshot.adapters, *status.failed_adapters}
 
     # -- what goes out -------------------------------------------------------------------
 

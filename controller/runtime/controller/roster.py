@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from controller.core.admission.policies import SchedulerConfig
 from controller.core.fleet import incarnations
+from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.fleet.incarnations import (
     NO_INCARNATION,
     Died,
@@ -18,7 +19,7 @@ from controller.core.fleet.incarnations import (
     Incarnations,
     LastIncarnation,
 )
-from controller.core.load.snapshot import InstanceRef
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import AutoscaleConfig, ReschedulingConfig, StatusPush
 from controller.ports.engine import STEP_PHASES, StepPhase
@@ -26,6 +27,7 @@ from controller.ports.processes import Mailbox
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import (
     LAUNCHING,
+    AdaptersSet,
     Directory,
     EngineInfo,
     FrontendLimits,
@@ -224,6 +226,40 @@ class MemberMail:
 
     def send_to_frontends(self, message: Message) -> None:
         self.send_to_all(self._roster.frontends(), message)
+
+
+# -- LoRA adapters ---------------------------------------------------------------------------------
+
+
+class AdapterNews:
+    """Tells the members which LoRA adapters there are, when a member begins to serve and at each
+    change, and which of them some instance has loaded. A frontend offers an adapter from then on
+    until it is taken away, even if that instance dies, or this controller."""
+
+    def __init__(self, mail: MemberMail, roster: Roster, spec: Callable[[], ClusterSpec]) -> None:
+        self._mail = mail
+        self._roster = roster
+        self._spec = spec
+        self._loaded: set[int] = set()
+        """The numbers of the adapters that some instance has loaded."""
+
+    def tell(self, member: Member) -> None:
+        spec = self._spec()
+        loaded = frozenset(self._loaded) if member.kind == "frontend" else frozenset[int]()
+        self._mail.send(member, AdaptersSet(spec.adapters, spec.next_adapter, loaded))
+
+    def changed(self) -> None:
+        """The adapters of the spec have changed."""
+        for member in self._roster.members.values():
+            if member.serving:
+                self.tell(member)
+
+    def reported(self, snapshot: InstanceSnapshot) -> None:
+        if not self._loaded.issuperset(snapshot.adapters):
+            self._loaded.update(snapshot.adapters)
+            for frontend in self._roster.frontends():
+                if frontend.serving:
+                    self.tell(frontend)
 
 
 # -- the configuration -----------------------------------------------------------------------------

@@ -41,6 +41,7 @@ class BookEntry:
     arrival_time_s: float
     num_prompt_tokens: int
     rank: int = 0
+    adapter: str = ""
     state: RequestState = RequestState.DISPATCHING
     instance_id: str | None = None
     incarnation: int | None = None
@@ -87,6 +88,7 @@ class BookEntry:
             num_replays=self.num_replays,
             not_replayable=self.not_replayable,
             rank=self.rank,
+            adapter=self.adapter,
             history=(*self.beginning, *self.recent) if history else (),
             num_forgotten=self.num_forgotten,
         )
@@ -168,8 +170,13 @@ class RequestBook:
         return self._ttft.percentiles(0.99, self._clock())
 
     def arrived(
-        self, request: DispatchRequested, client_request_id: str, parent_id: str | None
+        self,
+        request: DispatchRequested,
+        client_request_id: str,
+        parent_id: str | None,
+        adapter: str = "",
     ) -> None:
+        """`adapter`: the name of its LoRA adapter, if it has one."""
         self._live[request.request_id] = BookEntry(
             request.request_id,
             client_request_id,
@@ -178,6 +185,7 @@ class RequestBook:
             request.arrival_time_s,
             request.num_prompt_tokens,
             request.rank,
+            adapter,
         )
 
     def dispatched(self, dispatch: Dispatch, replay: Replay | None = None) -> None:

@@ -38,6 +38,7 @@ from controller.runtime.messages import move_messages as moves
 from controller.runtime.messages import requests
 from controller.runtime.messages.codec import Handlers, Inbox, encode, encode_tokens
 from controller.runtime.messages.members import (
+    AdaptersSet,
     Directory,
     DrainFrontend,
     FrontendLimits,
@@ -139,6 +140,7 @@ class RouteRunner:
             dispatch.seq,
             request.arrival_time_s,
             rank=request.rank,
+            adapter=request.adapter,
         )
         self._mailbox.send(to.address, encode(add), frames)
         self._on_sent(request_id)  # the request's rank may have changed since it was encoded
@@ -282,6 +284,7 @@ class RouteRunner:
             send.replay.attempt,
             rank=self._rank(request),
             num_output_tokens=len(outputs),
+            adapter=request.adapter,
         )
         payload = list(send.frames)
         if outputs:
@@ -374,6 +377,7 @@ class RouterEvents:
     on_directory: Callable[[Sequence[InstanceEntry]], None]
     on_drain: Callable[[DrainFrontend], None]
     on_limits: Callable[[FrontendLimits], None]
+    on_adapters: Callable[[AdaptersSet], None]
 
 
 class Router:
@@ -441,6 +445,7 @@ class Router:
                 Welcome: member.welcomed,
                 DrainFrontend: events.on_drain,
                 FrontendLimits: self._limit,
+                AdaptersSet: events.on_adapters,
                 **self.routes.handlers,
             }
         )
@@ -484,12 +489,14 @@ class Router:
         parent_id: str | None = None,
         prompt_token_ids: Sequence[int] = (),
         not_replayable: ReplayRefusal | None = None,
+        adapter: str = "",
     ) -> None:
         """Finds an instance and sends the request to it, unless the request is aborted meanwhile.
         `parent_id` is set if one request with `n` > 1 became several. `not_replayable`: why the
-        request cannot go on elsewhere once it has outputs. Raises NotDispatchedError."""
+        request cannot go on elsewhere once it has outputs. `adapter`: the name of its LoRA adapter.
+        Raises NotDispatchedError."""
         request_id = request.request_id
-        self._book.arrived(request, client_request_id, parent_id)
+        self._book.arrived(request, client_request_id, parent_id, adapter)
         self.traffic.arrived(request, prompt_token_ids)
         request = self.keys.began(request)
         self.routes.take(replays.Arrived(request, payload, not_replayable))

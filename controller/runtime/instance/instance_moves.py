@@ -364,7 +364,8 @@ class OrderedMoves:
         moves.unpin(request_id)
         if pinned is None:
             return None, 0, 0
-        return facts, pinned.num_tokens, blocks_for(pinned.num_tokens, engine.block_size)
+        num_full = blocks_for(pinned.num_tokens, engine.block_size)
+        return facts, pinned.num_tokens, num_full + pinned.num_tail
 
     def _on_planned(self, asked: MoveAsked, planned: tuple[MoveFacts | None, int, int]) -> None:
         facts, num_tokens, num_blocks = planned

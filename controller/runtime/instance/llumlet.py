@@ -13,6 +13,7 @@ import gc
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from controller.core.load.snapshot import InstanceRef, QueueHead
+from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, QueueHead
 from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import EventKind, LoggedEvent
@@ -53,8 +54,9 @@ from controller.ports.engine import (
     KvTransfer,
     StepOutputs,
 )
-from controller.ports.processes import Mailbox
+from controller.ports.processes import AdapterFiles, Mailbox
 from controller.runtime.controller_link import ControllerLink
+from controller.runtime.instance.adapters import AdapterFailedError, AdapterRunner
 from controller.runtime.instance.engine_thread import EngineListener, EngineThread
 from controller.runtime.instance.instance_moves import ChosenMoves, InstanceMoves, OrderedMoves
 from controller.runtime.instance.live_requests import Emission, LiveRequest
@@ -66,6 +68,7 @@ from controller.runtime.messages.codec import (
     encode,
 )
 from controller.runtime.messages.members import (
+    AdaptersSet,
     DrainSet,
     EngineInfo,
     InstanceLost,
@@ -113,6 +116,12 @@ GRAMMAR_TIMEOUT_S = 60.0
 NO_GRAMMAR = "its grammar does not compile there"
 NOT_YET = "its instance was too busy to compile its grammar; send it again"
 NOT_MADE = "its state cannot be made again there"
+CANNOT_USE_ADAPTER = "its instance cannot use its LoRA adapter"
+ADAPTER_NOT_YET = "its instance has not loaded its LoRA adapter yet; send it again"
+
+
+class NotYetError(Exception):
+    """This instance took too long; another one may be faster."""
 
 
 @dataclass(slots=True)
@@ -199,8 +208,8 @@ class Reentries:
             await self._make(entering)
         except ValueError as error:
             self._tell(NotPrepared(number, str(error)))
-        except TimeoutError:
-            self._tell(NotPrepared(number, NOT_YET, retryable=True))
+        except NotYetError as error:
+            self._tell(NotPrepared(number, str(error), retryable=True))
         except Exception:
             log.exception("request %s cannot come in again", entering.add.request_id)
             self._tell(NotPrepared(number, NOT_MADE))
@@ -209,9 +218,15 @@ class Reentries:
                 self._tell(Prepared(number, self._is_arriving(number)))
 
     async def _make(self, entering: _Entering) -> None:
-        """Prepares the entry. Raises ValueError, and TimeoutError if this instance took too long
-        and another instance may be faster."""
+        """Prepares the entry. Raises ValueError, and NotYetError if this instance took too long and
+        another instance may be faster."""
         add = entering.add
+        try:
+            await self._host.adapters.wait_for(add.adapter)
+        except AdapterFailedError as error:
+            raise ValueError(f"{CANNOT_USE_ADAPTER}: {error}") from None
+        except TimeoutError:
+            raise NotYetError(ADAPTER_NOT_YET) from None
         if add.num_output_tokens:
             entering.outputs = decode_tokens(entering.frames.pop())
         entering.prepared = self._host.prepare(entering.frames, add.reply_to)
@@ -266,11 +281,11 @@ async def _compiled(compiling: "Future[Any]") -> None:
     try:
         await asyncio.wait_for(asyncio.wrap_future(compiling), GRAMMAR_TIMEOUT_S)
     except TimeoutError:
-        raise
+        raise NotYetError(NOT_YET) from None
     except asyncio.CancelledError:
         if not compiling.cancelled():
             raise
-        raise TimeoutError from None  # no entry here waits for the compilation any more
+        raise NotYetError(NOT_YET) from None  # no entry here waits for the compilation any more
     except Exception:  # the error's text may quote the grammar
         raise ValueError(NO_GRAMMAR) from None
 
@@ -294,10 +309,12 @@ class Llumlet:
         build_engine: EngineFactory,
         status_interval_s: float,
         transfer: KvTransfer,
+        adapter_files: AdapterFiles,
     ) -> None:
         self._member = member
         self._mailbox = mailbox
         self._transfer = transfer
+        self._adapter_files = adapter_files
         self.serving: Serving | None = None
         """The instance that serves; None until the engine is built."""
         listener = EngineListener(
@@ -328,7 +345,7 @@ class Llumlet:
 
     @property
     def num_live_reqs(self) -> int:
-        return 0 if self.serving is None else len(self.serving.requests)
+        return 0 if self.serving is None else self.serving.num_live_reqs
 
     def must_go(self, within_s: float) -> None:
         """Asks the controller to empty this instance within `within_s`, because its process will be
@@ -387,7 +404,12 @@ class Llumlet:
     def _serve(self, engine: Engine) -> "Serving | None":
         try:
             self.serving = serving = Serving(
-                self._member, self._mailbox, engine, self._thread, self._transfer
+                self._member,
+                self._mailbox,
+                engine,
+                self._thread,
+                self._transfer,
+                self._adapter_files,
             )
         except Exception as error:  # there is no socket or no memory for a buffer
             log.exception("the engine was built but cannot serve")
@@ -426,6 +448,7 @@ class Serving:
         engine: Engine,
         thread: EngineThread,
         transfer: KvTransfer,
+        adapter_files: AdapterFiles,
     ) -> None:
         self._member = member
         self._mailbox = mailbox
@@ -456,11 +479,22 @@ class Serving:
         )
         self.encode_output = self.emission.encode_output
         self._reentries = Reentries(self, engine.moves, thread.account)
+        self.adapters = AdapterRunner(thread, adapter_files, thread.answer_pull)
+        self._awaiting_adapter: dict[str, tuple[AddRequest, asyncio.Task[None]]] = {}
+        """The requests that came before their adapter was loaded, by id, each with the task that
+        takes it in later."""
         self._ticking = asyncio.create_task(self._tick_moves())
+
+    @property
+    def num_live_reqs(self) -> int:
+        return len(self.requests) + len(self._awaiting_adapter)
 
     def close(self) -> None:
         self._ticking.cancel()
         self._reentries.close()
+        self.adapters.close()
+        for _, task in self._awaiting_adapter.values():
+            task.cancel()
 
     @property
     def handlers(self) -> Handlers:
@@ -471,6 +505,7 @@ class Serving:
             OutputsUnread: self._on_unread,
             RankSet: self._take_rank,
             InstanceLost: self._on_instance_lost,
+            AdaptersSet: self.adapters.told,
             MoveAsked: self._orders.asked,
             MoveRefusalAsked: self._orders.refusals_asked,
             MoveLimitsSet: self._on_move_limits,
@@ -531,7 +566,7 @@ class Serving:
         )
         self.send(live.frontend, confirmed)
 
-    def _take_in(self, add: AddRequest, payload: Sequence[memoryview]) -> None:
+    def _take_in(self, add: AddRequest, payload: Sequence[memoryview | bytes]) -> None:
         if add.incarnation != self._member.incarnation:
             self.refuse(add, "its instance has restarted; send it again", retryable=True)
             return
@@ -543,6 +578,12 @@ class Serving:
         if add.attempt > 0:
             self.send(add.reply_to, ReplayTaken(add.request_id, add.attempt))
             self._reentries.take(add, payload)
+            return
+        if not self.adapters.is_loaded(add.adapter):
+            frames = [bytes(frame) for frame in payload]
+            task = self._loop.create_task(self._take_in_later(add, frames))
+            self._awaiting_adapter[add.request_id] = add, task
+            self._thread.account(add.dispatch_seq)  # `report` counts the request
             return
         try:
             prepared = self.prepare(payload, add.reply_to)
@@ -560,6 +601,22 @@ class Serving:
         )
         self._thread.add(add, prepared, self.refuse)
 
+    async def _take_in_later(self, add: AddRequest, frames: Sequence[bytes]) -> None:
+        """Takes a request in once its adapter is loaded, or refuses it."""
+        why, retryable = "", False
+        try:
+            await self.adapters.wait_for(add.adapter)
+        except AdapterFailedError as error:
+            why = f"{CANNOT_USE_ADAPTER}: {error}"
+        except TimeoutError:
+            why, retryable = ADAPTER_NOT_YET, True
+        finally:
+            self._awaiting_adapter.pop(add.request_id, None)
+        if why:
+            self.refuse(add, why, retryable=retryable)
+        else:
+            self._take_in(add, frames)
+
     def refuse(self, add: AddRequest, message: str, *, retryable: bool = False) -> None:
         live = self.requests.get(add.request_id)
         if live is not None and live.attempt <= add.attempt:
@@ -573,6 +630,9 @@ class Serving:
     def abort_here(self, request_ids: Sequence[str]) -> None:
         """Aborts requests that are on this instance. A later attempt that is on its way into the
         engine goes on."""
+        for request_id in request_ids:
+            if (awaiting := self._awaiting_adapter.pop(request_id, None)) is not None:
+                awaiting[1].cancel()
         epochs = {r: live.epoch for r in request_ids if (live := self.requests.pop(r, None))}
         self._thread.command(lambda engine: engine.abort(request_ids))
         self._thread.push_status()
@@ -598,7 +658,8 @@ class Serving:
         log.warning("fenced: dropping %d requests", len(self.requests))
         self.chosen_moves.fenced()
         self.instance_moves.fenced()
-        self.abort((*self.requests, *self._reentries.machine.request_ids))
+        awaiting = tuple(self._awaiting_adapter)
+        self.abort((*self.requests, *awaiting, *self._reentries.machine.request_ids))
 
     def address_lost(self, address: str) -> None:
         """Handles the loss of a peer. If the peer was a frontend, its requests are aborted, because
@@ -607,6 +668,7 @@ class Serving:
         self.instance_moves.frontend_lost(address)
         self.emission.frontend_lost(address)
         orphans = [r for r, live in self.requests.items() if live.frontend == address]
+        orphans += [r for r, (add, _) in self._awaiting_adapter.items() if add.reply_to == address]
         orphans += self._reentries.machine.of_frontend(address)
         if orphans:
             log.warning("frontend at %s is gone: aborting %d requests", address, len(orphans))
@@ -670,20 +732,32 @@ class Serving:
 
     def report(self, status: StatusPushed) -> None:
         """Sends the status with figures that the engine does not know."""
-        ttft_p99 = self.emission.ttft_p99()
+        ttft_p99, failed = self.emission.ttft_p99(), self.adapters.machine.failures()
         whole = msgspec.structs.replace(
             status,
             snapshot=replace(
-                status.snapshot,
+                self._with_awaiting(status.snapshot),
                 draining=self.instance_moves.draining,
                 queue_head=self._dated(status.snapshot.queue_head),
+                failed_adapters=tuple(failed),
             ),
             ttft_p99_s=ttft_p99.all_s,
             ttft_p99_by_rank_s=ttft_p99.by_kind_s,
             moves=self.instance_moves.in_flight(),
             num_moves_in=self.instance_moves.num_moves_in,
+            failed_adapters=failed,
         )
         self._mailbox.send(self._member.controller_address, encode(whole), droppable=True)
+
+    def _with_awaiting(self, snapshot: InstanceSnapshot) -> InstanceSnapshot:
+        """Counts the requests that wait for their adapter as queued. How many blocks they need is
+        not known here."""
+        if not self._awaiting_adapter:
+            return snapshot
+        by_rank = Counter(snapshot.num_queued_by_rank)
+        by_rank.update(add.rank for add, _ in self._awaiting_adapter.values())
+        num_queued = snapshot.num_queued + len(self._awaiting_adapter)
+        return replace(snapshot, num_queued=num_queued, num_queued_by_rank=by_rank)
 
     def _dated(self, head: QueueHead | None) -> QueueHead | None:
         """The queue head with the time of its eviction, if it was evicted."""

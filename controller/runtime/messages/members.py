@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from controller.core.fleet.adapters import Adapter
 from controller.core.fleet.cluster_spec import AS_STARTED, EngineChange
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.migration.move_records import MoveInFlight
@@ -144,6 +145,8 @@ class StatusPushed(Message, frozen=True):
     the first second."""
     busy_s: float = 0.0
     """The time of all steps of the engine, with the time between steps that followed each other."""
+    failed_adapters: Mapping[int, str] = {}
+    """For each LoRA adapter that cannot be used here, by number, the reason."""
 
 
 class StatusPull(Message, frozen=True):
@@ -183,6 +186,18 @@ class DrainSet(Message, frozen=True):
 
     draining: bool
     leaves_in_s: float | None = None
+
+
+class AdaptersSet(Message, frozen=True):
+    """Controller to member, when it begins to serve and at each change: the LoRA adapters. An
+    instance loads them. A frontend lets clients name those that some instance has loaded, and goes
+    on with those that it offers already."""
+
+    adapters: tuple[Adapter, ...]
+    next_number: int
+    """The number of the next adapter that is loaded."""
+    loaded: frozenset[int] = frozenset()
+    """The numbers of the adapters that some instance has loaded since this controller started."""
 
 
 class StatusPushSet(Message, frozen=True):

@@ -80,6 +80,8 @@ class AddRequest(Message, frozen=True):
     hop: int = 0
     rank: int = 0
     num_output_tokens: int = 0
+    adapter: int = 0
+    """The number of the request's LoRA adapter; 0 without one."""
 
 
 class DispatchUnused(Message, frozen=True):

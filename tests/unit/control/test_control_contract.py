@@ -15,6 +15,7 @@ import pytest
 
 from controller.adapters.http.control_server import HANDLERS
 from controller.adapters.http.perform import Handler
+from controller.api.operations.on_adapters import LoadAdapter, UnloadAdapter
 from controller.api.operations.on_cluster import (
     Autoscale,
     DismissRolling,
@@ -62,6 +63,7 @@ class Case:
     bad: tuple[dict[str, Any], ...] = ()
 
 
+ADAPTER = {"name": "sql", "path": "/models/sql"}
 MANY = {f"a.{n}": 1 for n in range(101)}
 NAN, INFINITY = float("nan"), float("inf")
 DEADLINES = tuple({"deadline_s": each} for each in (0, 31_536_000, "60", NAN, INFINITY))
@@ -128,6 +130,26 @@ CASES = (
         "migration.max_moves",
         bad=tuple({"changes": each} for each in ({}, None, {"a": {"b": 1}}, MANY)),
     ),
+    Case(
+        LoadAdapter,
+        "lora load sql /models/sql",
+        ADAPTER,
+        "sql",
+        bad=(
+            *({"name": each} for each in ("", "a b", "-a", "a" * 129, 7)),
+            *({"path": each} for each in ("", "models/sql", 7)),
+            {"digest": "abc"},
+        ),
+    ),
+    Case(
+        UnloadAdapter,
+        "lora unload sql",
+        {"name": "sql"},
+        "sql",
+        before=((LoadAdapter, ADAPTER),),
+        again=(404, "no_adapter"),
+        bad=({"path": "/models/sql"}, {"name": "a b"}),
+    ),
 )
 
 
@@ -162,6 +184,7 @@ def state_of(bed: Bed) -> dict[str, Any]:
         "limits": bed.controller.live.rescheduling,
         "rolling": spec.rolling is not None and spec.rolling.goes,
         "dismissed": spec.rolling is not None and spec.rolling.dismissed,
+        "adapters": [(each.name, each.path, each.digest) for each in spec.adapters],
         "request": (request.state, request.instance_id, request.level),
     }
 

@@ -242,7 +242,11 @@ async def test_if_a_destination_fails_another_is_tried(bed: Bed) -> None:
     assert named.note == "i-2 failed lately and cools for another 30s"
 
 
-async def test_a_source_that_dies_is_not_waited_for(bed: Bed) -> None:
+async def test_a_source_that_dies_is_not_waited_for(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However patient the controller is."""
+    monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 4.0)
     bed.source.silent = True
     moving = asyncio.create_task(bed.does(Migrate, to="i-1"))
     looking = asyncio.create_task(bed.refused(Migrate, to="i-2", dry_run=True))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from controller.core.admission import asking
 from controller.core.admission.api_keys import Refusal
 from controller.core.admission.asking import AT_LEAST_EVERY_S, PacedRelease
-from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
+from controller.core.load.snapshot import DemandFor, InstanceRef, InstanceSnapshot
 from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
 from tests.unit.core.core_builders import run_seeds
 
@@ -40,8 +40,8 @@ class Own:
     def num_by_owner(self) -> Mapping[str, int]:
         return {"i-0": 1}
 
-    def blocks_by_owner(self, block_size: int) -> Mapping[str, int]:
-        return {"i-0": 160 // block_size}
+    def blocks_by_owner(self, demand_for: DemandFor) -> Mapping[str, int]:
+        return {"i-0": demand_for(160)}
 
 
 class History:

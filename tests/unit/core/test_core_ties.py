@@ -136,7 +136,7 @@ class Alone:
     def num_by_owner(self) -> dict[str, int]:
         return {}
 
-    def blocks_by_owner(self, _block_size: int) -> dict[str, int]:
+    def blocks_by_owner(self, _demand_for: object) -> dict[str, int]:
         return {}
 
 

@@ -18,6 +18,7 @@ from zlib import crc32
 import msgspec
 
 from controller.core.emptying.relief import Candidate
+from controller.core.fleet.adapters import Adapter
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal
 from controller.ports.engine import (
@@ -164,6 +165,24 @@ class FakeBlocks:
         )
 
 
+class FakeAdapterFiles:
+    """Copies of adapters that need no disk."""
+
+    def __init__(self) -> None:
+        self.here: set[int] = set()
+        self.why_not = ""
+        """Why nothing can be fetched; empty if it can."""
+
+    def fetch(self, adapter: Adapter) -> str:
+        if self.why_not:
+            raise ValueError(self.why_not)
+        self.here.add(adapter.number)
+        return f"/copies/{adapter.digest}"
+
+    def drop(self, adapter: Adapter) -> None:
+        self.here.remove(adapter.number)
+
+
 class FakeEngine:
     """One token per running request and step; first come, first served. It evicts the last
     admitted where a block is missing, and on `evict`."""
@@ -192,6 +211,11 @@ class FakeEngine:
         self.tells_each_step = False
         """Whether a step without tokens has outputs, as vLLM's have: the scheduler's statistics."""
         self.refuses_at_add: set[str] = set()
+        self.adapters: dict[int, str] = {}
+        """The folder of each loaded adapter, by number."""
+        self.adapters_in_use: set[int] = set()
+        self.refuses_adapters = ""
+        """Why it takes no adapter; empty if it takes them."""
         self.aborted: list[str] = []
         self.evicted: set[str] = set()
         """Ever."""
@@ -218,6 +242,17 @@ class FakeEngine:
         if prepared.request_id in self.refuses_at_add:
             raise ValueError("no adapter of that name")
         self.waiting[prepared.request_id] = prepared
+
+    def load_adapter(self, adapter: Adapter, folder: str) -> None:
+        if self.refuses_adapters:
+            raise ValueError(self.refuses_adapters)
+        self.adapters[adapter.number] = folder
+
+    def unload_adapter(self, number: int) -> bool:
+        if number in self.adapters_in_use:
+            return False
+        del self.adapters[number]
+        return True
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self.aborted.extend(request_ids)
@@ -293,6 +328,9 @@ class FakeEngine:
             queued_demand_blocks=sum(r.num_blocks for r in self.waiting.values()),
             queue_head=queue_head,
             num_evicted_queued=sum(request_id in self.evicted for request_id in self.waiting),
+            adapters=tuple(self.adapters),
+            live_adapters=tuple(self.adapters_in_use),
+            max_live_adapters=2,
         )
 
     def shutdown(self) -> None:

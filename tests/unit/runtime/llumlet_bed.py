@@ -8,6 +8,7 @@ from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.messages.members import Hello, StatusPull, StatusPushed, Welcome
 from controller.runtime.messages.requests import AddRequest, OutputsEmitted
 from tests.unit.runtime.fake_engine import (
+    FakeAdapterFiles,
     FakeEngine,
     FakeOutput,
     Scripted,
@@ -30,12 +31,15 @@ class Bed:
         self.f0 = network.peer("mem://f-0")
         self.f1 = network.peer("mem://f-1")
         self.engine = FakeEngine()
+        self.adapter_files = FakeAdapterFiles()
         self.build = Scripted(self.engine)
         mailbox = network.mailbox(HERE)
         self.member = ControllerLink(
             "instance", "i-0", mailbox, "mem://controller", "n", lambda: self.llumlet.num_live_reqs
         )
-        self.llumlet = Llumlet(self.member, mailbox, self.build, status_interval_s, FakeTransfer())
+        self.llumlet = Llumlet(
+            self.member, mailbox, self.build, status_interval_s, FakeTransfer(), self.adapter_files
+        )
         self.task: asyncio.Task[None]
 
     def run(self) -> None:
@@ -63,10 +67,18 @@ class Bed:
         attempt: int = 0,
         hop: int = 0,
         rank: int = 0,
+        adapter: int = 0,
     ) -> None:
         frontend = frontend or self.f0
         add = AddRequest(
-            request_id, frontend.address, incarnation, seq, attempt=attempt, hop=hop, rank=rank
+            request_id,
+            frontend.address,
+            incarnation,
+            seq,
+            attempt=attempt,
+            hop=hop,
+            rank=rank,
+            adapter=adapter,
         )
         frames = request_frames(request_id, num_prompt_tokens, max_tokens)
         frontend.send(HERE, add, [bytes(frame) for frame in frames])

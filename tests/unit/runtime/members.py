@@ -13,7 +13,13 @@ from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.instance.llumlet import Llumlet, Serving
 from controller.runtime.messages.requests import OutputsEmitted
-from tests.unit.runtime.fake_engine import FakeEngine, Scripted, decode_outputs, request_frames
+from tests.unit.runtime.fake_engine import (
+    FakeAdapterFiles,
+    FakeEngine,
+    Scripted,
+    decode_outputs,
+    request_frames,
+)
 from tests.unit.runtime.fake_transfer import FakeTransfer
 from tests.unit.runtime.fakes import PATIENCE_S, FakeNetwork
 
@@ -48,7 +54,9 @@ class Instance:
             "instance", instance_id, mailbox, CONTROLLER, "n", lambda: self.llumlet.num_live_reqs
         )
         build = Scripted(self.engine)
-        self.llumlet = Llumlet(self.member, mailbox, build, 0.001, self.transfer)
+        self.llumlet = Llumlet(
+            self.member, mailbox, build, 0.001, self.transfer, FakeAdapterFiles()
+        )
         self.task = asyncio.create_task(self.llumlet.run())
 
     def hold_thread(self) -> threading.Event:
@@ -95,6 +103,7 @@ class Frontend:
                 ),
                 on_drain=lambda drain: None,
                 on_limits=lambda limits: None,
+                on_adapters=lambda told: None,
             ),
         )
         self.router.routes.machine.replays.config = ReplayConfig(max_replays)

@@ -44,6 +44,7 @@ from controller.runtime.instance import engine_thread
 from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.messages.requests import OutputsEmitted
 from tests.unit.emulated.emulated_builders import PROFILE, frames
+from tests.unit.runtime.fake_engine import FakeAdapterFiles
 from tests.unit.runtime.fakes import FakeLauncher, FakeNetwork, until
 from tests.unit.runtime.members import CONTROLLER, Frontend
 
@@ -114,7 +115,9 @@ class Cluster:
                 "instance", instance_id, mailbox, CONTROLLER, "n", num_live_reqs=lambda: 0
             )
             build = partial(EmulatedEngine, PROFILE, ModelConfig.of(PROFILE), 1.0)
-            llumlet = Llumlet(joins, mailbox, build, OFTEN_S, EmulatedKvTransfer(PROFILE, 1.0))
+            llumlet = Llumlet(
+                joins, mailbox, build, OFTEN_S, EmulatedKvTransfer(PROFILE, 1.0), FakeAdapterFiles()
+            )
             self._tasks.append(asyncio.create_task(llumlet.run()))
 
     async def serve(self) -> None:

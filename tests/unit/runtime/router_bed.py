@@ -56,6 +56,7 @@ class Bed:
             on_directory=lambda instances: None,
             on_drain=lambda drain: self.told.drains.append(drain.grace_s),
             on_limits=self.told.limits.append,
+            on_adapters=lambda told: None,
         )
         self.book = RequestBook("f-0", {0: "normal"}, on_event=member.tell)
         self.router = Router(member, self.mailbox, self.book, events)

@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from controller.runtime.controller.roster import Roster, RosterChange
-from controller.runtime.messages.members import Directory, Welcome
+from controller.runtime.messages.members import AdaptersSet, Directory, Welcome
 from tests.unit.runtime.controller_bed import Bed
-from tests.unit.runtime.fakes import FakeNetwork, hello, virtual_time
+from tests.unit.runtime.fakes import FakeNetwork, hello, until, virtual_time
 
 
 @pytest.fixture
@@ -134,3 +134,44 @@ async def test_what_happened_before_its_controller_died_is_known_to_the_next_one
     assert (welcome.incarnation, welcome.fenced) == (2, is_fenced)
     told = await bed.f0.receive(Directory, lambda d: d.instances)
     assert [(e.instance_id, e.incarnation) for e in told.instances] == [("i-0", 2)]
+
+
+# -- LoRA adapters ------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_members_are_told_of_adapters_and_which_ones_an_instance_has(
+    network: FakeNetwork,
+) -> None:
+    """Also by the next controller, so that no frontend ceases to offer one."""
+    bed = await Bed.serving(network)
+    spec = bed.keeper.spec.with_adapter("sql", "/models/sql", "ab" * 32, 8)
+    bed.keeper.change(spec)
+    for member_id in bed.peers:
+        told = await bed.peers[member_id].receive(AdaptersSet)
+        assert told == AdaptersSet(spec.adapters, 2, frozenset())
+    await bed.reports("i-1", adapters=(1,))
+    offered = await bed.f0.receive(AdaptersSet)
+    assert offered == AdaptersSet(spec.adapters, 2, frozenset({1}))
+    await bed.reports("i-0", adapters=(1,))
+    assert not bed.f0.received(AdaptersSet), "nothing new"
+    await bed.comes_back("i-0")
+    assert (await bed.peers["i-0"].receive(AdaptersSet)).adapters == spec.adapters
+
+    bed.restart_controller()
+    await bed.joins("f-0", incarnation=1)
+    assert await bed.f0.receive(AdaptersSet) == AdaptersSet(spec.adapters, 2, frozenset())
+    bed.keeper.change(bed.keeper.spec.without_adapter("sql"))
+    assert await bed.f0.receive(AdaptersSet) == AdaptersSet((), 2, frozenset())
+
+
+@virtual_time
+async def test_the_cluster_is_ready_when_instances_have_its_adapters_or_cannot(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network, num_instances=1)
+    bed.keeper.change(bed.keeper.spec.with_adapter("sql", "/models/sql", "ab" * 32, 8))
+    await bed.serve()
+    assert not bed.controller.was_ready
+    await bed.reports("i-0", adapters=(1,))
+    await until(lambda: bed.controller.was_ready)

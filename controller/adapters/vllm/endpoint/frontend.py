@@ -21,6 +21,7 @@ from controller.runtime.frontend.request_book import RequestBook, RequestObserve
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.messages.members import (
     IMPORTING,
+    AdaptersSet,
     DrainFrontend,
     EngineInfo,
     FrontendLimits,
@@ -77,6 +78,8 @@ class OpenAIFrontend:
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._llm: Any = None
         self._server: Any = None
+        self._models: Any = None
+        """vLLM's list of the models that clients may name."""
         self.book = RequestBook(member.member_id, config.level_names, member.tell, observer)
         self.router = Router(
             member,
@@ -89,6 +92,7 @@ class OpenAIFrontend:
                 on_directory=self._on_directory,
                 on_drain=self._on_drain,
                 on_limits=self._on_limits,
+                on_adapters=self._on_adapters,
             ),
             own_limits(config.api_keys),
         )
@@ -152,7 +156,7 @@ class OpenAIFrontend:
         bounds = replace(cfg.limits, max_token_ids=max_token_ids(info.max_model_len))
         self._gate = Gate(bounds, cfg.api_keys, levels, cfg.hosts)
         self._keep_alive = KeepAlive(max_kept_connections(), error_body)
-        self._server = await openai_app.build_server(
+        self._server, self._models = await openai_app.build_server(
             self._llm,
             args,
             self._gate,
@@ -198,6 +202,12 @@ class OpenAIFrontend:
             request_timeout_s=limits.request_timeout_s,
         )
         self._listener.set_write_timeout(limits.write_timeout_s)
+
+    def _on_adapters(self, message: AdaptersSet) -> None:
+        """Called once when this frontend serves, and at each change."""
+        from controller.adapters.vllm.endpoint import openai_app
+
+        openai_app.offer_adapters(self._models, message.adapters, message.loaded)
 
     def _on_drain(self, drain: DrainFrontend) -> None:
         task = asyncio.get_running_loop().create_task(self._drain(drain.grace_s))

@@ -2,7 +2,8 @@
 
 Touch points of vLLM: entrypoints/cli/serve.py `make_arg_parser`,
 `validate_parsed_serve_args`; entrypoints/launchers/app.py `build_app`;
-entrypoints/launchers/api_server/app_state.py `init_app_state`; entrypoints/launchers/launcher.py
+entrypoints/launchers/api_server/app_state.py `init_app_state`, `openai_serving_models`;
+entrypoints/openai/models/serving.py `lora_requests`; entrypoints/launchers/launcher.py
 `NoSignalServer`; entrypoints/launchers/utils/ssl.py `SSLCertRefresher`;
 tool_parsers/abstract_tool_parser.py `ToolParserManager`; reasoning/abs_reasoning_parsers.py
 `ReasoningParserManager`; envs.py `is_set`; entrypoints/serve/exception_handling/error_response.py
@@ -11,7 +12,7 @@ tool_parsers/abstract_tool_parser.py `ToolParserManager`; reasoning/abs_reasonin
 
 import logging
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -37,6 +38,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionRequest,
 )
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
@@ -58,7 +60,9 @@ from controller.adapters.vllm.endpoint.gate import (
 )
 from controller.adapters.vllm.endpoint.pool_client import PoolLLM
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
+from controller.adapters.vllm.lora import request_of
 from controller.adapters.vllm.process_setup import typed_arguments
+from controller.core.fleet.adapters import Adapter
 from controller.runtime.messages.members import EngineInfo
 
 UNSERVED_PATHS = frozenset(
@@ -134,9 +138,9 @@ async def build_server(
     keep_alive: KeepAlive,
     tasks: tuple[str, ...],
     why_not_ready: Callable[[], str],
-) -> NoSignalServer:
-    """Builds the server with vLLM's app behind the gate. `why_not_ready`: returns an empty text
-    while new requests are accepted."""
+) -> tuple[NoSignalServer, OpenAIServingModels]:
+    """Builds the server with vLLM's app behind the gate; returns it with the models that clients
+    may name. `why_not_ready`: returns an empty text while new requests are accepted."""
     make_models_fail_fast()
     app = routed(args, tasks, llm.model_config, why_not_ready)
     await init_app_state(llm, app.state, args, tasks)
@@ -163,7 +167,20 @@ async def build_server(
             config.ssl, args.ssl_keyfile or args.ssl_certfile, args.ssl_certfile, args.ssl_ca_certs
         )
     app.state.server = server = NoSignalServer(config)
-    return server
+    return server, app.state.openai_serving_models
+
+
+def offer_adapters(
+    models: OpenAIServingModels, adapters: Iterable[Adapter], loaded: Collection[int]
+) -> None:
+    """Lets clients name as models those of these LoRA adapters that are `loaded`, or are offered
+    already, by their numbers, and no others. Requests that named another one go on."""
+    offered = {each.lora_int_id for each in models.lora_requests.values()}
+    models.lora_requests = {
+        each.name: request_of(each)
+        for each in adapters
+        if each.number in loaded or each.number in offered
+    }
 
 
 def routed(

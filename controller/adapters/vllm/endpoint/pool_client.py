@@ -249,6 +249,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 self._prefix_hashes(request),
                 HASH_TOKENS,
                 api_key=ASKED_KEY.get(),
+                adapter=0 if request.lora_request is None else request.lora_request.lora_int_id,
             )
             client_request_id = request.external_req_id or request.request_id
             parent_id = self._app.parent_of(request.request_id)
@@ -259,6 +260,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 parent_id,
                 token_ids,
                 _not_replayable(request),
+                "" if request.lora_request is None else request.lora_request.lora_name,
             )
         except RefusedError as refused:
             self._refuse(request.request_id, refused)
@@ -286,7 +288,8 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
     def _prefix_hashes(self, request: EngineCoreRequest) -> tuple[int, ...]:
         if not self._limits.prefix_caching:
             return ()
-        adapter = request.lora_request.lora_name if request.lora_request is not None else None
+        lora = request.lora_request
+        adapter = None if lora is None else f"{lora.lora_name}#{lora.lora_int_id}"
         token_ids = request.prompt_token_ids or ()
         return self._router.prompt_prefixes.of(token_ids, request.cache_salt, adapter)
 

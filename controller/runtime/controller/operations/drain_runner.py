@@ -66,7 +66,7 @@ from controller.core.fleet.rolling import (
     in_turn,
     refusal,
 )
-from controller.core.load.snapshot import InstanceSnapshot, blocks_for
+from controller.core.load.snapshot import DemandFor, InstanceSnapshot, one_block_each
 from controller.core.migration.move_records import MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.request_record import RequestRecord, RequestState
@@ -324,12 +324,13 @@ class DrainForecasts:
         )
         refusals = await self._refusals(instance_id, found.requests)
         ranks = {level.name: level.rank for level in cluster.live.scheduler.levels}
-        block_size = self._block_size(instance_id)
+        status = self._cluster.statuses.get(instance_id)
+        demand_for = one_block_each if status is None else status.snapshot.demand_for
         departing = [
             _candidate(
                 record,
                 ranks.get(record.level, 0),
-                block_size,
+                demand_for,
                 refusals.get(record.request_id),
             )
             for record in found.requests
@@ -386,18 +387,16 @@ class DrainForecasts:
             if record.snapshot is not None and record.may_receive and instance_id not in going
         ]
 
-    def _block_size(self, instance_id: str) -> int:
-        status = self._cluster.statuses.get(instance_id)
-        return status.snapshot.block_size if status is not None else 1
 
-
-def _candidate(record: RequestRecord, rank: int, block_size: int, refusal: str | None) -> Candidate:
+def _candidate(
+    record: RequestRecord, rank: int, demand_for: DemandFor, refusal: str | None
+) -> Candidate:
     """The request as its frontend knows it. `evicted` is left out: in the forecast an instance with
     an evicted request would be no destination any more, but a real destination admits the request
     within a few steps."""
     num_tokens = record.num_prompt_tokens + record.num_output_tokens
     queued = record.state is not RequestState.RUNNING
-    num_blocks = 0 if queued else blocks_for(num_tokens, block_size)
+    num_blocks = 0 if queued else demand_for(num_tokens)
     return Candidate(
         record.request_id,
         rank,

@@ -92,8 +92,8 @@ class SpecKeeper:
         self.spec = spec
         """The present spec; only `change` replaces it."""
         self._store = store
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when another spec has become the present one."""
+        self.on_change: Callable[[ClusterSpec], None] = lambda _: None
+        """Called with the spec before, when another spec has become the present one."""
 
     def check_revision(self, if_revision: int | None) -> None:
         """Raises RevisionConflictError unless `if_revision` is None or the present revision."""
@@ -110,8 +110,8 @@ class SpecKeeper:
             raise RevisionConflictError(spec.revision - 1, self.spec.revision)
         if self._store is not None:
             self._store.save(spec)
-        self.spec = spec
-        self.on_change()
+        before, self.spec = self.spec, spec
+        self.on_change(before)
 
 
 class OperatedCluster(Protocol):
