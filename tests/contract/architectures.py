@@ -47,7 +47,7 @@ SIZES = {
     "intermediate_size": 256,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
     # Large enough for answers that do not repeat one token.
     "initializer_range": 0.08,

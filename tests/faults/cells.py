@@ -27,7 +27,7 @@ source       pre_allocating   P K M X    KM-went_on K-failed   M-moved  M-over
 destination  reserving        P K - X    K-freed    K-failed   -        M-over
 source       copying          P K M X    K-freed    K-failed   M-moved  M-over
 destination  receiving        P K - X    K-freed    K-failed   -        -
-destination  holding          P KR - -   KR-freed   KR-failed  -        -
+destination  holding          MP KR - -  KRM-freed  KR-failed  -        -
 source       suspended        P R M X    R-freed    R-failed   M-moved  M-over
 source       committing       P R M X    R-freed    R-failed   M-moved  M-over
 destination  applying         M R M X    M-moved    R-failed   -        M-over
@@ -38,7 +38,7 @@ source       migrated         M P M X    M-moved    M-went_on  M-moved  M-over
 """A place in a line, with the outcomes by victim if it is killed, then if it is stopped, and until
 when. None where the same is seen at another place, or, when it has committed, where nobody can come
 between. More than one letter where messages of two processes race. `holding` is that of the first
-stage, or of the last: bytes and messages take different ways."""
+stage, or of the last, where COMMIT may have come: bytes and messages take different ways."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 import contextlib
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from controller.adapters.embedded_model import ensure
 from controller.adapters.zmq.zmq_mailbox import new_secret_key
+from tests.faults import engines
 from tests.faults.children import Child, wait_for
 from tools.cluster import free_ports
 
@@ -31,6 +32,8 @@ class Reading:
     """Who sent each token."""
     num_ends: int
     errors: list[str]
+    num_continued: int
+    """As the frontend's record has it when the request ends."""
 
     @property
     def over(self) -> bool:
@@ -53,12 +56,22 @@ class Client:
             [each["instance_id"] for each in told for _ in each["tokens"]],
             sum(each["finished"] for each in told),
             [each["why"] for each in self.frontend.heard("error", request_id=self.request_id)],
+            told[-1]["num_continued"] if told else 0,
         )
 
     def events(self, kind: str) -> list[str]:
         """Their reasons."""
         told = self.frontend.heard("event", kind=kind, request_id=self.request_id)
         return [each["reason"] for each in told]
+
+    def continued_at(self) -> list[int]:
+        """How many tokens the request had, each time that its state was computed again."""
+        told = self.frontend.heard("event", kind="admitted", request_id=self.request_id)
+        return [
+            each["num_tokens"] - self.num_prompt_tokens
+            for each in told
+            if each["exact"] == "continued"
+        ]
 
     def wait_tokens(self, num: int) -> None:
         wait_for(
@@ -80,6 +93,7 @@ class FaultCluster:
     """`timing`: of moves. Children that a test leaves dead are started again by `mend`."""
 
     def __init__(self, folder: Path, engine: str, timing: dict[str, float]) -> None:
+        self.engine = engine
         self._folder = folder
         (port,) = free_ports(1)
         self._options: dict[str, Any] = {
@@ -89,7 +103,7 @@ class FaultCluster:
             "num_instances": len(INSTANCES),
             "num_frontends": len(FRONTENDS),
             "engine": engine,
-            "model": "" if engine == "emulated" else str(ensure(folder)),
+            "model": engines.model_of(engine, folder),
             "timing": timing,
         }
         self._all: list[Child] = []
@@ -146,8 +160,10 @@ class FaultCluster:
         num_prompt_tokens: int,
         max_tokens: int,
         prompt_of: str | None = None,
+        and_tokens: Sequence[int] = (),
     ) -> Client:
-        """`prompt_of`: another request that has the same prompt."""
+        """`prompt_of`: another request that has the same prompt. `and_tokens`: what is added to
+        the prompt."""
         child = self.children[frontend]
         child.tell(
             "submit",
@@ -155,9 +171,10 @@ class FaultCluster:
             instance_id=instance_id,
             prompt_of=prompt_of or request_id,
             num_prompt_tokens=num_prompt_tokens,
+            and_tokens=and_tokens,
             max_tokens=max_tokens,
         )
-        return Client(child, request_id, num_prompt_tokens, max_tokens)
+        return Client(child, request_id, num_prompt_tokens + len(and_tokens), max_tokens)
 
     def move(self, request_id: str, source_id: str, destination_id: str) -> None:
         self.controller.tell(

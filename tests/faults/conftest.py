@@ -32,11 +32,12 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def shared(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    """Of a module's ENGINE, with its TIMING of moves."""
+    """Of a module's ENGINE, or of one that a test names, with the module's TIMING of moves."""
     module = request.module
+    engine = getattr(request, "param", None) or module.ENGINE
 
     def make() -> FaultCluster:
-        return FaultCluster(tmp_path_factory.mktemp("processes"), module.ENGINE, module.TIMING)
+        return FaultCluster(tmp_path_factory.mktemp("processes"), engine, module.TIMING)
 
     shared = Shared(make)
     yield shared

@@ -3,10 +3,12 @@
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from controller.adapters.embedded_model import ensure
 from controller.adapters.emulated import emulated_request as wire
 from controller.core.load.snapshot import InstanceRef
 from controller.model.profile import LatencyProfile, ModelConfig
@@ -36,6 +38,33 @@ PROFILE = LatencyProfile(
 VLLM_BLOCK_TOKENS = 32
 VLLM_NUM_BLOCKS = 80
 
+WINDOWS, STATES, CACHED_STATES = "windows", "states", "cached-states"
+ARCHITECTURES_OF = {
+    WINDOWS: "sliding window and full attention",
+    STATES: "Mamba2 beside attention",
+    CACHED_STATES: "Mamba2 beside attention",
+}
+"""By kind of engine. Other kinds but the emulated one have the built-in model."""
+HAVE_STATES = (STATES, CACHED_STATES)
+
+
+def model_of(kind: str, folder: Path) -> str:
+    """Makes the model of such an engine, if it needs one, in this folder."""
+    if kind == "emulated":
+        return ""
+    built_in = ensure(folder)
+    if kind not in ARCHITECTURES_OF:
+        return str(built_in)
+    from tests.contract.architectures import made
+
+    return str(made(architecture(kind), built_in, folder / kind))
+
+
+def architecture(kind: str) -> Any:
+    from tests.contract.architectures import ARCHITECTURES
+
+    return ARCHITECTURES[ARCHITECTURES_OF[kind]]
+
 
 def engine_factory(kind: str, model: str) -> EngineFactory:
     if kind == "emulated":
@@ -44,11 +73,26 @@ def engine_factory(kind: str, model: str) -> EngineFactory:
         return partial(EmulatedEngine, PROFILE, ModelConfig.of(PROFILE), 1.0)
     from controller.adapters.vllm.engine import VllmEngine
 
-    return partial(VllmEngine, vllm_args(model, num_ranks=2 if kind == "ranks" else 1))
+    if kind == CACHED_STATES:
+        promise_no_checkpoints()
+    return partial(VllmEngine, vllm_args(kind, model))
 
 
-def vllm_args(model: str, num_ranks: int = 1) -> dict[str, Any]:
-    return {
+def promise_no_checkpoints() -> None:
+    """Lets vLLM have a prefix cache for Mamba2 on a CPU. There its layers promise states in the
+    middle of a prefill, which their kernels for CPUs do not make."""
+    from controller.adapters.vllm import process_setup
+
+    process_setup.prepare()
+    from vllm.model_executor.layers.mamba.abstract import MambaBase
+    from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+
+    MambaMixer2.get_kv_cache_spec = MambaBase.get_kv_cache_spec
+
+
+def vllm_args(kind: str, model: str) -> dict[str, Any]:
+    num_ranks = 2 if kind == "ranks" else 1
+    arguments = {
         "model": model,
         "served_model_name": "embedded",
         "block_size": VLLM_BLOCK_TOKENS,
@@ -61,6 +105,11 @@ def vllm_args(model: str, num_ranks: int = 1) -> dict[str, Any]:
         "enforce_eager": True,
         "scheduling_policy": "priority",
     }
+    if kind in ARCHITECTURES_OF:
+        arguments |= {"kv_cache_memory_bytes": 32 << 20, "max_model_len": 2048}
+        arguments |= architecture(kind).engine
+        arguments["enable_prefix_caching"] = kind != STATES
+    return arguments
 
 
 def kv_transfer(kind: str, me: Callable[[], InstanceRef]) -> KvTransfer:

@@ -210,7 +210,14 @@ class PlacedRouter(Router):
 
 class ToldBook(RequestBook):
     def happened(self, event: Any) -> None:
-        say("event", kind=event.kind, request_id=event.request_id, reason=event.reason)
+        say(
+            "event",
+            kind=event.kind,
+            request_id=event.request_id,
+            reason=event.reason,
+            num_tokens=event.numbers.get("num_tokens"),
+            exact=event.labels.get("exact"),
+        )
         super().happened(event)
 
 
@@ -226,12 +233,15 @@ async def frontend(member_id: str, key: str, controller_address: str, **_others:
 
     def on_outputs(emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
         for output, num_skip in router.accept(emitted, engines.decode_outputs(payload)):
+            record = book.find(output.request_id)
+            assert record is not None
             say(
                 "tokens",
                 request_id=output.request_id,
                 tokens=output.new_token_ids[num_skip:],
                 finished=output.finish_reason is not None,
                 instance_id=emitted.sender.instance_id,
+                num_continued=record.num_continued,
             )
 
     def on_error(request_id: str, why: str) -> None:
@@ -256,12 +266,17 @@ async def frontend(member_id: str, key: str, controller_address: str, **_others:
     )
 
     def submit(
-        request_id: str, instance_id: str, prompt_of: str, num_prompt_tokens: int, max_tokens: int
+        request_id: str,
+        instance_id: str,
+        prompt_of: str,
+        num_prompt_tokens: int,
+        and_tokens: list[int],
+        max_tokens: int,
     ) -> None:
         router.places[request_id] = instance_id
-        prompt = engines.prompt_of(prompt_of, num_prompt_tokens)
+        prompt = engines.prompt_of(prompt_of, num_prompt_tokens) + and_tokens
         frames = engines.request_frames(request_id, prompt, max_tokens)
-        request = DispatchRequested(request_id, member_id, num_prompt_tokens, 0, 0.0)
+        request = DispatchRequested(request_id, member_id, len(prompt), 0, 0.0)
         tasks.add(asyncio.create_task(router.submit(request, frames, request_id)))
 
     tasks: set[asyncio.Task[None]] = set()

@@ -1,18 +1,25 @@
 """One cell: a move, a fault in it, and what the clients and the survivors must see."""
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 from tests.faults.breakpoints import HOLD
 from tests.faults.cells import Cell
 from tests.faults.children import Child, wait_for
 from tests.faults.cluster import Client, FaultCluster
+from tests.faults.engines import HAVE_STATES
 
-Answer = Callable[[FaultCluster, Client], list[int]]
-"""The right tokens of a request."""
+
+class Answer(Protocol):
+    def __call__(
+        self, cluster: FaultCluster, client: Client, begun: Sequence[int] = ..., /
+    ) -> list[int]:
+        """The right tokens of a request, after those that it has already."""
+
 
 SOURCE, DESTINATION = "i-0", "i-1"
 MEMBERS = {
@@ -71,9 +78,10 @@ class CellRun:
         self.cluster.wait_quiet(*alive)
         for other in self.others:
             check_whole(self.cluster, other, self.answer)
-        assert not (errors := self.cluster.new_errors(self._may_err)), errors
         outcome, allowed = self._outcome(moving), self.cell.outcomes + self._outcomes_in_doubt
         assert outcome in allowed, f"{outcome}, not {allowed}"
+        self.cluster.wait_quiet(*alive)
+        assert not (errors := self.cluster.new_errors(self._may_err)), errors
 
     # -- the fault -----------------------------------------------------------------------
 
@@ -211,6 +219,9 @@ class CellRun:
                 child = self.cluster.children[each]
                 finished = child.heard("finished", request_id=moving.request_id)
                 assert not finished, f"nobody aborted it at {each}"
+            begun = moving.read().tokens
+            expected = self.answer(self.cluster, replace(moving, max_tokens=len(begun)))
+            assert begun == expected, "wrong tokens before its client was gone"
             return "X"
         places = check_whole(self.cluster, moving, self.answer)
         migrated, failed = moving.events("migrated"), self._failures(moving)
@@ -228,10 +239,22 @@ class CellRun:
 
 
 def check_whole(cluster: FaultCluster, client: Client, answer: Answer) -> list[str]:
-    """One end, no error, and each token the right one. Returns who sent each token."""
+    """One end, no error, and each token the right one. Returns who sent each token.
+
+    A request whose state was computed again is *continued*: its tokens before that are those of a
+    request that stayed, and its tokens after that are those of a new request whose prompt is all
+    that came before."""
     read = client.wait_over()
     assert (read.num_ends, read.errors) == (1, []), read
-    assert read.tokens == answer(cluster, client), f"{client.request_id}: wrong tokens"
+    assert len(read.tokens) == client.max_tokens
+    continued_at = client.continued_at()
+    is_continued = cluster.engine in HAVE_STATES and bool(client.events("replayed"))
+    assert read.num_continued == len(continued_at) == is_continued
+    for begin, end in pairwise((0, *continued_at, client.max_tokens)):
+        expected = answer(cluster, client, read.tokens[:begin])[: end - begin]
+        assert read.tokens[begin:end] == expected, (
+            f"{client.request_id}: wrong tokens of {begin} to {end}"
+        )
     return read.places
 
 

@@ -1,4 +1,5 @@
-"""The faults of a process in a move, on vLLM's engines. `make test` has such faults on emulated
+"""The faults of a process in a move, on vLLM's engines: of the built-in model, and of models with
+sliding windows and with states, whose requests have a tail. `make test` has such faults on emulated
 engines."""
 
 import pytest
@@ -6,12 +7,13 @@ import pytest
 from tests.faults import answers
 from tests.faults.cells import Cell, parameters
 from tests.faults.conftest import Shared
+from tests.faults.engines import CACHED_STATES, STATES, WINDOWS
 from tests.faults.run_cell import CellRun, Sizes, move_there_and_back
 
-pytestmark = pytest.mark.full
-
-ENGINE = "vllm"
-SIZES = Sizes(prompt=200, outputs=200, long_outputs=600)
+SHORT = Sizes(prompt=200, outputs=200, long_outputs=600)
+# With states vLLM makes blocks of 128 tokens: with fewer of them no stage comes before the last.
+LONG = Sizes(prompt=600, outputs=200, long_outputs=600)
+SIZES = {"vllm": SHORT, WINDOWS: SHORT, STATES: LONG, CACHED_STATES: LONG}
 # Seconds, as in MoveTiming: its defaults, less the long ones.
 TIMING = {
     "retry_s": 0.2,
@@ -22,13 +24,18 @@ TIMING = {
     "memory_s": 0.5,
 }
 
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.parametrize("shared", SIZES, indirect=True, scope="module"),
+]
+
 
 def test_a_move_there_and_back_without_a_fault(shared: Shared) -> None:
     with shared.lend() as cluster:
-        move_there_and_back(cluster, SIZES, answers.unmoved)
+        move_there_and_back(cluster, SIZES[cluster.engine], answers.unmoved)
 
 
 @pytest.mark.parametrize("cell", parameters())
 def test_a_fault_in_a_move(shared: Shared, cell: Cell) -> None:
     with shared.lend() as cluster:
-        CellRun(cluster, cell, SIZES, answers.unmoved).run()
+        CellRun(cluster, cell, SIZES[cluster.engine], answers.unmoved).run()
