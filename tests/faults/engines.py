@@ -38,14 +38,12 @@ PROFILE = LatencyProfile(
 VLLM_BLOCK_TOKENS = 32
 VLLM_NUM_BLOCKS = 80
 
-WINDOWS, STATES, CACHED_STATES = "windows", "states", "cached-states"
+WINDOWS, STATES = "windows", "states"
 ARCHITECTURES_OF = {
     WINDOWS: "sliding window and full attention",
     STATES: "Mamba2 beside attention",
-    CACHED_STATES: "Mamba2 beside attention",
 }
 """By kind of engine. Other kinds but the emulated one have the built-in model."""
-HAVE_STATES = (STATES, CACHED_STATES)
 
 
 def model_of(kind: str, folder: Path) -> str:
@@ -73,7 +71,7 @@ def engine_factory(kind: str, model: str) -> EngineFactory:
         return partial(EmulatedEngine, PROFILE, ModelConfig.of(PROFILE), 1.0)
     from controller.adapters.vllm.engine import VllmEngine
 
-    if kind == CACHED_STATES:
+    if kind == STATES:
         promise_no_checkpoints()
     return partial(VllmEngine, vllm_args(kind, model))
 
@@ -108,7 +106,7 @@ def vllm_args(kind: str, model: str) -> dict[str, Any]:
     if kind in ARCHITECTURES_OF:
         arguments |= {"kv_cache_memory_bytes": 32 << 20, "max_model_len": 2048}
         arguments |= architecture(kind).engine
-        arguments["enable_prefix_caching"] = kind != STATES
+        arguments["enable_prefix_caching"] = True
     return arguments
 
 

@@ -11,7 +11,7 @@ from tests.faults.breakpoints import HOLD
 from tests.faults.cells import Cell
 from tests.faults.children import Child, wait_for
 from tests.faults.cluster import Client, FaultCluster
-from tests.faults.engines import HAVE_STATES
+from tests.faults.engines import STATES
 
 
 class Answer(Protocol):
@@ -248,7 +248,7 @@ def check_whole(cluster: FaultCluster, client: Client, answer: Answer) -> list[s
     assert (read.num_ends, read.errors) == (1, []), read
     assert len(read.tokens) == client.max_tokens
     continued_at = client.continued_at()
-    is_continued = cluster.engine in HAVE_STATES and bool(client.events("replayed"))
+    is_continued = cluster.engine == STATES and bool(client.events("replayed"))
     assert read.num_continued == len(continued_at) == is_continued
     for begin, end in pairwise((0, *continued_at, client.max_tokens)):
         expected = answer(cluster, client, read.tokens[:begin])[: end - begin]
