@@ -171,6 +171,30 @@ def test_a_kv_cache_that_holds_no_request(tmp_path: Path) -> None:
             preflight.check_kv_cache(half | {"kv_cache_memory_bytes": needed // 2 - 1}, file)
 
 
+@pytest.mark.parametrize(
+    ("says", "share"),
+    [
+        ({"layer_types": ["sliding_attention", "full_attention"] * 2}, 0.5),  # Gemma 3, GPT-OSS
+        ({"layer_types": ["linear_attention"] * 3 + ["full_attention"]}, 0.25),  # Qwen3-Next
+        ({"layer_types": ["mamba"] * 3 + ["attention"]}, 0.25),  # Granite 4
+        ({"sliding_window": 4096, "use_sliding_window": False}, 1.0),  # Qwen2
+        ({"sliding_window": None}, 1.0),  # Mistral since version 0.2
+        ({"sliding_window": 4096}, 0.0),  # before
+        ({"hybrid_override_pattern": "M-M*"}, 0.0),  # Nemotron-H
+    ],
+)
+def test_only_layers_that_keep_every_token_need_room_for_the_whole_context(
+    tmp_path: Path, says: dict[str, Any], share: float
+) -> None:
+    file = config_file(tmp_path, num_hidden_layers=4, **says)
+    args = {"dtype": "float32", "max_model_len": 8192, "block_size": 32}
+    needed = int((8192 + 32) * 4096 * share)
+    preflight.check_kv_cache(args | {"kv_cache_memory_bytes": max(1, needed)}, file)
+    if needed:
+        with pytest.raises(UsageError, match="less than one request"):
+            preflight.check_kv_cache(args | {"kv_cache_memory_bytes": needed - 1}, file)
+
+
 def test_what_a_config_says(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     written: Any

@@ -480,14 +480,33 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, dict) else config
 
 
+ATTENTION = ("full_attention", "attention")
+"""Names of layers with full attention in `layer_types`."""
+OTHER_LAYERS = ("attn_layer_indices", "hybrid_override_pattern", "layers_block_type")
+"""Other ways in which a config.json says that not all layers have attention."""
+
+
+def _num_full_attention_layers(text: Mapping[str, Any]) -> int | None:
+    """How many layers keep every token: not those with sliding windows or states. None if that is
+    not known."""
+    kinds = text.get("layer_types")
+    if isinstance(kinds, list):
+        return sum(kind in ATTENTION for kind in kinds)
+    has_windows = text.get("sliding_window") and text.get("use_sliding_window", True)
+    if has_windows or any(name in text for name in OTHER_LAYERS):
+        return None
+    return whole_number(text.get("num_hidden_layers"))
+
+
 def _kv_bytes_per_token(args: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
-    """How many bytes of KV cache a token takes in a rank. None if the sizes are missing or invalid,
-    or if the cache does not consist of the keys and values of each head."""
+    """How many bytes of KV cache a token takes in a rank, at least. None if the sizes are missing
+    or invalid, or if the cache does not consist of the keys and values of each head."""
     text = _text_config(config)
     if "kv_lora_rank" in text:
         return None
-    names = ("num_attention_heads", "num_key_value_heads", "hidden_size", "num_hidden_layers")
-    attention_heads, kv_heads, hidden_size, layers = (whole_number(text.get(n)) for n in names)
+    names = ("num_attention_heads", "num_key_value_heads", "hidden_size")
+    attention_heads, kv_heads, hidden_size = (whole_number(text.get(name)) for name in names)
+    layers = _num_full_attention_layers(text)
     head_dim = whole_number(text.get("head_dim"))
     if head_dim is None and attention_heads and hidden_size:
         head_dim = hidden_size // attention_heads
