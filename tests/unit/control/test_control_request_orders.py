@@ -242,21 +242,20 @@ async def test_if_a_destination_fails_another_is_tried(bed: Bed) -> None:
     assert named.note == "i-2 failed lately and cools for another 30s"
 
 
-async def test_a_source_that_dies_is_not_waited_for(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However patient the controller is."""
-    monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 4.0)
+async def test_a_source_that_dies_is_not_waited_for(bed: Bed) -> None:
+    """However patient the controller is. The bed's own patience is restored after this one."""
     bed.source.silent = True
-    moving = asyncio.create_task(bed.does(Migrate, to="i-1"))
-    looking = asyncio.create_task(bed.refused(Migrate, to="i-2", dry_run=True))
-    async with asyncio.timeout(10):
-        while len(bed.mailbox.sent_to("mem://i-0", MoveAsked)) < 2:
-            await asyncio.sleep(0.005)
-    bed.mailbox.lose("mem://i-0")
-    found = await moving
-    assert (found.outcome, found.why) == ("unknown", "the source died")
-    assert await looking == (409, "not_serving")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("controller.runtime.controller.queries.PATIENCE_S", 4.0)
+        moving = asyncio.create_task(bed.does(Migrate, to="i-1"))
+        looking = asyncio.create_task(bed.refused(Migrate, to="i-2", dry_run=True))
+        async with asyncio.timeout(10):
+            while len(bed.mailbox.sent_to("mem://i-0", MoveAsked)) < 2:
+                await asyncio.sleep(0.005)
+        bed.mailbox.lose("mem://i-0")
+        found = await moving
+        assert (found.outcome, found.why) == ("unknown", "the source died")
+        assert await looking == (409, "not_serving")
 
 
 # -- moves that are planned ---------------------------------------------------------------
