@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from controller.adapters.vllm.kv_blocks import CudaBlocks
+from controller.adapters.vllm.lora import EngineAdapters
 from controller.adapters.vllm.moves import DestinationMoves, SourceMoves, decode_state
 from controller.adapters.vllm.scheduler_side import BatchSlots, EngineParts
 from controller.adapters.vllm.workers import V2Workers, Workers
@@ -61,8 +62,9 @@ class AsyncEngine:
             vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type="cuda")),
         )
         workers = kind(core, self.blocks, None)
-        self.moves = SourceMoves(self.parts, places, workers)
-        self.arrivals = DestinationMoves(self.parts, places, workers)
+        adapters = EngineAdapters(core)
+        self.moves = SourceMoves(self.parts, places, workers, adapters)
+        self.arrivals = DestinationMoves(self.parts, places, workers, adapters)
         self.under_way: list[Any] = []
         self.tokens: dict[str, list[int]] = {}
         self.asked: list[tuple[str, str]] = []

@@ -9,6 +9,7 @@ import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
 from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.lora import EngineAdapters
 from controller.core.migration.refusals import REASONS, MoveRefusal, refusal_of
 from controller.ports.engine import SuspendedRequest
 from tests.contract.moving import Readers, evict, num_free
@@ -302,6 +303,6 @@ def test_why_an_engine_moves_nothing(engine: VllmEngine, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(core.vllm_config.parallel_config, "world_size", 2)
         assert scheduler_side.parts_of(core).refusal == MoveRefusal.PARALLEL
-        moves = VllmMoves(core)
+        moves = VllmMoves(core, EngineAdapters(core))
     assert (moves.fingerprint, moves.blocks.block_bytes) == ("", 0)
     assert refusal_of(moves.facts("r")) == MoveRefusal.UNKNOWN
