@@ -30,7 +30,6 @@ app = typer.Typer(
     name="lora", help="Load and unload LoRA adapters.", rich_markup_mode=None, no_args_is_help=True
 )
 POLL_S = 0.3
-SHOWN_DIGITS = 12
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The name by which clients call the adapter.")
 ]
@@ -185,6 +184,8 @@ def _text(
         return output.encode(
             output_format, status.model_copy(update={"adapters": adapters}), adapters
         )
+    from controller.api.operations.on_adapters import SHOWN_DIGITS
+
     wide = output_format is Format.WIDE
     rows = [
         (

@@ -1,6 +1,7 @@
 """Moves of requests with a LoRA adapter, on an engine whose steps have room for one adapter."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,19 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Adapter]:
     return found
 
 
+@contextmanager
+def engine_with(
+    engine_args: dict[str, Any], adapters: list[Adapter], max_loras: int
+) -> Iterator[VllmEngine]:
+    """It has loaded the first two adapters."""
+    lora = {"enable_lora": True, "max_loras": max_loras, "max_lora_rank": RANK}
+    engine = VllmEngine(engine_args | lora | {"max_cpu_loras": 2 * max_loras}, lambda _: None)
+    for each in adapters[:2]:
+        engine.load_adapter(each, each.path)
+    yield engine
+    engine._core.model_executor.shutdown()
+
+
 @pytest.fixture(scope="module", params=["V1", pytest.param("V2", marks=pytest.mark.full)])
 def lora_engine(
     request: pytest.FixtureRequest,
@@ -37,13 +51,10 @@ def lora_engine(
     adapters: list[Adapter],
 ) -> Iterator[VllmEngine]:
     del session_engine  # made before this one, and ends after it
-    lora = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": RANK}
-    with second_runner.chosen(request.param):
-        engine = VllmEngine(engine_args | lora, lambda _: None)
-    for each in adapters[:2]:
-        engine.load_adapter(each, each.path)
-    yield engine
-    engine._core.model_executor.shutdown()
+    with ExitStack() as stack:
+        with second_runner.chosen(request.param):
+            engine = stack.enter_context(engine_with(engine_args, adapters, max_loras=1))
+        yield engine
 
 
 @pytest.fixture
@@ -52,12 +63,8 @@ def roomy_engine(
 ) -> Iterator[VllmEngine]:
     """Its steps have room for two adapters."""
     del session_engine
-    lora = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4, "max_lora_rank": RANK}
-    engine = VllmEngine(engine_args | lora, lambda _: None)
-    for each in adapters[:2]:
-        engine.load_adapter(each, each.path)
-    yield engine
-    engine._core.model_executor.shutdown()
+    with engine_with(engine_args, adapters, max_loras=2) as engine:
+        yield engine
 
 
 @pytest.fixture

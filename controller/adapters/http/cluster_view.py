@@ -221,9 +221,9 @@ def adapters(controller: ControllerProcess) -> tuple[AdapterStatus, ...]:
                 i for i, status in statuses.items() if each.number in status.snapshot.adapters
             ),
             failed_on={
-                i: status.failed_adapters[each.number]
+                i: status.snapshot.failed_adapters[each.number]
                 for i, status in statuses.items()
-                if each.number in status.failed_adapters
+                if each.number in status.snapshot.failed_adapters
             },
             in_use_on=adapter_in_use_on(controller, each.number),
         )

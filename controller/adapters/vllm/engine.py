@@ -130,7 +130,7 @@ class VllmEngine:
         return prepared
 
     def add(self, prepared: Any) -> None:
-        self.moves.check_adapter(prepared)
+        self._adapters.check(prepared.lora_request)
         self._core.add_request(prepared)
 
     def abort(self, request_ids: Sequence[str]) -> None:

@@ -92,11 +92,13 @@ class EngineAdapters:
         _, here = self._loaded.get(asked.lora_int_id, (None, None))
         return here is asked
 
-    def why_not(self, asked: Any) -> str:
-        """Why `has` is false, in words."""
-        if asked.lora_int_id in self._loaded:
-            return f"the LoRA adapter {asked.lora_name} has other files on this instance"
-        return f"the LoRA adapter {asked.lora_name} is not loaded on this instance"
+    def check(self, asked: Any) -> None:
+        """Raises ValueError unless this adapter is loaded, or is None."""
+        if asked is None or self.has(asked):
+            return
+        is_other = asked.lora_int_id in self._loaded
+        what = "has other files" if is_other else "is not loaded"
+        raise ValueError(f"the LoRA adapter {asked.lora_name} {what} on this instance")
 
     def fits_beside(self, asked: Any, others: Iterable[Any]) -> bool:
         """Whether a step can have this adapter together with those of these requests."""

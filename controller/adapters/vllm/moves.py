@@ -727,12 +727,6 @@ class VllmMoves(SourceMoves, DestinationMoves):
         self.fingerprint = fingerprint(core, parts)
         super().__init__(parts, slots, workers, adapters)
 
-    def check_adapter(self, prepared: Any) -> None:
-        """Raises ValueError if the request's adapter is not loaded here."""
-        adapter = prepared.lora_request
-        if adapter is not None and not self._adapters.has(adapter):
-            raise ValueError(self._adapters.why_not(adapter))
-
     def live_adapters(self) -> tuple[int, ...]:
         """The numbers of the adapters of all requests that run, wait or arrive here."""
         arriving = (arrival.request for arrival in self._arrivals.values())

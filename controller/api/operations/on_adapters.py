@@ -6,7 +6,7 @@ cluster's spec.
 
 import shlex
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -67,28 +67,34 @@ class AdapterReport(AnswerModel):
         return f"{self.name} (rank {self.rank}, {self.digest[:SHOWN_DIGITS]}) of {self.path}"
 
 
-class LoadAdapter(OnCluster[LoadAdapterRequest, AdapterReport]):
-    kind, word = "load_adapter", "Load"
-    does = "Load a LoRA adapter"
-    usage = "llumctl lora load NAME PATH"
-    path = "/v1/adapters"
-    body = LoadAdapterRequest
+Named = TypeVar("Named", LoadAdapterRequest, UnloadAdapterRequest)
+
+
+class _OnAdapter(OnCluster[Named, AdapterReport]):
     report = AdapterReport
     wants_body = True
-    repeatable = True
-    undone_by = "unload_adapter"
 
     @classmethod
     def bringing_back(cls, previous: Mapping[str, SettingValue]) -> Mapping[str, Any]:
         return previous
 
     @property
-    def title(self) -> str:
-        return f"lora load {shlex.quote(self.wanted.name)} {shlex.quote(self.wanted.path)}"
+    def question(self) -> str:
+        return f"{self.word} {self.wanted.name}?"
+
+
+class LoadAdapter(_OnAdapter[LoadAdapterRequest]):
+    kind, word = "load_adapter", "Load"
+    does = "Load a LoRA adapter"
+    usage = "llumctl lora load NAME PATH"
+    path = "/v1/adapters"
+    body = LoadAdapterRequest
+    repeatable = True
+    undone_by = "unload_adapter"
 
     @property
-    def question(self) -> str:
-        return f"Load {self.wanted.name}?"
+    def title(self) -> str:
+        return f"lora load {shlex.quote(self.wanted.name)} {shlex.quote(self.wanted.path)}"
 
     @property
     def takes_s(self) -> float:
@@ -107,27 +113,17 @@ class LoadAdapter(OnCluster[LoadAdapterRequest, AdapterReport]):
         return Outcome(f"all instances load {report.facts}", can_undo=True)
 
 
-class UnloadAdapter(OnCluster[UnloadAdapterRequest, AdapterReport]):
+class UnloadAdapter(_OnAdapter[UnloadAdapterRequest]):
     kind, word = "unload_adapter", "Unload"
     does = "Unload a LoRA adapter"
     usage = "llumctl lora unload NAME"
     path = "/v1/adapters/unload"
     body = UnloadAdapterRequest
-    report = AdapterReport
-    wants_body = True
     undone_by = "load_adapter"
-
-    @classmethod
-    def bringing_back(cls, previous: Mapping[str, SettingValue]) -> Mapping[str, Any]:
-        return previous
 
     @property
     def title(self) -> str:
         return f"lora unload {shlex.quote(self.wanted.name)}"
-
-    @property
-    def question(self) -> str:
-        return f"Unload {self.wanted.name}?"
 
     def plan(self, client: Controller) -> Plan[Order[Any, Any]]:
         report = client.send(self.dry())

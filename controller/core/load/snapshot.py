@@ -106,8 +106,9 @@ class InstanceSnapshot:
     """The numbers of the LoRA adapters that the engine has loaded."""
     live_adapters: tuple[int, ...] = ()
     """The adapters of the requests that run or wait here."""
-    failed_adapters: tuple[int, ...] = ()
-    """The adapters that cannot be used here. The llumlet sets this, as the engine does not know."""
+    failed_adapters: Mapping[int, str] = field(default_factory=dict)
+    """For each adapter that cannot be used here, the reason. The llumlet sets this, because the
+    engine does not know it."""
     max_live_adapters: int = 0
     """How many different adapters a step can have (vLLM's `max_loras`). Requests with further ones
     wait, however much memory is free. 0: the engine takes no adapters."""

@@ -744,7 +744,7 @@ class ControllerProcess:
         if status is None:
             return False
         wanted = {each.number for each in self.keeper.spec.adapters}
-        return wanted <= {*status.snapshot.adapters, *status.failed_adapters}
+        return wanted <= {*status.snapshot.adapters, *status.snapshot.failed_adapters}
 
     # -- what goes out -------------------------------------------------------------------
 

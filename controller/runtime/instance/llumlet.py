@@ -732,20 +732,19 @@ class Serving:
 
     def report(self, status: StatusPushed) -> None:
         """Sends the status with figures that the engine does not know."""
-        ttft_p99, failed = self.emission.ttft_p99(), self.adapters.machine.failures()
+        ttft_p99 = self.emission.ttft_p99()
         whole = msgspec.structs.replace(
             status,
             snapshot=replace(
                 self._with_awaiting(status.snapshot),
                 draining=self.instance_moves.draining,
                 queue_head=self._dated(status.snapshot.queue_head),
-                failed_adapters=tuple(failed),
+                failed_adapters=self.adapters.machine.failures(),
             ),
             ttft_p99_s=ttft_p99.all_s,
             ttft_p99_by_rank_s=ttft_p99.by_kind_s,
             moves=self.instance_moves.in_flight(),
             num_moves_in=self.instance_moves.num_moves_in,
-            failed_adapters=failed,
         )
         self._mailbox.send(self._member.controller_address, encode(whole), droppable=True)
 

@@ -145,8 +145,6 @@ class StatusPushed(Message, frozen=True):
     the first second."""
     busy_s: float = 0.0
     """The time of all steps of the engine, with the time between steps that followed each other."""
-    failed_adapters: Mapping[int, str] = {}
-    """For each LoRA adapter that cannot be used here, by number, the reason."""
 
 
 class StatusPull(Message, frozen=True):

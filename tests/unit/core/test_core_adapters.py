@@ -129,7 +129,7 @@ def test_a_request_goes_where_it_waits_the_least_for_its_adapter(holding) -> Non
 
     loaded = {"adapters": (7, 8)}
     taken = loaded | {"live_adapters": (8,)}
-    failed = {"failed_adapters": (7,)}
+    failed = {"failed_adapters": {7: "no"}}
     assert where(b=loaded) == ["b", "b", "b"]
     assert where(a=taken, b=loaded, c=taken) == ["b", "b", "b"]
     assert where(a=taken, b=failed, c=loaded | {"live_adapters": (7,)}) == ["c", "c", "c"]
@@ -156,7 +156,7 @@ def test_a_request_that_some_instance_cannot_serve_does_not_wait_for_room() -> N
     scheduler = scheduler_with(SchedulerConfig("llumnix+", holding=HoldingConfig()), a=99, b=0)
     for snapshot in (
         replace(scheduler.instances["a"].snapshot, adapters=(7,), max_live_adapters=1),
-        replace(snapshot_of(instance_id="b"), failed_adapters=(7,), max_live_adapters=1),
+        replace(snapshot_of(instance_id="b"), failed_adapters={7: "no"}, max_live_adapters=1),
     ):
         scheduler.handle(events.StatusReported(snapshot, 0), 0.0)
     (told,) = scheduler.handle(replace(request("r", tokens=800), adapter=7), 0.0)
