@@ -6,13 +6,13 @@ their own. Two requests of a group therefore agree in the blocks that lie within
 """
 
 import random
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from controller.model.engine_model import EngineModel, StepResult
-from controller.model.engine_state import ModelRequest
+from controller.model.engine_state import ModelRequest, Segment
 from controller.model.profile import ModelConfig, load_profile
 
 BLOCK_SIZE = 16
@@ -43,9 +43,9 @@ class Request:
         return 100_000 + 1000 * self.number + index
 
     def for_model(self, block_size: int) -> ModelRequest:
-        def block_hash(index: int) -> Hashable:
+        def segment_at(index: int) -> Segment:
             shared = (index + 1) * block_size <= self.num_shared
-            return (shared, self.group if shared else self.number, index)
+            return (shared, self.group if shared else self.number, index), index, index + 1
 
         return ModelRequest(
             self.request_id,
@@ -53,7 +53,7 @@ class Request:
             self.max_output_tokens,
             self.rank,
             self.arrival_time_s,
-            block_hash,
+            segment_at,
         )
 
 

@@ -30,10 +30,11 @@ from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_fo
 from controller.core.value import value
 from controller.model.engine_state import (
     NEVER,
-    CachedBlock,
     EngineState,
+    Hold,
     ModelRequest,
     RequestState,
+    num_held,
 )
 from controller.model.model_moves import ModelMoves
 from controller.model.profile import LatencyProfile, ModelConfig
@@ -89,14 +90,14 @@ class DecodeStretch:
         block_size: int,
         num_free_blocks: int,
     ) -> Self | None:
-        """Returns None if a request is in its prefill, caches blocks, or has a whole free block (as
-        after a move to this engine), or if not even one step can be run."""
+        """Returns None if a request is in its prefill or has a whole free block (as after a move to
+        this engine), or if not even one step can be run."""
         with_room = [0] * block_size
         num_context_tokens, least_left = 0, 1 << 62
         for r in running:
             num_computed = r.num_computed
             room = r.num_slots - num_computed
-            if r.in_prefill or room >= block_size or r.block_hash is not None:
+            if r.in_prefill or room >= block_size:
                 return None
             with_room[room] += 1
             num_context_tokens += num_computed
@@ -245,6 +246,8 @@ class EngineModel:
                 num_taken += num_blocks - r.num_blocks
                 r.num_blocks = num_blocks
                 r.num_slots = num_blocks * bs
+            if num_computed >= r.full_at:
+                engine_state.remember_full(r, num_computed)
             if r.num_tokens == r.end_tokens:
                 finished.append(r)
         engine_state.pool.take(num_taken)
@@ -325,7 +328,7 @@ class EngineModel:
         while waiting and budget > 0 and len(admitted) < num_places:
             r = waiting.head()
             cached = engine_state.find_cached(r)
-            num_found = len(cached) * bs
+            num_found = num_held(cached) * bs
             num_missing = r.num_tokens - num_found
             if whole_prompts and admitted and num_missing > budget:
                 break
@@ -338,7 +341,7 @@ class EngineModel:
             r.num_new = num_missing if whole_prompts else min(num_missing, chunk, budget)
             end = num_found + r.num_new
             engine_state.take(r, blocks_for(end, bs))
-            if r.block_hash is not None:
+            if r.segment_at is not None:
                 r.full_at = num_found + bs
                 if end >= r.full_at:
                     engine_state.remember_full(r, end)
@@ -348,11 +351,11 @@ class EngineModel:
             admitted[r.request_id] = num_found
         return admitted
 
-    def _has_room(self, request: RequestState, cached: list[CachedBlock]) -> bool:
+    def _has_room(self, request: RequestState, cached: list[Hold]) -> bool:
         """Whether a waiting request fits, when the blocks in `cached` were found in the prefix
         cache."""
         num_wanted = blocks_for(request.num_tokens, self.config.block_size)
-        num_wanted -= sum(block.num_refs > 0 for block in cached)
+        num_wanted += self._state.pool.num_used_again(cached) - num_held(cached)
         if self._state.running:
             num_wanted += self.config.watermark_blocks
         return num_wanted <= self._state.pool.num_free

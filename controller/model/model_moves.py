@@ -11,7 +11,14 @@ from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal
 from controller.core.value import value
-from controller.model.engine_state import EngineState, ModelRequest, Pin, RequestState
+from controller.model.engine_state import (
+    EngineState,
+    Hold,
+    ModelRequest,
+    Pin,
+    RequestState,
+    num_held,
+)
 
 
 @value
@@ -88,12 +95,12 @@ class ModelMoves:
             return None
         num_full = request.num_computed // engine_state.config.block_size
         pin = engine_state.pins.setdefault(request_id, Pin())
-        if request.block_hash is None:
+        if request.segment_at is None:
             pin.add(first_block, num_full)
         else:
-            pinned = request.cached[first_block:num_full]
-            engine_state.pool.hold(pinned)
-            pin.cached.extend(pinned)
+            before, pin.cached = pin.cached, [Hold(h.run, h.end_block) for h in request.cached]
+            engine_state.pool.hold(pin.cached)
+            engine_state.pool.give_back(0, before)
         return num_full
 
     def unpin(self, request_id: str) -> None:
@@ -163,14 +170,15 @@ class ModelMoves:
         if num_blocks:
             if engine_state.num_free_places <= 0:
                 return MoveRefusal.NO_SLOT
-            cached = engine_state.find_cached(state)[:num_blocks]
-            if num_blocks - sum(b.num_refs > 0 for b in cached) > self._num_free_for(state):
+            cached = engine_state.find_cached(state, num_blocks)
+            num_missing = num_blocks - num_held(cached) + engine_state.pool.num_used_again(cached)
+            if num_missing > self._num_free_for(state):
                 return MoveRefusal.NO_BLOCKS
             engine_state.hold(state, cached)
             engine_state.take(state, num_blocks)
             engine_state.enter(state)
         engine_state.arriving[request.request_id] = state
-        return len(state.cached)
+        return state.num_cached
 
     def extend(self, request_id: str, num_blocks: int) -> bool:
         """Reserves more blocks, up to `num_blocks` in all, and leaves the same blocks free as
@@ -226,7 +234,7 @@ class ModelMoves:
         state.in_prefill = False
         state.num_computed = moved.num_tokens - 1
         state.num_new = 1
-        if state.block_hash is not None:
+        if state.segment_at is not None:
             engine_state.remember_full(state, state.num_computed)
         engine_state.put_in_front(state)
 
@@ -241,9 +249,18 @@ class ModelMoves:
         """The number of blocks that no other request references; a pin of this request does not
         count."""
         pin = self._state.pins.get(request.request_id)
-        pinned = frozenset(pin.cached) if pin is not None else frozenset()
-        shared = sum(block.num_refs - (block in pinned) > 1 for block in request.cached)
-        return request.num_blocks - shared
+        pinned = {hold.run: hold.end_block for hold in pin.cached} if pin is not None else {}
+        num_shared = first_block = 0
+        for hold in request.cached:
+            if len(hold.run.ends) > 1:
+                others = list(hold.run.ends)
+                others.remove(hold.end_block)
+                if hold.run in pinned:
+                    others.remove(pinned[hold.run])
+                if others:
+                    num_shared += max(0, min(hold.end_block, others[-1]) - first_block)
+            first_block = hold.end_block
+        return request.num_blocks - num_shared
 
     def _num_free_for(self, arriving: RequestState) -> int:
         engine_state = self._state

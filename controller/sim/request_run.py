@@ -3,9 +3,9 @@ clients get tokens, without looking at each request in each step.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
-from controller.model.engine_state import ModelRequest
+from controller.model.engine_state import NEVER, ModelRequest, Segment
 from controller.sim.event_queue import EventQueue
 from controller.sim.workload.trace import Trace, TraceRequest
 
@@ -182,26 +182,28 @@ class TokenTimes:
 class BlockNames:
     """Names the full KV blocks of one request by the trace's prefix hashes, so that prompts that
     begin alike share blocks. Blocks that no hash covers, such as all outputs, are the request's
-    own."""
+    own. It is the request's `segment_at`."""
 
-    __slots__ = ("_block_size", "_hash_tokens", "_num_prompt_tokens", "_prefix_hashes", "_request")
+    __slots__ = ("_block_size", "_hash_tokens", "_num_named", "_prefix_hashes", "_request")
 
     def __init__(
         self, request_id: str, traced: TraceRequest, hash_tokens: int, block_size: int
     ) -> None:
         self._request = request_id
-        self._num_prompt_tokens = traced.num_prompt_tokens
         self._prefix_hashes = traced.prefix_hashes
         self._hash_tokens = hash_tokens
         self._block_size = block_size
+        num_tokens = min(traced.num_prompt_tokens, len(traced.prefix_hashes) * hash_tokens)
+        self._num_named = num_tokens // block_size
+        """How many blocks, from the first one on, have names of the trace."""
 
-    def __call__(self, index: int) -> Hashable:
-        end = (index + 1) * self._block_size
-        if end <= self._num_prompt_tokens:
-            place = (end - 1) // self._hash_tokens
-            if place < len(self._prefix_hashes):
-                return self._prefix_hashes[place], index
-        return self._request, index
+    def __call__(self, index: int) -> Segment:
+        if index >= self._num_named:
+            return self._request, self._num_named, NEVER
+        size, hash_tokens = self._block_size, self._hash_tokens
+        place = ((index + 1) * size - 1) // hash_tokens
+        end = min((place + 1) * hash_tokens // size, self._num_named)
+        return self._prefix_hashes[place], place * hash_tokens // size, end
 
 
 def model_request(

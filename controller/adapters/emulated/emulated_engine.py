@@ -378,7 +378,7 @@ def model_request(live: EmulatedRequest, hashes: BlockHashes) -> ModelRequest:
         max_output_tokens=live.answer.num_tokens,
         rank=-live.request.priority,
         arrival_time_s=live.request.arrival_time,
-        block_hash=hashes,
+        segment_at=lambda index: (hashes(index), index, index + 1),
     )
 
 

@@ -1,13 +1,14 @@
 """Decode steps done at once are the same as those done one by one."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.model.engine_model import EngineModel
-from controller.model.engine_state import ModelRequest
+from controller.model.engine_state import NEVER, ModelRequest, Segment
 from controller.model.profile import ModelConfig, load_profile
 
 PROFILE = load_profile("a10-llama-7b")
@@ -21,13 +22,31 @@ CONFIG = ModelConfig(
     prefix_caching=False,
     mode="chunked",
 )
+
+
+def segment(request_id: str, num_prompt_tokens: int, num_blocks: int, index: int) -> Segment:
+    """Prompts are alike; outputs are the request's own."""
+    num_alike = num_prompt_tokens // CONFIG.block_size
+    if index >= num_alike:
+        return request_id, num_alike, NEVER
+    first = index // num_blocks * num_blocks
+    return first, first, min(first + num_blocks, num_alike)
+
+
 LENGTHS = st.tuples(st.integers(1, 60), st.integers(1, 50), st.integers(0, 1))
 
 
-def engine(lengths: list[tuple[int, int, int]], mode: str, num_steps: int) -> EngineModel:
-    model = EngineModel(replace(CONFIG, mode=mode), PROFILE)
+def engine(
+    lengths: list[tuple[int, int, int]], mode: str, segment_blocks: int, num_steps: int
+) -> EngineModel:
+    """`segment_blocks`: the prompts begin alike and are cached, in segments of so many blocks; 0:
+    nothing is cached."""
+    model = EngineModel(replace(CONFIG, mode=mode, prefix_caching=segment_blocks > 0), PROFILE)
     for number, (num_prompt, num_output, rank) in enumerate(lengths):
-        model.add(ModelRequest(f"r-{number}", num_prompt, num_output, rank, float(number)))
+        request_id = f"r-{number}"
+        segment_at = partial(segment, request_id, num_prompt, segment_blocks)
+        request = ModelRequest(request_id, num_prompt, num_output, rank, float(number), segment_at)
+        model.add(request)
     for _ in range(num_steps):
         if model.has_work():
             model.step()
@@ -37,11 +56,12 @@ def engine(lengths: list[tuple[int, int, int]], mode: str, num_steps: int) -> En
 @given(
     lengths=st.lists(LENGTHS, min_size=1, max_size=12),
     mode=st.sampled_from(["chunked", "prefill-first"]),
+    segment_blocks=st.integers(0, 4),
     num_before=st.integers(0, 30),
     share=st.floats(0, 1),
 )
-def test_a_stretch_is_its_steps(lengths, mode, num_before, share) -> None:
-    one_by_one, at_once = (engine(lengths, mode, num_before) for _ in range(2))
+def test_a_stretch_is_its_steps(lengths, mode, segment_blocks, num_before, share) -> None:
+    one_by_one, at_once = (engine(lengths, mode, segment_blocks, num_before) for _ in range(2))
     stretch = at_once.stretch()
     if stretch is None:
         return
@@ -60,7 +80,7 @@ def test_a_stretch_is_its_steps(lengths, mode, num_before, share) -> None:
         assert stretch.num_steps_within(time_s + 1e-9) == done
         assert stretch.num_steps_within(time_s - 1e-6) == done - 1
     if num_steps == stretch.num_steps and not finished:
-        ends = engine(lengths, mode, num_before)
+        ends = engine(lengths, mode, segment_blocks, num_before)
         ends.decode(num_steps)
         assert ends.step().evicted, "it ended earlier than it must: no request did, and none lacks"
     assert at_once.decode(num_steps) == finished

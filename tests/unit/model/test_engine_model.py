@@ -1,12 +1,14 @@
 """The engine model's rules one by one; tests/contract compares the chunked mode with vLLM."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from controller.model.engine_model import EngineModel, StepResult
-from controller.model.engine_state import ModelRequest
+from controller.model.engine_state import ModelRequest, Segment
 from controller.model.profile import ModelConfig, load_profile
 
 PROFILE = load_profile("a10-llama-7b")
@@ -158,7 +160,9 @@ def test_the_watermark_is_kept_from_admissions_unless_nothing_runs(config: Model
 
 
 def _named(name: str, num_prompt_tokens: int) -> ModelRequest:
-    return request(name, num_prompt_tokens, block_hash=lambda index: ("same", index))
+    return request(
+        name, num_prompt_tokens, segment_at=lambda index: (("same", index), index, index + 1)
+    )
 
 
 @pytest.mark.parametrize("config", [PAPER, CHUNKED])
@@ -173,3 +177,25 @@ def test_what_is_cached(config: ModelConfig) -> None:
     first = engine(replace(PAPER, prefix_caching=True), *both).step()
     assert dict(first.num_cached_tokens) == {"a": 0, "b": 64}, "whole prompts use it too"
     assert prefilled([first]) == [{"a": 70, "b": 6}]
+
+
+def test_long_segments_are_cached_as_single_blocks_are() -> None:
+    """Evictions included: the cache takes blocks one by one, whatever the segments are."""
+    caching = replace(CHUNKED, prefix_caching=True, num_total_blocks=24, max_model_len=384)
+    engines = []
+    for size in (1, 3, 4):
+
+        def segment_at(group: int, index: int, size: int = size) -> Segment:
+            first = index // size * size
+            return (group, first), first, first + size
+
+        dice, model, taken = random.Random(7), EngineModel(caching, PROFILE), []
+        for number in range(120):
+            group, num_prompt_tokens = dice.randrange(5), dice.randint(20, 200)
+            alike = partial(segment_at, group)
+            name = f"r-{number}"
+            model.add(request(name, num_prompt_tokens, 3, segment_at=alike))
+            taken += steps(model)
+        engines.append([(step.num_cached_tokens, step.duration_s) for step in taken])
+    assert engines[0] == engines[1] == engines[2]
+    assert 10 < sum(sum(cached.values()) > 0 for cached, _ in engines[0]) < 110

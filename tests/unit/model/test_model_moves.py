@@ -1,6 +1,5 @@
 """What moves do to an engine model, rule by rule; `test_model_moves_machine` tries everything."""
 
-from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.model.engine_model import EngineModel
-from controller.model.engine_state import ModelRequest
+from controller.model.engine_state import ModelRequest, SegmentAt
 from controller.model.model_moves import MovingState
 from controller.model.profile import ModelConfig, load_profile
 
@@ -32,8 +31,8 @@ def request(request_id: str, num_prompt_tokens: int, max_output_tokens: int = 50
     return ModelRequest(request_id, num_prompt_tokens, max_output_tokens, **more)
 
 
-def hashes(group: str) -> Callable[[int], Hashable]:
-    return lambda index: (group, index)
+def hashes(group: str) -> SegmentAt:
+    return lambda index: ((group, index), index, index + 1)
 
 
 def engine(config: ModelConfig, *requests: ModelRequest, num_steps: int = 1) -> EngineModel:
@@ -81,7 +80,7 @@ def test_candidates_are_all_that_run_or_wait() -> None:
 @pytest.mark.parametrize("pinned", [False, True])
 def test_a_candidate_frees_what_it_does_not_share(pinned: bool) -> None:
     """A pin is its own, and goes with it."""
-    alike = {"block_hash": hashes("a")}
+    alike = {"segment_at": hashes("a")}
     model = engine(CACHING, request("r", 40, **alike), num_steps=2)
     model.add(request("s", 40, **alike))
     model.step()
@@ -108,8 +107,8 @@ def test_a_candidate_frees_what_it_does_not_share(pinned: bool) -> None:
 @pytest.mark.parametrize("end", ["abort", "finish", "release"])
 def test_pinned_blocks_stay_whatever_becomes_of_the_request(group: str | None, end: str) -> None:
     config = CACHING if group else CHUNKED
-    block_hash = hashes(group) if group else None
-    model = engine(config, request("a", 40, 3, block_hash=block_hash))
+    segment_at = hashes(group) if group else None
+    model = engine(config, request("a", 40, 3, segment_at=segment_at))
     for first_block in (0, 1, 0):
         assert model.moves.pin("a", first_block) == 2
         assert seen(model).num_used_blocks == 3, "a block of a running request counts once"
@@ -266,14 +265,14 @@ def test_the_watermark_is_left_free_unless_it_is_alone() -> None:
 
 @pytest.mark.parametrize("num_blocks", [3, 2])
 def test_cached_blocks_need_no_copy(num_blocks: int) -> None:
-    model = engine(CACHING, request("old", 40, 1, block_hash=hashes("same")))
-    moving = request("a", 40, block_hash=hashes("same"))
+    model = engine(CACHING, request("old", 40, 1, segment_at=hashes("same")))
+    moving = request("a", 40, segment_at=hashes("same"))
     assert model.moves.reserve(moving, 8, num_blocks) == 2
     assert seen(model).num_used_blocks == num_blocks
     model.moves.extend("a", 3)
     model.moves.commit("a", running(49))
     # What it brought is found by others, and what is shared costs nothing.
-    assert model.moves.reserve(request("b", 49, block_hash=hashes("same")), 1, 4) == 3
+    assert model.moves.reserve(request("b", 49, segment_at=hashes("same")), 1, 4) == 3
     assert seen(model).num_used_blocks == 4
 
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.model.engine_model import EngineModel, StepResult
-from controller.model.engine_state import ModelRequest
+from controller.model.engine_state import ModelRequest, Segment, SegmentAt
 from controller.model.model_moves import MovingState
 from controller.model.profile import ModelConfig, load_profile
 
@@ -27,6 +27,16 @@ TIGHT = ModelConfig(
     prefix_caching=False,
     mode="chunked",
 )
+
+
+def segments(group: str, num_blocks: int) -> SegmentAt:
+    """Tokens of the group only, in segments of so many blocks."""
+
+    def segment_at(index: int) -> Segment:
+        first = index // num_blocks * num_blocks
+        return (group, first), first, first + num_blocks
+
+    return segment_at
 
 
 @dataclass
@@ -47,8 +57,9 @@ class Seen:
 
 
 class WatchedEngine:
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, segment_blocks: int, **config: Any) -> None:
         self.model = EngineModel(replace(TIGHT, **config), PROFILE)
+        self.segment_blocks = segment_blocks
         self.seen: dict[str, Seen] = {}
         self.num_evictions = 0
 
@@ -67,7 +78,7 @@ class WatchedEngine:
             max_output_tokens,
             rank,
             number - late_s,
-            None if group is None else lambda index: (group, index),
+            None if group is None else segments(group, self.segment_blocks),
         )
         self.model.add(request)
         num_left = min(max_output_tokens, TIGHT.max_model_len - num_prompt_tokens)
@@ -190,6 +201,7 @@ class TwoEngines(RuleBasedStateMachine):
         watermark_blocks=st.integers(0, 2),
         long_prefill_token_threshold=st.sampled_from([0, 3]),
         prompts=st.lists(st.integers(1, 12), min_size=2, max_size=6),
+        segment_blocks=st.integers(1, 4),
     )
     def start(self, prompts, **config) -> None:
         self.engines = [
