@@ -27,7 +27,7 @@ from controller.core.load.snapshot import blocks_for
 from controller.model.profile import LatencyProfile, ModelConfig
 from controller.sim.event_queue import EventQueue
 from controller.sim.outcome import Outcome
-from controller.sim.request_run import RequestRun, TokenTimes, model_request, schedule_arrivals
+from controller.sim.request_run import Arrivals, RequestRun, TokenTimes, model_request
 from controller.sim.setup import ClusterSetup
 from controller.sim.workload.trace import Trace, TraceRequest
 
@@ -304,7 +304,6 @@ class PooledCluster:
         self._knows_lengths = knows_lengths
         self._sample_s = setup.sample_s
         self._queue: list[tuple[int, PooledRequest]] = []
-        self._num_to_come = 0
 
     def run(self, trace: Trace) -> Outcome:
         """Runs until all requests have ended.
@@ -316,8 +315,7 @@ class PooledCluster:
             refusal = self._config.refusal(each.num_prompt_tokens, each.num_output_tokens)
             if refusal:
                 raise ValueError(f"request r-{number} {refusal}")
-        self._num_to_come = len(trace.requests)
-        schedule_arrivals(self.events, trace, self._arrive)
+        self._arrivals = Arrivals(self.events, trace, self._arrive)
         self._sample()
         self.events.run(self._is_over)
         self.outcome.num_steps = sum(each.num_steps for each in self.engines)
@@ -339,14 +337,14 @@ class PooledCluster:
         assert self.num_free_blocks >= 0
 
     def _is_over(self) -> bool:
-        return not (self._num_to_come or self._queue or any(e.num_running for e in self.engines))
+        num_to_come = self._arrivals.num_to_come
+        return not (num_to_come or self._queue or any(e.num_running for e in self.engines))
 
     # -- requests --------------------------------------------------------------------------
 
     def _arrive(self, number: int, traced: TraceRequest) -> None:
-        self._num_to_come -= 1
         config = self._config
-        run = RequestRun(model_request(number, traced, 0, 0, config.block_size), traced)
+        run = RequestRun(number, model_request(number, traced, 0, 0, config.block_size), traced)
         num_prompt_tokens = traced.num_prompt_tokens
         end_tokens = config.end_tokens(num_prompt_tokens, traced.num_output_tokens)
         self._enqueue(PooledRequest(run, number, num_prompt_tokens, end_tokens))
@@ -442,6 +440,7 @@ class PooledCluster:
             self._take(engine, -blocks_for(request.end_tokens - 1, self._config.block_size))
             request.run.finished_s = self.events.now_s
             self.outcome.rows.add(request.run)
+            self._arrivals.answered(request.run.number)
         if self._knows_lengths:
             engine.peak_blocks = engine.future().peak_blocks(self._config.block_size)
         self._admit()

@@ -75,7 +75,7 @@ from controller.sim.event_queue import EventQueue
 from controller.sim.fleet import SimFleet
 from controller.sim.instance import INCARNATION, SimInstance
 from controller.sim.outcome import Outcome, fragmented_blocks
-from controller.sim.request_run import RequestRun, model_request, schedule_arrivals
+from controller.sim.request_run import Arrivals, RequestRun, model_request
 from controller.sim.setup import ClusterSetup, Fault, SimPolicy
 from controller.sim.sim_moves import Links, SimMove
 from controller.sim.workload.trace import Trace, TraceRequest
@@ -441,7 +441,6 @@ class SimCluster:
         self._config = ModelConfig.of(profile, mode=setup.mode, prefix_caching=setup.prefix_caching)
         self._runs: dict[str, RequestRun] = {}
         """The requests that have arrived and not ended, by id."""
-        self._num_to_come = 0
         self._hash_tokens = 0
         self._scheduler = GlobalScheduler(
             SchedulerConfig(
@@ -490,13 +489,12 @@ class SimCluster:
 
     def run(self, trace: Trace) -> Outcome:
         """Runs until all requests have ended."""
-        self._num_to_come = len(trace.requests)
         self._hash_tokens = trace.prefix_hash_tokens
-        schedule_arrivals(self.events, trace, self._arrive)
+        self._arrivals = arrivals = Arrivals(self.events, trace, self._arrive)
         if self.setup.policy.rescheduling.enabled:
             self._round()
         self._sample()
-        self.events.run(lambda: not self._num_to_come and not self._runs)
+        self.events.run(lambda: not arrivals.num_to_come and not self._runs)
         outcome, emptying = self.outcome, self.emptying
         outcome.num_steps += sum(each.num_steps for each in self.instances.values())
         outcome.busy_s += sum(each.busy_s for each in self.instances.values())
@@ -511,10 +509,9 @@ class SimCluster:
     # -- requests --------------------------------------------------------------------------
 
     def _arrive(self, number: int, traced: TraceRequest) -> None:
-        self._num_to_come -= 1
         rank = traced.rank if self.setup.policy.by_rank else 0
         request = model_request(number, traced, rank, self._hash_tokens, self._config.block_size)
-        self._runs[request.request_id] = RequestRun(request, traced)
+        self._runs[request.request_id] = RequestRun(number, request, traced)
         requested = DispatchRequested(
             request.request_id,
             FRONTEND,
@@ -597,11 +594,12 @@ class SimCluster:
         self.links.owners.ended(run.request.request_id)
         self.outcome.rows.add(run)
         self.outcome.downtimes_s += run.downtimes_s
+        self._arrivals.answered(run.number)
 
     def _fail(self, run: RequestRun) -> None:
         del self._runs[run.request.request_id]
         self.links.owners.ended(run.request.request_id)
-        self.outcome.num_failed += 1
+        self.outcome.num_failed += 1 + self._arrivals.failed(run.number)
 
     # -- instances -------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.model.profile import LatencyProfile, Mode
-from controller.sim.workload.trace import Trace
+from controller.sim.workload.trace import Trace, hashes_of
 
 # -- saturation ------------------------------------------------------------------------------------
 #
@@ -94,7 +94,7 @@ def _cached_tokens(trace: Trace, num_tokens: int, block_size: int) -> Iterator[i
             if each not in seen:
                 break
             num_hits += 1
-        for each in reversed(hashes):  # so that a prompt's end is forgotten before its beginning
+        for each in reversed(hashes_of(request)):  # so that an end is forgotten before a beginning
             seen[each] = None
             seen.move_to_end(each)
         while len(seen) * size > num_tokens:

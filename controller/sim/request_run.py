@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 from controller.model.engine_state import NEVER, ModelRequest, Segment
 from controller.sim.event_queue import EventQueue
-from controller.sim.workload.trace import Trace, TraceRequest
+from controller.sim.workload.trace import Trace, TraceRequest, hashes_of
 
 
 class RequestRun:
-    """One request: what its client asked for, and what the client has seen so far. Times are
-    virtual, in seconds, and None before they have come. `decoding_since_s` is None unless the
-    request decodes: it then is the time of the token up to which `longest_pause_s` is known.
+    """One request: what its client asked for, and what the client has seen so far. `number`: its
+    place in the trace. Times are virtual, in seconds, and None before they have come.
+    `decoding_since_s` is None unless the request decodes: it then is the time of the token up to
+    which `longest_pause_s` is known.
     `traced` is what the client sent; `request` is what engines get of it, without the rank if the
     policy ignores ranks."""
 
@@ -32,13 +33,15 @@ class RequestRun:
         "moves",
         "num_evictions",
         "num_overtaking",
+        "number",
         "overtaken_s",
         "overtaken_since_s",
         "request",
         "traced",
     )
 
-    def __init__(self, request: ModelRequest, traced: TraceRequest) -> None:
+    def __init__(self, number: int, request: ModelRequest, traced: TraceRequest) -> None:
+        self.number = number
         self.request = request
         self.traced = traced
         self.instance_id = ""
@@ -181,7 +184,7 @@ class TokenTimes:
 
 class BlockNames:
     """Names the full KV blocks of one request by the trace's prefix hashes, so that prompts that
-    begin alike share blocks. Blocks that no hash covers, such as all outputs, are the request's
+    begin alike share blocks. Blocks that no hash covers, such as most outputs, are the request's
     own. It is the request's `segment_at`."""
 
     __slots__ = ("_block_size", "_hash_tokens", "_num_named", "_prefix_hashes", "_request")
@@ -190,11 +193,13 @@ class BlockNames:
         self, request_id: str, traced: TraceRequest, hash_tokens: int, block_size: int
     ) -> None:
         self._request = request_id
-        self._prefix_hashes = traced.prefix_hashes
+        self._prefix_hashes = hashes_of(traced)
         self._hash_tokens = hash_tokens
         self._block_size = block_size
-        num_tokens = min(traced.num_prompt_tokens, len(traced.prefix_hashes) * hash_tokens)
-        self._num_named = num_tokens // block_size
+        num_known = traced.num_prompt_tokens
+        if traced.answer_hashes:
+            num_known += traced.num_output_tokens
+        self._num_named = min(num_known, len(self._prefix_hashes) * hash_tokens) // block_size
         """How many blocks, from the first one on, have names of the trace."""
 
     def __call__(self, index: int) -> Segment:
@@ -222,20 +227,57 @@ def model_request(
     )
 
 
-def schedule_arrivals(
-    events: EventQueue, trace: Trace, arrive: Callable[[int, TraceRequest], None]
-) -> None:
-    """Calls `arrive` at each request's time, with the request's number and the request. Only the
-    next arrival is scheduled at a time, because a trace may have a million requests."""
-    coming = enumerate(trace.requests)
+class Arrivals:
+    """When the requests of a trace arrive: the first turns of all sessions at their times, and each
+    later turn after the answer to the previous one. `arrive` is called with a request's number and
+    the request. Only the next first turn is scheduled at a time, because a trace may have a million
+    requests."""
 
-    def schedule_next() -> None:
-        next_one = next(coming, None)
-        if next_one is not None:
-            events.at(next_one[1].arrival_s, lambda: come(*next_one))
+    def __init__(
+        self, events: EventQueue, trace: Trace, arrive: Callable[[int, TraceRequest], None]
+    ) -> None:
+        self.num_to_come = len(trace.requests)
+        """How many requests have not arrived yet."""
+        self._events = events
+        self._arrive = arrive
+        self._later: dict[int, tuple[int, TraceRequest]] = {}
+        """The turn that follows a request, by the request's number."""
+        first, latest = list[tuple[int, TraceRequest]](), dict[str, int]()
+        for number, request in enumerate(trace.requests):
+            before = latest.get(request.session)
+            if request.gap_s is None or before is None:
+                first.append((number, request))
+            else:
+                self._later[before] = number, request
+            if request.session:
+                latest[request.session] = number
+        self._first = iter(first)
+        self._schedule_next()
 
-    def come(number: int, traced: TraceRequest) -> None:
-        arrive(number, traced)
-        schedule_next()
+    def answered(self, number: int) -> None:
+        """Notes that the request has ended: the turn that follows it comes in a while."""
+        later = self._later.pop(number, None)
+        if later is not None and later[1].gap_s is not None:
+            arrival_s = self._events.now_s + later[1].gap_s
+            self._events.at(arrival_s, lambda: self._come(later[0], later[1].arriving(arrival_s)))
 
-    schedule_next()
+    def failed(self, number: int) -> int:
+        """Notes that the request has failed. Returns how many turns therefore never come."""
+        num_lost = 0
+        while (later := self._later.pop(number, None)) is not None:
+            number, num_lost = later[0], num_lost + 1
+        self.num_to_come -= num_lost
+        return num_lost
+
+    def _schedule_next(self) -> None:
+        coming = next(self._first, None)
+        if coming is not None:
+            self._events.at(coming[1].arrival_s, lambda: self._come_first(*coming))
+
+    def _come_first(self, number: int, request: TraceRequest) -> None:
+        self._come(number, request)
+        self._schedule_next()
+
+    def _come(self, number: int, request: TraceRequest) -> None:
+        self.num_to_come -= 1
+        self._arrive(number, request)

@@ -43,8 +43,9 @@ Lengths = Annotated[
     typer.Option(
         metavar="NAME|IN,OUT",
         help="Lengths of prompts and outputs in tokens: S-S, M-M, L-L, S-L, L-S, sharegpt or"
-        " burstgpt, from table 1 of the Llumnix paper; zipf:M-M, drawn as by its authors; or two"
-        f" numbers ({DEFAULT_LENGTHS}).",
+        " burstgpt, from table 1 of the Llumnix paper; zipf:M-M, drawn as by its authors; two"
+        " numbers; or agents or chats: sessions, whose turns each wait for the answer before"
+        f" ({DEFAULT_LENGTHS}).",
     ),
 ]
 Trace = Annotated[

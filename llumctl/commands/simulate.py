@@ -47,7 +47,8 @@ Workload = Annotated[
         "--workload",
         "-w",
         metavar="NAME|FILE",
-        help="S-S, M-M, L-L, S-L, L-S, sharegpt, burstgpt, IN,OUT in tokens, or a trace file.",
+        help="S-S, M-M, L-L, S-L, L-S, sharegpt, burstgpt, agents, chats, IN,OUT in tokens, or a"
+        " trace file.",
     ),
 ]
 Workloads = Annotated[
@@ -56,7 +57,8 @@ Workloads = Annotated[
         "--workload",
         "-w",
         metavar="NAME|FILE",
-        help="S-S, M-M, L-L, S-L, L-S, sharegpt, burstgpt, IN,OUT in tokens, or a trace file."
+        help="S-S, M-M, L-L, S-L, L-S, sharegpt, burstgpt, agents, chats, IN,OUT in tokens, or a"
+        " trace file."
         " Repeatable.",
     ),
 ]

@@ -1,4 +1,5 @@
-"""Plans the load: all requests and their times are known before the first one is sent.
+"""Plans the load: all requests are known before the first one is sent, and so are their times,
+except for the later turns of sessions.
 
 Arrivals, lengths, levels and prompts each have a stream of random numbers, derived from one seed.
 So with a different rate the same requests are sent at different times.
@@ -15,6 +16,8 @@ import numpy as np
 
 from controller.api.errors import UsageError
 from controller.sim.workload.lengths import Lengths, UnknownLengthsError, lengths_named
+from controller.sim.workload.sessions import HASH_TOKENS as SESSION_HASH_TOKENS
+from controller.sim.workload.sessions import KINDS, turns
 from controller.sim.workload.trace import Trace, TraceRequest
 from controller.sim.workload.trace_files import TraceError, read_trace
 from llumctl.lab.option_values import Arrivals
@@ -72,6 +75,9 @@ class Request:
     priority: int = 0
     prefix_hashes: tuple[int, ...] = ()
     prefix_hash_tokens: int = 0
+    session: str = ""
+    gap_s: float | None = None
+    """As in `TraceRequest`: a later turn is due this long after the answer to the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +91,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Times and lengths of requests. Only the requests of a trace have an end; ranks and sessions
-    of a trace are not replayed. `prefix_hash_tokens`: as in a trace."""
+    """Times and lengths of requests. Only the requests of a trace have an end; ranks of a trace are
+    not replayed. `prefix_hash_tokens`: as in a trace."""
 
     requests: Iterator[TraceRequest]
     prefix_hash_tokens: int = 0
@@ -103,9 +109,13 @@ def rows(load: Load) -> Rows:
         faster = (request.arriving(request.arrival_s / load.speed) for request in trace.requests)
         return Rows(faster, trace.prefix_hash_tokens)
     check_arrivals(load.arrivals, load.rate, load.cv)
+    arrival_rng = Random(f"{load.seed}/arrivals")
+    if load.lengths in KINDS:
+        session_rate = load.rate / KINDS[load.lengths].mean_turns
+        begins_s = arrival_times_s(load.arrivals, session_rate, load.cv, arrival_rng)
+        return Rows(turns(load.lengths, begins_s, load.seed), SESSION_HASH_TOKENS)
     prompts, outputs = parse_lengths(load.lengths)
     rng = Random(f"{load.seed}/lengths")
-    arrival_rng = Random(f"{load.seed}/arrivals")
     times_s = arrival_times_s(load.arrivals, load.rate, load.cv, arrival_rng)
     drawn = zip(times_s, draw_lengths(prompts, outputs, rng), strict=False)
     return Rows(TraceRequest(at_s, *tokens) for at_s, tokens in drawn)
@@ -148,10 +158,12 @@ def fit(row: TraceRequest, max_tokens: int | None, max_model_len: int | None) ->
     return replace(row, num_prompt_tokens=prompt, num_output_tokens=outputs)
 
 
-def prompt(seed: int, request: Request) -> list[int]:
-    """The token ids of a prompt. If a trace has prefix hashes, equal hashes give equal tokens."""
-    ids: list[int] = []
-    for number in request.prefix_hashes:
+def prompt(seed: int, request: Request, before: Sequence[int] = ()) -> list[int]:
+    """The token ids of a prompt. If a trace has prefix hashes, equal hashes give equal tokens.
+    `before`: the prompt and the answer of the session's turn before. The prompt begins with them,
+    unless it is shorter: then the session has begun a new text."""
+    ids = list(before) if len(before) <= request.num_prompt_tokens else []
+    for number in () if ids else request.prefix_hashes:
         if len(ids) >= request.num_prompt_tokens:
             break
         block = Random(f"{seed}/block/{number}")
@@ -171,7 +183,23 @@ def _request(index: int, row: TraceRequest, level: Level, prefix_hash_tokens: in
         level.priority,
         row.prefix_hashes,
         prefix_hash_tokens,
+        row.session,
+        row.gap_s,
     )
+
+
+def later_turns(requests: Sequence[Request]) -> dict[int, Request]:
+    """The turn that follows a request, by the request's index. The other requests are due at their
+    times."""
+    later: dict[int, Request] = {}
+    latest: dict[str, int] = {}
+    for request in requests:
+        before = latest.get(request.session)
+        if request.gap_s is not None and before is not None:
+            later[before] = request
+        if request.session:
+            latest[request.session] = request.index
+    return later
 
 
 # -- priority levels: the share of each in the requests ---------------------------------

@@ -368,9 +368,11 @@ def _summary(figures: Figures, target: Target, verify: Verify) -> list[str]:
             f"policy {cluster.policy}",
             *facts,
         ]
+    num_later = figures.num_requests - figures.num_sent
     requests = [
         f"requests {figures.num_right} right of {figures.num_sent} sent",
         f"{figures.num_failed} failed",
+        *([f"{num_later} later turns not sent"] if num_later and not figures.interrupted else []),
         *([f"{figures.num_unfinished} cut off"] if figures.num_unfinished else []),
         f"{figures.duration_s:.1f} s",
         f"{figures.requests_per_s:.2f} requests/s",

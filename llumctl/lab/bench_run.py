@@ -1,6 +1,7 @@
 """One measurement: requests to an endpoint, and the figures of its cluster meanwhile.
 
-The loop is open: each request is sent when it is due, even if earlier ones are not finished.
+The loop is open: each request is sent when it is due, even if earlier ones are not finished. Only
+a later turn of a session waits for the answer to the turn before.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -54,6 +55,8 @@ class Result:
     verdict: Verdict = RIGHT
     num_output_tokens: int = 0
     """How many tokens came: the number of ids or, if there are no ids, the server's count."""
+    token_ids: list[int] = field(default_factory=list)
+    """The answer's tokens, until the session's next turn has been sent; empty without one."""
 
     @property
     def is_right(self) -> bool:
@@ -99,9 +102,12 @@ class Sender:
         """A unique part of the request's ids in the cluster's events."""
         return f"{self.cache_salt}-{request.index}"
 
-    def encode(self, request: Request) -> tuple[bytes, int | None]:
-        """The bytes to send and, if tokens are verified, where the right answer starts."""
-        prompt = bench_load.prompt(self.seed, request)
+    def encode(
+        self, request: Request, before: Sequence[int] = ()
+    ) -> tuple[bytes, int | None, list[int]]:
+        """The bytes to send; if tokens are verified, where the right answer starts; and the prompt.
+        `before`: as for `bench_load.prompt`."""
+        prompt = bench_load.prompt(self.seed, request, before)
         body: dict[str, object] = {
             "model": self.model,
             "prompt": prompt,
@@ -121,7 +127,7 @@ class Sender:
             body["priority"] = request.priority
         is_checked = self.verify is Verify.TOKENS
         start = token_sequence.start(prompt) if is_checked else None
-        return self.endpoint.encode("completions", body), start
+        return self.endpoint.encode("completions", body), start, prompt
 
 
 class Run:
@@ -135,7 +141,10 @@ class Run:
         on_progress: Callable[[Results], None] = lambda _: None,
     ) -> None:
         self.results = Results()
-        self._requests = requests
+        self._later = bench_load.later_turns(requests)
+        """The turn that follows a request, by the request's index."""
+        waiting = {each.index for each in self._later.values()}
+        self._requests = [each for each in requests if each.index not in waiting]
         self._sender = sender
         self._on_progress = on_progress
         self._pool = Pool(sender.endpoint)
@@ -171,15 +180,34 @@ class Run:
         requests are cancelled."""
         async with asyncio.TaskGroup() as group:
             for request in self._requests:
-                message, start = self._sender.encode(request)
+                message, start, prompt = self._sender.encode(request)
                 due_s = self.results.started_s + request.at_s
-                while (left_s := due_s - time.perf_counter()) > 0:
-                    await asyncio.sleep(max(left_s, SHORTEST_WAIT_S))
-                group.create_task(self._send(request, message, start, due_s))
+                await _until(due_s)
+                sending = self._send(request, message, start, due_s)
+                if request.index in self._later:
+                    group.create_task(self._send_session(request, prompt, sending))
+                else:
+                    group.create_task(sending)
+
+    async def _send_session(
+        self, request: Request, prompt: list[int], sending: Coroutine[None, None, Result]
+    ) -> None:
+        """Sends a first turn and, one after the other, the turns that follow it, until one fails.
+        Their prompts begin with the tokens of the turn before, if the server tells them."""
+        result = await sending
+        while (later := self._later.get(request.index)) is not None:
+            if not result.is_right:
+                return
+            assert later.gap_s is not None
+            due_s = result.answer.ended_s + later.gap_s
+            message, start, prompt = self._sender.encode(later, [*prompt, *result.token_ids])
+            result.token_ids.clear()
+            await _until(due_s)
+            request, result = later, await self._send(later, message, start, due_s)
 
     async def _send(
         self, request: Request, message: bytes, start: int | None, due_s: float
-    ) -> None:
+    ) -> Result:
         results = self.results
         answer = results.live[request.index] = Answer()
         result = Result(request, due_s, time.perf_counter() - due_s, answer)
@@ -195,16 +223,24 @@ class Run:
             )
         result.num_output_tokens = len(answer.token_ids) or answer.num_output_tokens or 0
         if result.is_right:
+            if request.index in self._later:
+                result.token_ids = list(answer.token_ids)
             answer.token_ids.clear()
         else:
             results.num_failed += 1
         del results.live[request.index]
         results.ended.append(result)
+        return result
 
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_INTERVAL_S)
             self._on_progress(self.results)
+
+
+async def _until(due_s: float) -> None:
+    while (left_s := due_s - time.perf_counter()) > 0:
+        await asyncio.sleep(max(left_s, SHORTEST_WAIT_S))
 
 
 # -- the cluster's statuses before, during and after the load; Ctrl-C -------------------

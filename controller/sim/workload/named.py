@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.sim.workload.lengths import UnknownLengthsError, lengths_named
+from controller.sim.workload.sessions import HASH_TOKENS, KINDS, turns
 from controller.sim.workload.trace import (
     Trace,
     TraceRequest,
@@ -188,6 +190,9 @@ def workload(
     (0) of the requests has rank 1. `num_clients` clients send them (None: no request says who sent
     it).
 
+    Sessions (`agents`, `chats`): the same, but sessions begin at `rate` divided by their mean
+    number of turns, and a later turn comes when its client has the previous answer.
+
     A trace file (a path, or a name that ends in .csv, .jsonl or .json): its requests as they are.
     `start_s` and `duration_s` take a window of its time; `num_requests` cuts or repeats it; `speed`
     divides its gaps, or `rate` scales them to that many requests per second. With a `cv` or a
@@ -216,7 +221,7 @@ def workload(
         for option, value in (("speed", speed), ("start_s", start_s), ("duration_s", duration_s)):
             if value is not None:
                 raise ValueError(f"{option} is for trace files; {name} has rate and num_requests")
-        trace = _drawn(name, rate, num_requests, cv, shape, streams)
+        trace = _drawn(name, rate, num_requests, cv, shape, seed, streams)
     return _with_clients(trace, high_fraction, num_clients, streams)
 
 
@@ -251,8 +256,16 @@ def _drawn(
     num_requests: int | None,
     cv: float | None,
     shape: Shape | None,
+    seed: int,
     streams: Streams,
 ) -> Trace:
+    num = NUM_REQUESTS if num_requests is None else num_requests
+    if num < 1:
+        raise ValueError(f"num_requests must be positive, not {num}")
+    if name in KINDS:
+        mean_turns = KINDS[name].mean_turns
+        begins_s = _arrivals_s(num, _needed(rate, name) / mean_turns, cv, shape, streams)
+        return Trace(name, list(islice(turns(name, begins_s, seed), num)), HASH_TOKENS)
     try:
         prompts, outputs = lengths_named(name, "zipf")
     except UnknownLengthsError as error:
@@ -260,15 +273,16 @@ def _drawn(
             f"there is no workload {name[:40]!r}; did you mean {error.nearest}? A trace file has a"
             f" slash in its path or ends in {', '.join(FILE_SUFFIXES)}"
         ) from error
-    num = NUM_REQUESTS if num_requests is None else num_requests
-    if num < 1:
-        raise ValueError(f"num_requests must be positive, not {num}")
-    if rate is None:
-        raise ValueError(f"{name} has no rate of its own: give a rate in requests per second")
-    times_s = _arrivals_s(num, rate, cv, shape, streams)
+    times_s = _arrivals_s(num, _needed(rate, name), cv, shape, streams)
     prompt_lengths = prompts.at(streams["prompts"].random(num)).tolist()
     output_lengths = outputs.at(streams["outputs"].random(num)).tolist()
     return Trace(name, list(map(TraceRequest, times_s, prompt_lengths, output_lengths)))
+
+
+def _needed(rate: float | None, name: str) -> float:
+    if rate is None:
+        raise ValueError(f"{name} has no rate of its own: give a rate in requests per second")
+    return rate
 
 
 def _arrivals_s(
@@ -290,6 +304,8 @@ def _with_clients(
 ) -> Trace:
     if high_fraction is None and num_clients is None:
         return trace
+    if num_clients is not None and any(each.gap_s is not None for each in trace.requests):
+        raise ValueError(f"{trace.name} has sessions of its own; leave out num_clients")
     num = len(trace.requests)
     ranks = (
         [request.rank for request in trace.requests]

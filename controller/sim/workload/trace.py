@@ -20,6 +20,12 @@ class TraceRequest:
     `Trace.prefix_hash_tokens` tokens, the last block possibly cut by the prompt's end: two prompts
     with an equal hash agree in all tokens up to the end of that block. Empty: the prompt shares
     nothing.
+
+    `gap_s`: the request is a later turn of its session. It arrives this long after the end of the
+    answer to the session's previous request in the trace, and `arrival_s` is only an estimate. If
+    it is None or no request comes before, the request arrives at `arrival_s`. `answer_hashes` go on
+    where the hashes of the prompt's whole blocks end: they name prompt and answer together, with
+    which the prompt of the next turn begins.
     """
 
     arrival_s: float
@@ -28,6 +34,8 @@ class TraceRequest:
     rank: int = 0
     session: str = ""
     prefix_hashes: tuple[int, ...] = ()
+    answer_hashes: tuple[int, ...] = ()
+    gap_s: float | None = None
 
     def arriving(self, arrival_s: float) -> "TraceRequest":
         """The same request with a different arrival time."""
@@ -38,6 +46,8 @@ class TraceRequest:
             self.rank,
             self.session,
             self.prefix_hashes,
+            self.answer_hashes,
+            self.gap_s,
         )
 
     def sent_by(self, rank: int, session: str) -> "TraceRequest":
@@ -49,6 +59,8 @@ class TraceRequest:
             rank,
             session,
             self.prefix_hashes,
+            self.answer_hashes,
+            self.gap_s,
         )
 
 
@@ -90,7 +102,8 @@ class Trace:
 
 
 def faster(trace: Trace, speed: float) -> Trace:
-    """The trace with the gaps between arrivals divided by `speed`; the requests stay as they are.
+    """The trace with the gaps between arrivals divided by `speed`; the requests stay as they are,
+    and so does the time that clients take between two turns.
 
     Raises:
         ValueError: the speed is not positive.
@@ -154,7 +167,7 @@ def with_requests(trace: Trace, num_requests: int) -> Trace:
     requests = once[:num_requests]
     if len(requests) < num_requests:
         period_s = trace.span_s + (1 / trace.rate if trace.rate else 0.0)
-        num_hashes = 1 + max((max(r.prefix_hashes, default=0) for r in once), default=0)
+        num_hashes = 1 + max((max(hashes_of(r), default=0) for r in once), default=0)
         repetition = 0
         while len(requests) < num_requests:
             repetition += 1
@@ -163,10 +176,15 @@ def with_requests(trace: Trace, num_requests: int) -> Trace:
             # million hashes, of which only 10 million are distinct.
             shifted: dict[int, int] = {}
             for request in once[: num_requests - len(requests)]:
-                for number in request.prefix_hashes:
+                for number in hashes_of(request):
                     shifted.setdefault(number, number + shift)
                 requests.append(_repeated(request, shift_s, shifted))
     return Trace(trace.name, requests, trace.prefix_hash_tokens)
+
+
+def hashes_of(request: TraceRequest) -> tuple[int, ...]:
+    """The hashes of the prompt and, if they are known, of the answer."""
+    return request.prefix_hashes + request.answer_hashes
 
 
 def _repeated(request: TraceRequest, shift_s: float, hashes: dict[int, int]) -> TraceRequest:
@@ -177,4 +195,6 @@ def _repeated(request: TraceRequest, shift_s: float, hashes: dict[int, int]) -> 
         request.rank,
         request.session,
         tuple([hashes[number] for number in request.prefix_hashes]),
+        tuple([hashes[number] for number in request.answer_hashes]),
+        request.gap_s,
     )

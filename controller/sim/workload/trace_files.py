@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from controller.api.state import user_files
-from controller.sim.workload.trace import Trace, TraceRequest
+from controller.sim.workload.trace import Trace, TraceRequest, hashes_of
 
 MAX_LINE_BYTES = 1 << 24
 """The most bytes in a line. A prompt of a million tokens has 62,500 hashes of 16 tokens, which take
@@ -371,9 +371,10 @@ def _chained(line: Line, hashes: tuple[int, ...], num_tokens: int) -> tuple[int,
 #     {"arrival_s": 0.25, "num_prompt_tokens": 374, "num_output_tokens": 44, "rank": 1,
 #      "session": "client-7", "prefix_hashes": [8021, 977]}
 #
-# `rank`, `session` and `prefix_hashes` are left out where they are 0 or empty. The fields mean what
-# `TraceRequest` says. A request that an error or its client ended has an `outcome` too; without a
-# token of output it is not read. A recording that was ended properly says so in its last line,
+# `rank`, `session` and `prefix_hashes` are left out where they are 0 or empty, and so are `gap_s`
+# and `answer_hashes`, which only drawn sessions have. The fields mean what `TraceRequest` says. A
+# request that an error or its client ended has an `outcome` too; without a token of output it is
+# not read. A recording that was ended properly says so in its last line,
 # which counts the requests that are missing:
 #
 #     {"end_s": 600.0, "num_requests": 1200, "num_lost": 0, "num_live": 7, "num_breaks": 0}
@@ -408,6 +409,10 @@ def request_line(request: TraceRequest, outcome: str = FINISHED) -> str:
         row["session"] = request.session
     if request.prefix_hashes:
         row["prefix_hashes"] = request.prefix_hashes
+    if request.answer_hashes:
+        row["answer_hashes"] = request.answer_hashes
+    if request.gap_s is not None:
+        row["gap_s"] = request.gap_s
     if outcome != FINISHED:
         row["outcome"] = outcome
     return _json_line(row)
@@ -466,6 +471,8 @@ def _recorded_request(prefix_hash_tokens: int, line: Line, row: dict[str, object
         rank,
         session,
         line.hashes("prefix_hashes", row.get("prefix_hashes", [])),
+        line.hashes("answer_hashes", row.get("answer_hashes", [])),
+        line.number_from_zero("gap_s", "seconds", row["gap_s"]) if "gap_s" in row else None,
     )
     num_hashes = len(request.prefix_hashes)
     if num_hashes and not prefix_hash_tokens:
@@ -475,6 +482,9 @@ def _recorded_request(prefix_hash_tokens: int, line: Line, row: dict[str, object
             f"{num_hashes} prefix_hashes of {prefix_hash_tokens} tokens for a prompt of"
             f" {request.num_prompt_tokens}"
         )
+    num_tokens = request.num_prompt_tokens + request.num_output_tokens
+    if request.answer_hashes and len(hashes_of(request)) * prefix_hash_tokens > num_tokens:
+        raise line.error(f"{len(request.answer_hashes)} answer_hashes are too many")
     return request
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from controller.api import token_sequence
 from controller.api.client import ControlClient
 from llumctl.lab import bench_load
 from llumctl.lab.bench_client import Answer, Connection, Endpoint, ExchangeError, TokenFaults
@@ -158,7 +159,7 @@ async def test_a_connection_that_was_cancelled_is_not_used_again() -> None:
     never = asyncio.Event()
     async with FakeServer(behave=lambda _: Behaviour(wait_before_first=never)).serving() as server:
         connection = await Connection.open(Endpoint(server.url))
-        message, _ = sender(server).encode(Request(0, 0.0, 4, 4))
+        message, _, _ = sender(server).encode(Request(0, 0.0, 4, 4))
         exchanging = asyncio.create_task(connection.exchange(message, Answer()))
         await asked(server, 1)
         exchanging.cancel()
@@ -172,3 +173,35 @@ async def test_a_connection_that_was_cancelled_is_not_used_again() -> None:
 def test_urls() -> None:
     assert Endpoint("http://h:1").url("models") == "http://h:1/v1/models"
     assert Endpoint("http://h/prefix/v1/").url("models") == "http://h/prefix/v1/models"
+
+
+async def test_a_turn_is_sent_when_the_answer_before_has_come_and_begins_with_it() -> None:
+    plan = [
+        Request(0, 0.0, 8, 4, session="a"),
+        Request(1, 0.0, 8, 4),
+        Request(2, 9.0, 20, 4, session="a", gap_s=0.05),
+        Request(3, 9.0, 30, 4, session="a", gap_s=0.0),
+        Request(4, 0.0, 9, 4, session="b", gap_s=9.0),
+    ]
+    async with FakeServer().serving() as server:
+        results = await ran(server, plan)
+    assert kinds(results) == {}
+    assert results.num_sent == 5, "a turn without one before it comes at its time"
+    assert results.duration_s < 5
+    by_index = {result.request.index: result for result in results.ended}
+    prompts = {len(body["prompt"]): body["prompt"] for body in server.bodies[1:]}
+    first = bench_load.prompt(0, plan[0])
+    assert prompts[20][:8] == first
+    start = token_sequence.start(first)
+    assert prompts[20][8:12] == [token_sequence.token(start, place) for place in range(4)]
+    assert prompts[30][:20] == prompts[20]
+    gap_s = by_index[2].due_s - by_index[0].answer.ended_s
+    assert gap_s == pytest.approx(0.05)
+    assert not any(result.token_ids for result in results.ended)
+
+
+async def test_a_session_ends_with_a_failed_turn() -> None:
+    plan = [Request(0, 0.0, 8, 4, session="a"), Request(1, 0.0, 20, 4, session="a", gap_s=0.0)]
+    async with FakeServer(lambda _: Behaviour(status=500)).serving() as server:
+        results = await ran(server, plan)
+    assert (results.num_sent, results.num_failed) == (1, 1)

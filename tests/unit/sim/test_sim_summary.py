@@ -29,7 +29,7 @@ def sampled(waiting: list[int]) -> Sampled:
 def ended(number: int, ttft_s: float, num_outputs: int, rank: int = 0) -> RequestRun:
     """Arrived at `number` s; a token each 0.5 s, the longest pause 1 s."""
     request = ModelRequest(f"r-{number}", 10, num_outputs, rank, float(number))
-    found = RequestRun(request, TraceRequest(float(number), 10, num_outputs, rank))
+    found = RequestRun(number, request, TraceRequest(float(number), 10, num_outputs, rank))
     found.first_token_s = number + ttft_s
     found.finished_s = number + ttft_s + 0.5 * (num_outputs - 1)
     found.longest_pause_s = 1.0
