@@ -26,7 +26,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from controller.core.admission.api_keys import NO_KEYS, KeyTable, OwnLimits
 from controller.core.admission.instance_pool import InstancePool
-from controller.core.admission.placement import Placement, WaitingPlace, WaitingView, best_fitting
+from controller.core.admission.placement import (
+    Placement,
+    WaitingPlace,
+    WaitingView,
+    best_fitting,
+    is_backlogged,
+)
 from controller.core.admission.policies import POLICIES, Policy, SchedulerConfig
 from controller.core.admission.waiting_requests import (
     DrainRate,
@@ -171,19 +177,24 @@ class GlobalScheduler:
         self._num_help_rounds += bool(orders)
         return orders
 
-    def choice(self, request: DispatchRequested) -> str | None:
+    def choice(self, request: DispatchRequested, now_s: float) -> str | None:
         """Returns the instance to which this request would go at once. None if it would not go at
         once, which is always so while any request waits. Changes nothing."""
         if self._waiting or not self._pool.any_schedulable():
             return None
         if self._placement is None:
             return self._pool.choice(request)
+        config, rooms = self._placement.config, list(self._pool.rooms.values())
+        if config.by_time and is_backlogged(rooms, config, now_s):
+            return None
+        waiting = WaitingRequest(request, now_s)
         room = best_fitting(
-            self._pool.rooms.values(),
-            self._demand(request),
+            rooms,
+            waiting.entry((request.frontend_id, request.request_id), self._demand(request)),
             self._pool.score_of(request.rank),
-            self._pool.cached(request),
-            self._placement.config,
+            self._pool.prompt(request),
+            config,
+            now_s,
             self._pool.adapter_wait(request),
         )
         return None if room is None else room.instance_id
@@ -198,6 +209,8 @@ class GlobalScheduler:
         match event:
             case StatusReported():
                 more_room = self._pool.report(event, now_s)
+                if self._placement is not None and self._placement.rests(now_s):
+                    return []
                 return self._release(now_s, same_or_less=not more_room)
             case DispatchRequested():
                 return self._on_request(event, now_s)
@@ -291,17 +304,14 @@ class GlobalScheduler:
         for placed in placement.place(
             self._pool.rooms,
             self._pool.score_of,
-            lambda key: self._pool.cached(self._waiting[key].request),
+            lambda key: self._pool.prompt(self._waiting[key].request),
             now_s,
             lambda key: self._pool.adapter_wait(self._waiting[key].request),
             same_or_less=same_or_less,
         ):
             request = self._waiting[placed.waiting.key].request
             self._waiting.discard(placed.waiting.key, served=True)
-            by_prefix = placement.config.by_prefix
-            dispatched.append(
-                self._pool.dispatch_to(placed.instance_id, request, now_s, by_prefix=by_prefix)
-            )
+            dispatched.append(self._pool.dispatch_to(placed.instance_id, request, now_s))
         self._drain_rate.gone(now_s, len(dispatched))
         return dispatched
 

@@ -28,6 +28,8 @@ class StatusReported:
 
     snapshot: InstanceSnapshot
     last_dispatch_seq: int
+    age_s: float = 0.0
+    """How old the snapshot is. It counts for the prompts that were computed since then."""
 
 
 @value

@@ -109,16 +109,15 @@ class HoldingConfig(HoldingSettings):
     """Requests are moved away when an instance's batch has memory for fewer steps than this, before
     the instance must evict a request. With 0 no request is moved for that reason, and preemptions
     cost more: 1.07 times as much on S-L, and 1.41 times as much on BurstGPT."""
-    by_prefill: bool = True
-    """Whether a request that fits on several instances goes to one with little prefill ahead. On
-    the Mooncake trace the mean TTFT is 1.12 s with it and 1.46 without (decision 0032)."""
-    by_prefix: bool = True
-    """Whether the choice by prefill also considers which of these instances has the prompt's
-    beginning in its prefix cache. On the Mooncake trace the mean TTFT is then 0.59 s."""
-    prefill_slack_tokens: Count = 2048
-    """Two instances count as equally good if the numbers of tokens that they have to compute before
-    the request's first token differ by at most this value. Then freeness decides between the two. A
-    step of vLLM takes 2,048 to 8,192 tokens."""
+    by_time: bool = True
+    """Whether a request that fits on several instances goes to one where its first token comes
+    soon."""
+    slack_tokens: Count = 512
+    """Instances where the first token comes this much later than where it comes soonest count as
+    equally good: as long as it takes to compute so many tokens. Of them the freest one is taken."""
+    max_backlog_s: NotNegative = 0.3
+    """While every instance has prompts to compute for longer than this, requests wait at the
+    controller. Later it may be known better where their first tokens come soonest."""
     overtaking: bool = True
     """Whether a request that fits goes ahead of earlier ones that do not. In strict order the mean
     TTFT is 1.01 times as long on S-L, 1.45 times on M-M and 1.98 times on BurstGPT."""

@@ -26,7 +26,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Self
 
-from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
+from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead, blocks_for
 from controller.core.value import value
 from controller.model.engine_state import (
     NEVER,
@@ -160,6 +160,9 @@ class EngineModel:
         self.config = config
         self.profile = profile
         self.num_evictions = 0
+        self.prefill_speed = PrefillSpeed(
+            profile.prefill_per_token_s, profile.prefill_per_token_squared_s
+        )
         self._state = EngineState(config)
         self.moves = ModelMoves(self._state)
 
@@ -167,6 +170,7 @@ class EngineModel:
         """Queues a request. Raises ValueError if its id is in use, if a count is not positive, or
         if it can never run."""
         state = self._state.new_state(request)
+        state.num_expected = num_held(self._state.find_cached(state)) * self.config.block_size
         self._state.requests[request.request_id] = state
         self._state.waiting.push(state)
 
@@ -276,7 +280,21 @@ class EngineModel:
             waiting.num_evicted,
             self.num_evictions,
             max_step_tokens=config.max_num_batched_tokens,
+            backlog_s=self._backlog_s(),
+            prefill_speed=self.prefill_speed,
+            decode_step_s=self._decode_step_s(),
         )
+
+    def _backlog_s(self) -> float:
+        speed, waiting = self.prefill_speed, self._state.waiting
+        backlog_s = speed.token_s * waiting.prefill_tokens + speed.pair_s * waiting.prefill_pairs
+        for r in self._state.chunked:
+            backlog_s += speed.time_s(r.num_computed, r.num_tokens)
+        return backlog_s
+
+    def _decode_step_s(self) -> float:
+        decoding = [r.num_computed for r in self._state.running if not r.in_prefill]
+        return self.profile.step_time_s((), len(decoding), sum(decoding))
 
     def check(self) -> None:
         """Checks that the whole state is consistent. Raises AssertionError if it is not."""
@@ -425,6 +443,7 @@ class EngineModel:
     def _evict(self, request: RequestState) -> None:
         self._state.leave(request)
         request.start_over()
+        request.num_expected = 0
         request.evicted = True
         self.num_evictions += 1
         self._state.waiting.push(request)

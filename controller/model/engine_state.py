@@ -64,6 +64,7 @@ class RequestState:
         "in_prefill",
         "num_blocks",
         "num_computed",
+        "num_expected",
         "num_new",
         "num_slots",
         "num_tokens",
@@ -79,6 +80,8 @@ class RequestState:
         self.arrival_time_s = request.arrival_time_s
         self.segment_at = request.segment_at if caching else None
         self.num_tokens = request.num_prompt_tokens
+        self.num_expected = 0
+        """How many of its tokens the prefix cache had when it was queued."""
         self.end_tokens = end_tokens
         self.queued = False
         self.evicted = False
@@ -307,13 +310,17 @@ class WaitingQueue:
     evicted request gets its old place again. Without it, requests of the same rank are served in
     the order in which they came, and an evicted request goes to the front. A request that is set
     aside for a move keeps its place, but cannot be admitted. `demand_blocks`: the sum of the blocks
-    that all these requests need in order to start, including requests that are set aside."""
+    that all these requests need in order to start, including requests that are set aside.
+    `prefill_tokens`, `prefill_pairs`: what is left to compute of their tokens, and of the pairs of
+    tokens that attention compares, once the prefix cache has given what it is expected to have."""
 
     def __init__(self, block_size: int, *, by_arrival: bool) -> None:
         self.num_queued = 0
         self.num_queued_by_rank: dict[int, int] = {}
         self.num_evicted = 0
         self.demand_blocks = 0
+        self.prefill_tokens = 0
+        self.prefill_pairs = 0
         self._block_size = block_size
         self._by_arrival = by_arrival
         self._num_pushed = 0
@@ -409,12 +416,17 @@ class WaitingQueue:
         assert self.num_queued_by_rank == {rank: ranks.count(rank) for rank in ranks}
         assert self.num_evicted == sum(r.evicted for r in queued)
         assert self.demand_blocks == sum(blocks_for(r.num_tokens, self._block_size) for r in queued)
+        assert self.prefill_tokens == sum(r.num_tokens - r.num_expected for r in queued)
+        assert self.prefill_pairs == sum(r.num_tokens**2 - r.num_expected**2 for r in queued)
 
     def _count(self, request: RequestState, sign: int) -> None:
         self.num_queued += sign
         self._count_rank(request, sign)
         self.num_evicted += sign * request.evicted
-        self.demand_blocks += sign * blocks_for(request.num_tokens, self._block_size)
+        num_tokens, num_expected = request.num_tokens, request.num_expected
+        self.demand_blocks += sign * blocks_for(num_tokens, self._block_size)
+        self.prefill_tokens += sign * (num_tokens - num_expected)
+        self.prefill_pairs += sign * (num_tokens * num_tokens - num_expected * num_expected)
 
     def _count_rank(self, request: RequestState, sign: int) -> None:
         num = self.num_queued_by_rank.get(request.rank, 0) + sign

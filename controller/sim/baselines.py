@@ -98,7 +98,8 @@ def pick_longest_match(
     if is_unbalanced or not request.prefix_hashes:
         return scores.index(lowest)
     prefixes = history.prefixes
-    matched = [prefixes.num_matched_tokens(instance_id, request) for instance_id in ids]
+    seen = prefixes.matched(request)
+    matched = [seen.get(instance_id, 0) for instance_id in ids]
     longest = max(matched)
     if longest > MIN_MATCH * request.num_prompt_tokens:
         return matched.index(longest)

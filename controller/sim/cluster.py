@@ -542,7 +542,7 @@ class SimCluster:
             for instance in self._are_below_half_free.come(self.events.now_s):
                 if not below_half_free(self._reported[instance.instance_id][0]):
                     self._report(instance)
-        while (choice := self._scheduler.choice(requested)) is not None:
+        while (choice := self._scheduler.choice(requested, self.events.now_s)) is not None:
             if not self._report(self.instances[choice]):
                 return
         self._report_all()
@@ -701,7 +701,7 @@ class SimCluster:
         if known is not None and status is known[0]:
             return False
         self._reported[instance_id] = status, now_s
-        reported = StatusReported(status, self._last_seq[instance_id])
+        reported = StatusReported(status, self._last_seq[instance_id], instance.status_age_s())
         self._follow(self._scheduler.handle(reported, now_s))
         return True
 

@@ -127,6 +127,10 @@ class SimInstance:
             self._status_steps = num_steps
         return status
 
+    def status_age_s(self) -> float:
+        """How old the prompts in `status` are: they are those before the step under way."""
+        return 0.0 if self._step is None else self._events.now_s - self._began_s
+
     def freest_status(self) -> InstanceSnapshot:
         """Like `status`, but with the free blocks of some earlier moment of the stretch. A stretch
         only takes blocks, so at that moment at least as many were free. The steps since then do not

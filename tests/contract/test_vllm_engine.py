@@ -335,3 +335,33 @@ def test_each_phase_of_a_step_shows_what_has_happened_by_then(engine: VllmEngine
         ("after-update", 1, 0, blocks),
     ]
     finish(engine)
+
+
+def test_a_status_tells_how_fast_prompts_are_computed_and_how_long_it_takes_yet(
+    engine: VllmEngine, add: Add
+) -> None:
+    """By its own steps: chunks of prompts, then a prompt whose beginning is cached."""
+    num_tokens = 8 * BLOCK_SIZE
+    for number in range(2400 // num_tokens + 1):
+        add(f"r{number}", num_tokens, max_tokens=2)
+        finish(engine)
+    found = look(engine)
+    speed = found.prefill_speed
+    assert found.backlog_s == 0.0
+    began_s = time.perf_counter()
+    add("long", max_tokens=1, prompt=range(400, 400 + num_tokens))
+    expected_s = look(engine).backlog_s
+    assert expected_s == pytest.approx(speed.time_s(0, num_tokens))
+    engine.step()
+    left_s = look(engine).backlog_s
+    assert left_s == pytest.approx(engine._step_times.prefill_speed.time_s(STEP_TOKENS, num_tokens))
+    finish(engine)
+    took_s = time.perf_counter() - began_s
+    assert took_s / 5 < expected_s < took_s * 5
+    add("again", max_tokens=1, prompt=range(400, 400 + num_tokens))
+    again = look(engine)
+    assert again.backlog_s == pytest.approx(
+        again.prefill_speed.time_s(num_tokens - BLOCK_SIZE, num_tokens)
+    ), "all but the last block is cached"
+    finish(engine)
+    assert look(engine).decode_step_s == 0.0, "nothing decodes"

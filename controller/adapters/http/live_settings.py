@@ -155,7 +155,7 @@ def live_config(settings: Settings) -> LiveConfig:
             endpoint.max_live_requests,
             endpoint.request_timeout_s,
             endpoint.write_timeout_s,
-            hash_prefixes=policy.late_binding or policy.by_prefix,
+            hash_prefixes=policy.by_prefix,
             key_limits=settings.limits,
             replay=settings.replay,
         ),

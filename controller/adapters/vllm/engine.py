@@ -6,7 +6,9 @@ Touch points of vLLM: v1/engine/core.py `EngineCore`, `executor_fail_callback`,
 `preprocess_add_request`, `step_fn`, `post_step`, `abort_requests`; v1/engine/__init__.py
 `EngineCoreOutputs`; v1/metrics/stats.py `SchedulerStats`; v1/serial_utils.py `MsgpackEncoder`,
 `MsgpackDecoder`; v1/core/sched/scheduler.py `requests`, `schedule`, `update_from_output`,
-`_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`;
+`_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`,
+`num_scheduled_tokens`, `total_num_scheduled_tokens`; config/speculative.py
+`num_speculative_tokens`;
 v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; config/scheduler.py
 `max_num_seqs`, `max_num_batched_tokens`, `long_prefill_token_threshold`; config/model.py
 `get_vocab_size`; v1/executor/abstract.py `collective_rpc`;
@@ -20,8 +22,8 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -29,7 +31,8 @@ from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.grammar_guard import GrammarGuard
 from controller.adapters.vllm.lora import EngineAdapters
 from controller.core.fleet.adapters import Adapter
-from controller.core.load.snapshot import InstanceSnapshot, QueueHead
+from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead
+from controller.core.load.step_times import StepTimes
 from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs, StepPhase
 from controller.runtime.messages.members import IMPORTING
 
@@ -40,6 +43,16 @@ USUAL_BACKEND = "xgrammar"
 MAX_TRIAL_TOKEN_ID = 2048
 """The largest token id in a trial request. Large vocabularies have their special tokens at the end,
 and the token of an image would need an image."""
+
+
+class _Scheduled(NamedTuple):
+    """A step that vLLM has scheduled. `prefill`: for each prompt (the tokens in this step, the
+    tokens computed before)."""
+
+    scheduled: Any
+    prefill: list[tuple[int, int]]
+    num_decoding: int
+    began_s: float
 
 
 class VllmEngine:
@@ -103,6 +116,14 @@ class VllmEngine:
         self._watch_admissions()
         self._watch_updates()
         self._watch_evictions()
+        self._step_times = StepTimes()
+        self._under_way: list[_Scheduled] = []
+        """The steps that were scheduled, until their tokens are known; with asynchronous scheduling
+        there are two."""
+        self._last_step_s = 0.0
+        """When the tokens of the latest step were known."""
+        self._num_expected: dict[str, int] = {}
+        """By queued request, how many of its tokens the prefix cache had when it came."""
         self._adapters = EngineAdapters(self._core)
         self.moves = VllmMoves(self._core, self._adapters)
         self.max_model_len: int = config.model_config.max_model_len
@@ -110,6 +131,9 @@ class VllmEngine:
         self.block_size = self.moves.block_size
         self._has_states = self.moves.has_states
         self._has_drafts = config.speculative_config is not None
+        self._num_drafts: int = (
+            config.speculative_config.num_speculative_tokens if self._has_drafts else 0
+        )
         self.max_num_running: int = config.scheduler_config.max_num_seqs
         self.max_num_batched_tokens: int = config.scheduler_config.max_num_batched_tokens
         threshold: int = config.scheduler_config.long_prefill_token_threshold
@@ -132,6 +156,7 @@ class VllmEngine:
     def add(self, prepared: Any) -> None:
         self._adapters.check(prepared.lora_request)
         self._core.add_request(prepared)
+        self._num_expected[prepared.request_id] = self.moves.num_cached_tokens(prepared)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self.moves.forget(request_ids)
@@ -194,7 +219,9 @@ class VllmEngine:
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """The status of the engine. Takes one walk over the running and the waiting requests."""
-        running, queued = [*self.moves.running(), *self.moves.arriving()], self.moves.queued()
+        here, queued = self.moves.running(), self.moves.queued()
+        running = [*here, *self.moves.arriving()]
+        speed = self._step_times.prefill_speed
         return InstanceSnapshot(
             instance_id=instance_id,
             incarnation=incarnation,
@@ -217,7 +244,28 @@ class VllmEngine:
             adapters=self._adapters.numbers,
             live_adapters=self.moves.live_adapters() if self._adapters.numbers else (),
             max_live_adapters=self._adapters.max_live,
+            backlog_s=self._backlog_s(speed, here, queued),
+            prefill_speed=speed,
+            decode_step_s=self._step_times.decode_step_s if here else 0.0,
         )
+
+    def _backlog_s(
+        self, speed: PrefillSpeed, running: Iterable[Any], queued: Sequence[Any]
+    ) -> float:
+        """How long the prompts of these requests still take. What the prefix cache has of a queued
+        one is looked up once, when the request comes."""
+        expected = self._num_expected
+        if len(expected) > len(queued):
+            waiting = {request.request_id for request in queued}
+            self._num_expected = expected = {r: n for r, n in expected.items() if r in waiting}
+        backlog_s = 0.0
+        for request in running:
+            if request.num_computed_tokens < request.num_prompt_tokens:
+                backlog_s += speed.time_s(request.num_computed_tokens, request.num_tokens)
+        for request in queued:
+            num_cached = expected.get(request.request_id, 0)
+            backlog_s += speed.time_s(num_cached, request.num_tokens)
+        return backlog_s
 
     def load_adapter(self, adapter: Adapter, folder: str) -> None:
         self._adapters.load(adapter, folder)
@@ -257,18 +305,45 @@ class VllmEngine:
                 ):
                     if req_id in cached.resumed_req_ids:
                         self._note("admitted", req_id, num_computed)
+            self._under_way = [*self._under_way[-3:], self._work_of(scheduled)]
             self.on_phase("after-schedule")
             return scheduled
 
         self._scheduler.schedule = watched
 
+    def _work_of(self, scheduled: Any) -> "_Scheduled":
+        """What a step computes. vLLM has counted the step's tokens as computed by now."""
+        num_tokens: dict[str, int] = scheduled.num_scheduled_tokens
+        prefill: list[tuple[int, int]] = []
+        if scheduled.total_num_scheduled_tokens > len(num_tokens):  # rarely: most steps only decode
+            for request_id, number in num_tokens.items():
+                if number > 1 + self._num_drafts:
+                    request = self._scheduler.requests[request_id]
+                    prefill.append((number, request.num_computed_tokens - number))
+        num_decoding = len(num_tokens) - len(prefill)
+        return _Scheduled(scheduled, prefill, num_decoding, time.perf_counter())
+
+    def _time_step(self, scheduled: Any) -> None:
+        """Notes how long a step took whose tokens are known now. The engine began with it when it
+        had been scheduled and the step before was over."""
+        now_s, last_s = time.perf_counter(), self._last_step_s
+        self._last_step_s = now_s
+        for place, each in enumerate(self._under_way):
+            if each.scheduled is scheduled:
+                del self._under_way[place]
+                time_s = now_s - max(each.began_s, last_s)
+                self._step_times.stepped(each.prefill, each.num_decoding, time_s)
+                return
+
     def _watch_updates(self) -> None:
-        """Calls `on_phase` when the scheduler has recorded a step's tokens. With asynchronous
-        scheduling these belong to an earlier step than the one that was scheduled last."""
+        """Calls `on_phase` when the scheduler has recorded a step's tokens, and times the step.
+        With asynchronous scheduling the tokens belong to an earlier step than the one that was
+        scheduled last."""
         update = self._scheduler.update_from_output
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            outputs = update(*args, **kwargs)
+        def watched(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+            outputs = update(scheduled, *args, **kwargs)
+            self._time_step(scheduled)
             self.on_phase("after-update")
             return outputs
 

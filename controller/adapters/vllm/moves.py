@@ -598,6 +598,10 @@ class DestinationMoves(_Moves):
         arrival.num_cached = len(cached)
         return True
 
+    def num_cached_tokens(self, request: Any) -> int:
+        """How many tokens of a new request the prefix cache has."""
+        return len(self._cached(request)) * self._parts.block_size
+
     def _cached(self, request: Any) -> list[Any]:
         """The request's first full blocks as the prefix cache has them."""
         parts = self._parts

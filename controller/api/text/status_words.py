@@ -34,6 +34,7 @@ _HELD_WHYS: Mapping[str, str] = {
     "no-instance": "no instance takes requests",
     "too-large": "no instance has enough memory for it",
     "next": "it fits, and goes next",
+    "by-choice": "it fits, but elsewhere or later its first token comes sooner",
     "behind": "it fits, but requests before it go first",
     "reserved": "it fits only on an instance that is kept for another request",
     "batch-full": "all batches are full, or enough requests wait there",

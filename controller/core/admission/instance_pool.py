@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import assert_never
 
-from controller.core.admission.policies import History, Policy, SchedulerConfig
+from controller.core.admission.policies import History, Policy, Prompt, SchedulerConfig
 from controller.core.load.closed import (
     OPEN,
     Closed,
@@ -23,7 +23,7 @@ from controller.core.load.closed import (
     stop_sending,
 )
 from controller.core.load.freeness import NOTHING_UNREPORTED, Room
-from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
+from controller.core.load.snapshot import InstanceSnapshot, Level, PrefillSpeed, Unreported
 from controller.core.scheduler_events import (
     ClosedBy,
     Dispatch,
@@ -50,6 +50,8 @@ class _OnItsWay:
     frontend_id: str
     sent_s: float
     adapter: int
+    prefill_s: float
+    """How long the instance probably computes the prompt."""
 
 
 class InstanceRecord:
@@ -62,6 +64,7 @@ class InstanceRecord:
     """
 
     __slots__ = (
+        "_reported_ready_s",
         "_unreported",
         "alive",
         "closed_by",
@@ -74,6 +77,7 @@ class InstanceRecord:
         "may_receive",
         "may_send",
         "ordered",
+        "ready_s",
         "schedulable",
         "snapshot",
         "stalled",
@@ -105,6 +109,11 @@ class InstanceRecord:
         self.unreported = NOTHING_UNREPORTED
         self._unreported: deque[_OnItsWay] = deque()
         """The requests that `unreported` sums up, with ascending sequence numbers."""
+        self._reported_ready_s = float("-inf")
+        """Like `ready_s`, without the unreported requests."""
+        self.ready_s = float("-inf")
+        """When the instance will have computed all prompts that it has or gets. Prompts are
+        computed one after the other, so a new one is computed from then on."""
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -141,12 +150,24 @@ class InstanceRecord:
         """Whether the instance serves and reports."""
         return self.alive and self.snapshot is not None and not self.stalled
 
-    def report(self, snapshot: InstanceSnapshot, last_dispatch_seq: int, now_s: float) -> None:
-        """Takes a status of this incarnation. From now on, requests that the status counts are not
-        unreported any more. Neither are requests that were dispatched more than `LOST_AFTER_S`
-        ago."""
+    def report(
+        self, snapshot: InstanceSnapshot, last_dispatch_seq: int, now_s: float, age_s: float = 0.0
+    ) -> None:
+        """Takes a status of this incarnation, which is `age_s` old. From now on, requests that the
+        status counts are not unreported any more. Neither are requests that were dispatched more
+        than `LOST_AFTER_S` ago."""
         before, self.snapshot = self.snapshot, self._as_ordered(snapshot)
         self.last_report_s = now_s
+        ready_s = (
+            now_s
+            - age_s
+            + (
+                snapshot.backlog_s
+                if snapshot.prefill_speed.token_s
+                else _estimated_backlog_s(snapshot)
+            )
+        )
+        self._reported_ready_s = self.ready_s = ready_s
         if self.stalled or before is None or before.draining != self.snapshot.draining:
             self.stalled = False
             self._sum_up()
@@ -160,18 +181,29 @@ class InstanceRecord:
             pending.popleft()
         if len(pending) != num_before:
             self._account()
+        elif pending:
+            self._count_ready()
 
-    def dispatch(self, request: DispatchRequested, now_s: float) -> int:
+    def dispatch(self, request: DispatchRequested, num_cached_tokens: int, now_s: float) -> int:
         """Accounts for one dispatched request; returns its sequence number. The instance must have
-        reported."""
+        reported. `num_cached_tokens`: how many tokens of the prompt it probably need not
+        compute."""
         assert self.snapshot is not None
         self.last_dispatch_seq += 1
+        speed = speed_of(self.snapshot)
+        prefill_s = speed.time_s(num_cached_tokens, request.num_prompt_tokens)
         demand_blocks = self.snapshot.demand_for(request.num_prompt_tokens)
         self._unreported.append(
             _OnItsWay(
-                self.last_dispatch_seq, demand_blocks, request.frontend_id, now_s, request.adapter
+                self.last_dispatch_seq,
+                demand_blocks,
+                request.frontend_id,
+                now_s,
+                request.adapter,
+                prefill_s,
             )
         )
+        self.ready_s = max(self.ready_s, now_s) + prefill_s
         self.unreported = Unreported(
             self.unreported.num_requests + 1, self.unreported.demand_blocks + demand_blocks
         )
@@ -228,6 +260,13 @@ class InstanceRecord:
             if pending
             else NOTHING_UNREPORTED
         )
+        self._count_ready()
+
+    def _count_ready(self) -> None:
+        ready_s = self._reported_ready_s
+        for each in self._unreported:
+            ready_s = max(ready_s, each.sent_s) + each.prefill_s
+        self.ready_s = ready_s
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
@@ -245,6 +284,20 @@ class InstanceRecord:
         assert self.snapshot.instance_id == self.instance_id
         assert self.snapshot.incarnation == self.incarnation
         assert self.snapshot.draining or Closed.DRAINING not in self.ordered
+
+
+UNKNOWN_SPEED = PrefillSpeed(100e-6, 0.0)
+"""Taken while an instance has not measured how fast it computes prompts. Between GPUs this differs
+by a factor of ten, but it only matters in the first seconds."""
+
+
+def speed_of(snapshot: InstanceSnapshot) -> PrefillSpeed:
+    return snapshot.prefill_speed if snapshot.prefill_speed.token_s else UNKNOWN_SPEED
+
+
+def _estimated_backlog_s(snapshot: InstanceSnapshot) -> float:
+    num_blocks = snapshot.fill_blocks + snapshot.queued_demand_blocks
+    return UNKNOWN_SPEED.time_s(0, num_blocks * snapshot.block_size)
 
 
 MAX_CANDIDATES = 8
@@ -394,7 +447,15 @@ class ScoreBoard:
         assert record.snapshot is not None
         assert self._room_to_grow_tokens is not None
         tokens, by_step = self._room_to_grow_tokens, not self._short
-        return Room.of(record.snapshot, tokens, record.unreported, by_step=by_step)
+        snapshot = record.snapshot
+        return Room.of(
+            snapshot,
+            tokens,
+            record.unreported,
+            by_step=by_step,
+            ready_s=record.ready_s,
+            speed=speed_of(snapshot),
+        )
 
     def _note_shortage(self, room: Room) -> bool:
         """Notes whether the instance is short of memory. Returns whether no instance is short of
@@ -493,7 +554,7 @@ class InstancePool:
         """Takes a status in. Returns whether a request that did not fit before may fit now."""
         record = self._records.get(event.snapshot.instance_id)
         if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
-            record.report(event.snapshot, event.last_dispatch_seq, now_s)
+            record.report(event.snapshot, event.last_dispatch_seq, now_s, event.age_s)
             return self._board.changed(record)
         return False
 
@@ -539,12 +600,14 @@ class InstancePool:
         rank; valid until anything changes."""
         return self._board.score_of(self._level(rank))
 
-    def cached(self, request: DispatchRequested) -> Callable[[str], int] | None:
-        """Returns a function from an instance's id to how many of the request's tokens the instance
-        has seen; None if the request's prefixes are not known."""
+    def prompt(self, request: DispatchRequested) -> Prompt:
+        """The request's prompt with what each instance probably has of it. An instance computes at
+        least the last token."""
+        num_tokens = request.num_prompt_tokens
         if not request.prefix_hashes:
-            return None
-        return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, request)
+            return Prompt(num_tokens, {})
+        cached = self._history.prefixes.matched(request)
+        return Prompt(num_tokens, {i: min(n, num_tokens - 1) for i, n in cached.items()})
 
     def adapter_wait(self, request: DispatchRequested) -> Callable[[str], int] | None:
         """Returns a function from an instance's id to `InstanceRecord.adapter_wait`; None if the
@@ -574,20 +637,11 @@ class InstancePool:
         else:
             chosen = self._board.pick(request, level, history)
         history.last = chosen.instance_id
-        if self._policy.by_prefix:
-            assert chosen.snapshot is not None
-            history.note(chosen.snapshot, request)
         return self._send(request, chosen, candidates, now_s)
 
-    def dispatch_to(
-        self, instance_id: str, request: DispatchRequested, now_s: float, *, by_prefix: bool
-    ) -> Dispatch:
-        """Dispatches to a schedulable instance that late binding chose. `by_prefix`: whether to
-        remember that the request's prompt was sent to this instance."""
+    def dispatch_to(self, instance_id: str, request: DispatchRequested, now_s: float) -> Dispatch:
+        """Dispatches to a schedulable instance that late binding chose."""
         chosen = self._records[instance_id]
-        if by_prefix:
-            assert chosen.snapshot is not None
-            self._history.note(chosen.snapshot, request)
         score = self.score_of(request.rank)(instance_id)
         candidates = ((instance_id, round(score, 1)),)
         return self._send(request, chosen, candidates, now_s)
@@ -599,7 +653,11 @@ class InstancePool:
         candidates: tuple[tuple[str, float], ...],
         now_s: float,
     ) -> Dispatch:
-        seq = chosen.dispatch(request, now_s)
+        num_cached = self.prompt(request).num_cached.get(chosen.instance_id, 0)
+        seq = chosen.dispatch(request, num_cached, now_s)
+        if self._policy.by_prefix:
+            assert chosen.snapshot is not None
+            self._history.note(chosen.snapshot, request)
         self._board.changed(chosen)
         return Dispatch(
             request.request_id,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
-from controller.core.admission.policies import best_place
+from controller.core.admission.policies import Prompt, best_place
 from controller.core.admission.waiting_requests import Key, Waiting, WaitingQueue
 from controller.core.load.freeness import Room
 from controller.core.load.snapshot import InstanceSnapshot
@@ -29,12 +29,9 @@ from controller.core.value import value
 
 Score = Callable[[str], float]
 """The score of an instance, by its id, for the request: larger is better."""
-Cached = Callable[[str], int]
-"""Called with an instance's id. Returns how many tokens of the request the instance's prefix cache
-is expected to have."""
 ScoreOf = Callable[[int], Score]
 """Called with a rank: returns the scores for requests of that rank."""
-CachedOf = Callable[[Key], Cached | None]
+PromptOf = Callable[[Key], Prompt]
 AdapterWait = Callable[[str], int]
 """Called with an instance's id. Returns `InstanceRecord.adapter_wait` for the request's adapter."""
 AdapterWaitOf = Callable[[Key], AdapterWait | None]
@@ -65,12 +62,18 @@ class Placement:
         """The rooms at the end of the latest `place` that left nothing to do."""
         self._settled: _Settled | None = None
         """For how long the reserved instances stay the same."""
+        self._retry_s = -math.inf
+        """Before this time, statuses change nothing for requests that wait by choice."""
+        self._roomy_blocks = 0
+        """Set while some request waits by choice, although it may go and fits somewhere: for a
+        place where its first token comes sooner, or until less is to be computed. Requests of up
+        to this size fit."""
 
     def place(
         self,
         rooms: Mapping[str, Room],
         score_of: ScoreOf,
-        cached_of: CachedOf,
+        prompt_of: PromptOf,
         now_s: float,
         adapter_wait_of: AdapterWaitOf = no_adapter,
         *,
@@ -80,7 +83,7 @@ class Placement:
         next, so that scores are up to date. `rooms`: of all schedulable instances, by id; they are
         changed here, and the caller may replace them. `same_or_less`: since the last call no
         request was pushed, and none of these rooms grew."""
-        if same_or_less and self._settled_in is rooms:
+        if same_or_less and self._settled_in is rooms and not self._roomy_blocks:
             # Requests that fitted nowhere still fit nowhere. Most statuses only report decoded
             # tokens, and to look at all rooms for each status took a sixth of a simulated run.
             if not self.is_settled(rooms, now_s):
@@ -93,17 +96,29 @@ class Placement:
             if waiting is not None and waiting.demand_blocks <= rooms[instance_id].spare_blocks:
                 yield self._go(waiting, rooms[instance_id])
         while self.queue:
-            placeable = self._next(rooms, score_of, cached_of, adapter_wait_of)
+            placeable = self._next(rooms, score_of, prompt_of, now_s, adapter_wait_of)
             if placeable is None:
                 break
             yield self._go(*placeable)
         self._reserve(rooms, now_s)
+        self._retry_s = now_s + RETRY_S_PER_ROOM * len(rooms)
+
+    def rests(self, now_s: float) -> bool:
+        """Whether a status need not be looked at: requests wait by choice, and were placed just
+        now. Then the next `place` looks at everything."""
+        return self._roomy_blocks > 0 and now_s < self._retry_s
+
+    @property
+    def waits_by_choice(self) -> bool:
+        """Whether some request waits although it may go and fits somewhere."""
+        return self._roomy_blocks > 0
 
     def is_settled(self, rooms: Mapping[str, Room], now_s: float) -> bool:
         """Whether `place` with `same_or_less` would do nothing: no request fits, and the
         reservations stay as they are."""
         return (
             self._settled_in is rooms
+            and not self._roomy_blocks
             and self._settled is not None
             and self._settled.lasts(rooms, now_s)
         )
@@ -127,28 +142,42 @@ class Placement:
         self,
         rooms: Mapping[str, Room],
         score_of: ScoreOf,
-        cached_of: CachedOf,
+        prompt_of: PromptOf,
+        now_s: float,
         adapter_wait_of: AdapterWaitOf,
     ) -> tuple[Waiting, Room] | None:
         """The first request in order that fits and may go, and its instance's room."""
+        self._roomy_blocks = 0
         open_rooms = [room for room in rooms.values() if room.instance_id not in self.reserved]
         largest = max([room.spare_blocks for room in open_rooms], default=0)
-        first = self.queue.first()
-        assert first is not None
-        waiting = first if first.demand_blocks <= largest else self._overtaking(largest)
-        if waiting is None:
-            return None
-        score, cached = score_of(waiting.rank), cached_of(waiting.key)
-        adapter_wait = adapter_wait_of(waiting.key)
-        room = best_fitting(
-            open_rooms, waiting.demand_blocks, score, cached, self.config, adapter_wait
-        )
-        return None if room is None else (waiting, room)
+        for waiting in self._candidates(largest, max(1, MAX_COMPARED // len(rooms))):
+            self._roomy_blocks = largest
+            if self.config.by_time and is_backlogged(open_rooms, self.config, now_s):
+                return None
+            room = best_fitting(
+                open_rooms,
+                waiting,
+                score_of(waiting.rank),
+                prompt_of(waiting.key),
+                self.config,
+                now_s,
+                adapter_wait_of(waiting.key),
+            )
+            if room is not None:
+                self._roomy_blocks = 0
+                return waiting, room
+        return None
 
-    def _overtaking(self, largest: int) -> Waiting | None:
-        """The first request that fits, if it may go ahead of the requests that do not fit."""
-        waiting = self.queue.first_fitting(largest) if self.config.overtaking else None
-        return waiting if waiting is not None and self._may_overtake(waiting) else None
+    def _candidates(self, largest: int, number: int) -> Iterator[Waiting]:
+        """The first requests, in order, that fit into a room of this size and may go ahead of the
+        requests before them; `number` at most."""
+        first = self.queue.first()
+        for waiting in islice(self.queue.fitting(largest), min(number, MAX_TRIED)):
+            if waiting is not first and not (
+                self.config.overtaking and self._may_overtake(waiting)
+            ):
+                return
+            yield waiting
 
     def _may_overtake(self, waiting: Waiting) -> bool:
         with_instance = set(self.reserved.values())
@@ -175,7 +204,9 @@ class Placement:
         }
 
     def _reserve(self, rooms: Mapping[str, Room], now_s: float) -> None:
-        reserved = reservations(self.reserved, self.queue, rooms, self.config, now_s)
+        reserved = reservations(
+            self.reserved, self.queue, rooms, self.config, now_s, self._roomy_blocks
+        )
         if reserved != self.reserved:
             self.reserved = reserved
             self._settled_in = None
@@ -185,65 +216,81 @@ class Placement:
 
 # -- on which of the instances where a request fits it is placed ---------------------------
 
-ROOMY = 0.5
-"""An instance is not short of memory if at least this share of its memory is free once it has taken
-the request."""
+MAX_TRIED = 16
+"""If the first requests wait for better instances than those on which they fit, at most so many are
+tried."""
+MAX_COMPARED = 2048
+"""In a large cluster fewer requests are tried: together they look at so many rooms, in 1 ms."""
+RETRY_S_PER_ROOM = 20e-6
+"""Requests that wait by choice are looked at after a status at most this often, for each instance:
+every 20 ms with 1,024 instances, whose statuses come every few microseconds."""
+
+
+def is_backlogged(rooms: Iterable[Room], config: HoldingConfig, now_s: float) -> bool:
+    """Whether every instance has prompts to compute for a while, even after its next step. The step
+    counts because statuses come between steps: a request that waited for the end of the last one
+    would come too late for the next."""
+    return all(room.backlog_s(now_s) > config.max_backlog_s + room.full_step_s for room in rooms)
 
 
 def best_fitting(
-    rooms: Iterable[Room],
-    demand_blocks: int,
+    rooms: Sequence[Room],
+    waiting: Waiting,
     score: Score,
-    cached: Cached | None,
+    prompt: Prompt,
     config: HoldingConfig,
+    now_s: float,
     adapter_wait: AdapterWait | None = None,
 ) -> Room | None:
-    """The room to which a request of this size goes. The rooms in which the request fits and its
-    first token comes soonest are considered, and the freest of them is taken. If memory is short
-    even on the freest instance, the request goes to that one. `rooms`: ids ascending, by which
-    `best_place` breaks ties. `cached`: None if nothing is cached. `adapter_wait`: None without a
-    LoRA adapter; with one, only the rooms are considered where the request waits the least for it.
+    """The room to which the request goes: of those in which it fits and its first token comes soon,
+    the freest. `rooms`: ids ascending, by which `best_place` breaks ties. `adapter_wait`: None
+    without a LoRA adapter; with one, only the rooms are considered where the request waits the
+    least for it.
 
-    Freeness is about memory alone. Where every instance has room, freeness hardly shows whether an
-    instance has a long prompt to compute, or has the request's beginning in its prefix cache. On
-    the Mooncake trace the mean TTFT was 1.46 s by freeness alone; it is 0.59 s by this rule
-    (decision 0032).
+    The first token may come much sooner where the request does not fit yet, because its prompt is
+    cached there. Then the request waits for that place, but at most as long as it would gain by
+    that: whoever has waited for what another place costs more, takes the other place.
     """
+    demand_blocks = waiting.demand_blocks
     fitting = [room for room in rooms if demand_blocks <= room.spare_blocks]
     if adapter_wait is not None:
         waits = [adapter_wait(room.instance_id) for room in fitting]
         least = min(waits, default=0)
         fitting = [room for room, wait in zip(fitting, waits, strict=True) if wait == least]
-    freest = _freest(fitting, score)
-    if freest is None or not (config.by_prefill or config.by_prefix):
-        return freest
-    # This is written without function calls, as with 64 instances these lines were a third of a
-    # simulated run.
-    roomy = [r for r in fitting if r.spare_blocks - demand_blocks >= ROOMY * r.capacity_blocks]
-    if not any(room is freest for room in roomy):
-        return freest
-    ahead = _tokens_ahead(roomy, cached, config)
-    most = min(ahead) + config.prefill_slack_tokens
-    soonest = [room for room, tokens in zip(roomy, ahead, strict=True) if tokens <= most]
-    return freest if any(room is freest for room in soonest) else _freest(soonest, score)
+        rooms = [room for room in rooms if adapter_wait(room.instance_id) == least]
+    if not fitting or not config.by_time:
+        return _freest(fitting, score)
+    large = [r for r in rooms if max(r.capacity_blocks, r.spare_blocks) >= demand_blocks]
+    times_s = first_token_s(large, prompt, now_s)
+    soonest_s = min(times_s) + (now_s - waiting.since_s)
+    soon = [
+        room
+        for room, time_s in zip(large, times_s, strict=True)
+        if time_s <= soonest_s + config.slack_tokens * room.speed.token_s
+        and demand_blocks <= room.spare_blocks
+    ]
+    return _freest(soon, score)
+
+
+def first_token_s(rooms: Sequence[Room], prompt: Prompt, now_s: float) -> list[float]:
+    """For each room, in how many seconds the prompt would be computed there and one step more would
+    be over. It is written without function calls, as with 1,024 instances these lines are most of a
+    decision."""
+    times_s = []
+    num_tokens, num_cached = prompt.num_tokens, prompt.num_cached
+    for room in rooms:
+        found, speed = num_cached.get(room.instance_id, 0), room.speed
+        left = num_tokens - found
+        time_s = left * (speed.token_s + speed.pair_s * (num_tokens + found)) + room.decode_step_s
+        backlog_s = room.ready_s - now_s
+        times_s.append(time_s + backlog_s if backlog_s > 0 else time_s)
+    return times_s
 
 
 def _freest(rooms: Sequence[Room], score: Score) -> Room | None:
     if not rooms:
         return None
     return rooms[best_place([score(room.instance_id) for room in rooms])]
-
-
-def _tokens_ahead(
-    rooms: Sequence[Room], cached: Cached | None, config: HoldingConfig
-) -> Sequence[int]:
-    """How many tokens each instance computes before the request's first token comes out. The
-    prompt's length is the same on all instances and is left out."""
-    ahead = [room.prefill_tokens for room in rooms] if config.by_prefill else [0] * len(rooms)
-    if cached is None or not config.by_prefix:
-        return ahead
-    spared = (cached(room.instance_id) for room in rooms)
-    return [tokens - less for tokens, less in zip(ahead, spared, strict=True)]
 
 
 # -- which instances are reserved for which of the waiting requests ----------------------
@@ -262,8 +309,10 @@ def reservations(
     rooms: Mapping[str, Room],
     config: HoldingConfig,
     now_s: float,
+    roomy_blocks: int = 0,
 ) -> dict[str, Key]:
-    """The reservations from now on, by instance id. `before`: the reservations until now.
+    """The reservations from now on, by instance id. `before`: the reservations until now. Requests
+    of up to `roomy_blocks` wait by choice and not for room, and get no further instance.
 
     first   the first request has an instance at once
     others  each other request has one when it has waited `reserve_after_s`, while no more are
@@ -286,8 +335,11 @@ def reservations(
         if len(reserved) >= most:
             return reserved
         has_turn = waiting is first or now_s - waiting.since_s >= config.reserve_after_s
-        if has_turn and waiting.key not in reserved.values():
+        is_blocked = waiting.demand_blocks > roomy_blocks
+        if has_turn and is_blocked and waiting.key not in reserved.values():
             _reserve_another(waiting, reserved, rooms, most)
+    if first.demand_blocks <= roomy_blocks:
+        return reserved
     own = max(1, int(config.reserved_share * len(rooms)))
     after_s = config.reserve_after_s
     num_wanted = min(own, 1 + int(waited_s / after_s)) if after_s else own
@@ -474,6 +526,9 @@ class WaitingReason(StrEnum):
     """An instance is reserved for the request, but still lacks blocks or places for it."""
     NEXT = "next"
     """The request fits, and is sent when the next status comes."""
+    BY_CHOICE = "by-choice"
+    """The request fits, but its first token comes sooner if it waits: for another instance, or
+    until less is to be computed."""
     BEHIND = "behind"
     """The request fits, but may not go ahead of the requests before it."""
     RESERVED = "reserved"
@@ -549,6 +604,7 @@ class WaitingView:
             room for room in self._rooms.values() if room.instance_id not in self.reserved
         ]
         without = (waiting.rank for waiting in entries if waiting.key not in self._reserved_for)
+        self._waits_by_choice = placement is not None and placement.waits_by_choice
         self._highest_without = next(without, None)
         """The highest rank of the requests without a reserved instance; no lower rank may overtake
         them."""
@@ -635,7 +691,9 @@ class WaitingView:
         if waiting.key in self._reserved_for:
             return WaitingReason.HAS_RESERVATION
         if any(demand <= room.spare_blocks for room in self._open):
-            return WaitingReason.NEXT if self._may_go(waiting, index) else WaitingReason.BEHIND
+            if not self._may_go(waiting, index):
+                return WaitingReason.BEHIND
+            return WaitingReason.BY_CHOICE if self._waits_by_choice else WaitingReason.NEXT
         if any(demand <= room.spare_blocks for room in rooms):
             return WaitingReason.RESERVED
         if any(room.num_places <= 0 and room.lacking_blocks(demand) <= 0 for room in rooms):

@@ -9,7 +9,7 @@ refused when too many wait.
 
 import heapq
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -47,8 +47,8 @@ class Waiting:
 
 
 class WaitingQueue:
-    """The requests that may be placed. Each call takes log n, and `first_fitting` as long as there
-    are distinct demands. The queue is also a sequence, in order, for reading."""
+    """The requests that may be placed. Each call takes log n, and `fitting` as long as there are
+    distinct demands. The queue is also a sequence, in order, for reading."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, Waiting] = {}
@@ -106,16 +106,16 @@ class WaitingQueue:
     def first(self) -> Waiting | None:
         return self._in_order[0][1] if self._in_order else None
 
-    def first_fitting(self, room_blocks: int) -> Waiting | None:
-        """The first request in order that needs at most `room_blocks`."""
-        best: tuple[Order, Waiting] | None = None
-        for demand in self._demands:
-            if demand > room_blocks:
-                break
-            entry = self._by_demand[demand][0]
-            if best is None or entry[0] < best[0]:
-                best = entry
-        return best[1] if best is not None else None
+    def fitting(self, room_blocks: int) -> Iterator[Waiting]:
+        """The requests that need at most `room_blocks`, in order; valid until the queue changes."""
+        first = self.first()
+        if first is not None and first.demand_blocks <= room_blocks:
+            yield first  # mostly the only one that is asked for
+        number = bisect_right(self._demands, room_blocks)
+        alike = [self._by_demand[demand] for demand in self._demands[:number]]
+        for _, waiting in heapq.merge(*alike, key=lambda entry: entry[0]):
+            if waiting is not first:
+                yield waiting
 
     def check(self) -> None:
         """Raises AssertionError if the records contradict each other."""

@@ -26,8 +26,10 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from controller.core.load.snapshot import (
+    NOT_MEASURED,
     InstanceSnapshot,
     Level,
+    PrefillSpeed,
     Unreported,
     blocks_for,
     with_batch,
@@ -206,9 +208,10 @@ class Room:
     """What one instance can take now. `free_blocks` and `num_places` are what remains after all
     requests that run on the instance, wait on it or are on their way to it. While it has such
     requests, `growth_blocks` and the watermark stay free for their growth; an idle instance takes
-    whatever its memory can hold, as its engine does. `prefill_blocks`: the blocks whose tokens
-    these requests still have to compute; how many of these blocks a prefix cache spares is not
-    known. `claimed_blocks`: all blocks that these requests have or wait for."""
+    whatever its memory can hold, as its engine does. `claimed_blocks`: all blocks that these
+    requests have or wait for. `ready_s`: when their prompts will be computed, by the clock of the
+    decisions; `speed`: how fast prompts are computed there; `full_step_s`: the time of a step that
+    computes as many tokens of prompts as it can."""
 
     instance_id: str
     free_blocks: int
@@ -216,9 +219,11 @@ class Room:
     num_requests: int
     capacity_blocks: int
     growth_blocks: int
-    block_size: int
-    prefill_blocks: int
     claimed_blocks: int
+    ready_s: float = -math.inf
+    speed: PrefillSpeed = NOT_MEASURED
+    decode_step_s: float = 0.0
+    full_step_s: float = 0.0
     spare_blocks: int = field(init=False)
     """The most blocks that a request may need in order to fit; 0 if no place is free. It is stored
     because a decision looks at many rooms, and few of them have changed since the last decision."""
@@ -234,6 +239,8 @@ class Room:
         unreported: Unreported = NOTHING_UNREPORTED,
         *,
         by_step: bool = False,
+        ready_s: float = -math.inf,
+        speed: PrefillSpeed = NOT_MEASURED,
     ) -> Self:
         """The room that a snapshot leaves. `by_step`: requests may wait until their tokens fill one
         step, because no instance is `below_half_free`."""
@@ -260,9 +267,11 @@ class Room:
                 blocks_for(room_to_grow_tokens, snapshot.block_size),
                 snapshot.num_total_blocks // GROWTH_DIVISOR,
             ),
-            snapshot.block_size,
-            prefill_blocks,
             claimed_blocks,
+            ready_s,
+            speed,
+            snapshot.decode_step_s,
+            speed.token_s * step_tokens,
         )
 
     @property
@@ -270,10 +279,9 @@ class Room:
         """Whether less than half of the memory is free."""
         return 2 * self.free_blocks < self.capacity_blocks
 
-    @property
-    def prefill_tokens(self) -> int:
-        """How many tokens, in whole blocks, are computed before the tokens of a new request."""
-        return self.block_size * self.prefill_blocks
+    def backlog_s(self, now_s: float) -> float:
+        """How long the instance computes prompts before it begins with a new one."""
+        return max(0.0, self.ready_s - now_s)
 
     def lacking_blocks(self, demand_blocks: int) -> int:
         """How many more blocks must be free so that the request fits; may be negative. If the
@@ -300,7 +308,6 @@ class Room:
         self.free_blocks -= demand_blocks
         self.num_places -= 1
         self.num_requests += 1
-        self.prefill_blocks += demand_blocks
         self.claimed_blocks += demand_blocks
         self._count_spare()
 

@@ -57,6 +57,24 @@ DEFAULT_LEVELS = (NORMAL, HIGH)
 
 
 @value
+class PrefillSpeed:
+    """How fast an engine computes prompts: the time per token, and the time per pair of a token and
+    an earlier one, which attention compares (`prefill_per_token_s` and
+    `prefill_per_token_squared_s` of a profile)."""
+
+    token_s: float
+    pair_s: float
+
+    def time_s(self, num_computed: int, num_tokens: int) -> float:
+        """The time to compute a prompt from `num_computed` tokens on up to `num_tokens`."""
+        pairs = num_tokens * num_tokens - num_computed * num_computed
+        return self.token_s * (num_tokens - num_computed) + self.pair_s * pairs
+
+
+NOT_MEASURED = PrefillSpeed(0.0, 0.0)
+
+
+@value
 class QueueHead:
     """The first request in queue order on an instance."""
 
@@ -112,6 +130,14 @@ class InstanceSnapshot:
     max_live_adapters: int = 0
     """How many different adapters a step can have (vLLM's `max_loras`). Requests with further ones
     wait, however much memory is free. 0: the engine takes no adapters."""
+    backlog_s: float = 0.0
+    """How long the engine still computes prompts: the rest of running prefills, and the requests
+    that wait, without the part of them that its prefix cache has."""
+    prefill_speed: PrefillSpeed = NOT_MEASURED
+    """How fast the engine computes prompts. While that is not measured, `backlog_s` is 0."""
+    decode_step_s: float = 0.0
+    """How long a step of the present batch takes that only decodes; 0: nothing decodes, or it is
+    not known."""
 
     @property
     def capacity_blocks(self) -> int:
@@ -179,6 +205,9 @@ def with_batch(
         snapshot.live_adapters,
         snapshot.failed_adapters,
         snapshot.max_live_adapters,
+        snapshot.backlog_s,
+        snapshot.prefill_speed,
+        snapshot.decode_step_s,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from controller.core import scheduler_events as events
+from controller.core.admission.policies import Prompt
 from controller.core.load.closed import OPEN, Closed
 from controller.core.load.snapshot import InstanceSnapshot, Level, QueueHead, blocks_for
 from controller.core.scheduler import GlobalScheduler
@@ -157,9 +158,9 @@ def any_event(
             return dice.choice(changes)
 
 
-def nothing_cached(_key: object) -> Callable[[str], int]:
-    """Of any request: no instance has its prompt's beginning."""
-    return lambda _instance_id: 0
+def all_as_soon(_key: object) -> Prompt:
+    """Of any request: its first token comes at once wherever it goes."""
+    return Prompt(0, {})
 
 
 def request(

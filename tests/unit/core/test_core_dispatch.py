@@ -126,7 +126,7 @@ def test_work_that_a_prefix_spares_is_weighed_against_load() -> None:
     assert pick_least_work(["a", "b"], [1000.0, 1200.0], newcomer, history) == 0
     assert pick_least_work(["a", "b"], [1000.0, 1199.0], _newcomer(), history) == 0
     short = _newcomer(1, 2, 3, tokens=250)
-    assert history.prefixes.num_matched_tokens("b", short) == 250, "no longer than the prompt"
+    assert history.prefixes.matched(short)["b"] == 250, "no longer than the prompt"
 
 
 @given(
@@ -151,7 +151,30 @@ def test_what_is_remembered_is_bounded_and_the_latest(prompts) -> None:
             assert seen.num_seen(other_id) == len(hashes)
             for first in range(41):
                 expected = 100 if first in hashes else 0
-                assert seen.num_matched_tokens(other_id, _newcomer(first)) == expected
+                assert seen.matched(_newcomer(first)).get(other_id, 0) == expected
+        newcomer = _newcomer(*prefix_hashes, 99, tokens=2000)
+        assert seen.matched(newcomer) == {
+            other_id: 100 * number
+            for other_id, hashes in lists.items()
+            if (number := _num_matched(prefix_hashes, hashes))
+        }
+
+
+def _num_matched(prefix_hashes: list[int], hashes: list[int]) -> int:
+    """How many of a prompt's hashes are among the others, from the first one on."""
+    return next(
+        (n for n, each in enumerate(prefix_hashes) if each not in hashes), len(prefix_hashes)
+    )
+
+
+def test_a_place_that_is_free_again_is_another_instance_s() -> None:
+    seen = SeenPrefixes()
+    for instance_id in ("a", "b", "c"):
+        seen.note(instance_id, _newcomer(1, 2), NUM_TOKENS)
+    seen.forget("b")
+    seen.note("d", _newcomer(1), NUM_TOKENS)
+    assert seen.matched(_newcomer(1, 2)) == {"a": 200, "c": 200, "d": 100}
+    seen.check()
 
 
 # -- what is stored between decisions --------------------------------------------------------

@@ -20,7 +20,7 @@ from controller.core.admission.placement import (
     best_fitting,
     queue_reason,
 )
-from controller.core.admission.policies import SchedulerConfig
+from controller.core.admission.policies import Prompt, SchedulerConfig
 from controller.core.admission.waiting_requests import Waiting, WaitingQueue
 from controller.core.emptying.room_plan import (
     MakeRoom,
@@ -30,13 +30,13 @@ from controller.core.emptying.room_plan import (
     plan_room,
 )
 from controller.core.load.freeness import MAX_QUEUED, STEP_TOKENS, Room
-from controller.core.load.snapshot import InstanceSnapshot, QueueHead, Unreported
+from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead, Unreported
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import StatusReported
 from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import (
     RequestSnapshot,
-    nothing_cached,
+    all_as_soon,
     request,
     running,
     scheduler_with,
@@ -52,7 +52,7 @@ def held(number: int, demand: int, rank: int = 0, since_s: float = 0.0) -> Waiti
 
 
 def room(name: str, free: int, *, num_requests: int = 0, growth: int = 0) -> Room:
-    return Room(name, free, 100, num_requests, 100, growth, 16, 0, 100 - free)
+    return Room(name, free, 100, num_requests, 100, growth, 100 - free)
 
 
 def rooms(**free: int) -> dict[str, Room]:
@@ -63,7 +63,7 @@ def place(
     placement: Placement, where: dict[str, Room], now_s: float = 0.0
 ) -> list[tuple[str, str]]:
     score_of = lambda _rank: FREEST.__getitem__  # noqa: E731
-    found = placement.place(where, score_of, nothing_cached, now_s)
+    found = placement.place(where, score_of, all_as_soon, now_s)
     out = [(each.waiting.request_id, each.instance_id) for each in found]
     placement.check()
     return out
@@ -91,7 +91,7 @@ def waiting(*entries: Waiting, **settings: float) -> Placement:
     st.lists(st.tuples(*(st.integers(0, n) for n in (2, 3, 9, 6))), max_size=30),
     st.data(),
 )
-def test_the_queue_finds_the_first_that_fits(entries, data) -> None:
+def test_the_queue_finds_those_that_fit(entries, data) -> None:
     queue, known = WaitingQueue(), []
     for number, (rank, turn, arrival, demand) in enumerate(entries):
         known.append(Waiting(("f", str(number)), rank, float(arrival), demand, 0.0, float(turn)))
@@ -104,8 +104,7 @@ def test_the_queue_finds_the_first_that_fits(entries, data) -> None:
     known.sort(key=lambda each: each.order)
     assert list(queue) == known
     for size in range(8):
-        fitting = [each for each in known if each.demand_blocks <= size]
-        assert queue.first_fitting(size) == (fitting[0] if fitting else None)
+        assert list(queue.fitting(size)) == [h for h in known if h.demand_blocks <= size]
     assert queue.first() == (known[0] if known else None)
 
 
@@ -527,7 +526,7 @@ ALL_KEPT = {"reserve_after_s": 0.0, "reserved_share": 1.0}
 
 
 def busy_room(name: str, free: int, *, places: int = 10, num_requests: int = 1) -> Room:
-    return Room(name, free, places, num_requests, 100, 0, 16, 0, 100 - free)
+    return Room(name, free, places, num_requests, 100, 0, 100 - free)
 
 
 def alike(_rank: int) -> Score:
@@ -542,7 +541,7 @@ def seen(
     where = {each.instance_id: each for each in rooms}
     for each in entries:
         placement.queue.push(each)
-        for _ in placement.place(where, alike, nothing_cached, 0.0):
+        for _ in placement.place(where, alike, all_as_soon, 0.0):
             pass
     key = ("f", f"r{number:02}")
     found = WaitingView(placement.queue, placement, where).find(key)
@@ -587,7 +586,7 @@ def test_who_is_gone_is_not_overtaken_any_more() -> None:
     placement = Placement(HoldingConfig())
     placement.queue.push(held(1, 60))
     placement.queue.push(held(2, 10))
-    assert len(list(placement.place({"a": busy_room("a", 20)}, alike, nothing_cached, 0.0))) == 1
+    assert len(list(placement.place({"a": busy_room("a", 20)}, alike, all_as_soon, 0.0))) == 1
     assert placement.num_overtaken == {("f", "r01"): 1}
     placement.discard(("f", "r01"))
     assert placement.num_overtaken == {}
@@ -644,90 +643,98 @@ def test_while_no_instance_takes_requests(config: SchedulerConfig) -> None:
     assert first.overtaken_by == OvertakenBy.NOBODY
 
 
-# -- a request goes where its first token comes soonest, and of those to the freest --------------
+# -- a request goes where its first token comes soon, and of those places to the freest ----------
+
+SPEED = PrefillSpeed(0.001, 0.0)
+NOW_S = 50.0
 
 
-SLACK = HoldingConfig(prefill_slack_tokens=160)
-BLIND = HoldingConfig(by_prefill=False, by_prefix=False)
-
-
-def prefilling(name: str, prefill: int, free: int = 75) -> Room:
-    return Room(name, free, 100, 1, 100, 0, 16, prefill, 100 - free)
+def computing(name: str, backlog_s: float, free: int = 75) -> Room:
+    """Its time is counted from NOW_S on."""
+    return Room(name, free, 100, 1, 100, 0, 100 - free, NOW_S + backlog_s, SPEED)
 
 
 def best(
     rooms: Sequence[Room],
     freeness: dict[str, float],
-    cached: dict[str, int] | None = None,
-    config: HoldingConfig = SLACK,
+    num_cached: dict[str, int],
+    config: HoldingConfig,
     demand: int = 20,
+    waited_s: float = 0.0,
 ) -> str | None:
-    has = (cached or {}).get
-    found = best_fitting(rooms, demand, lambda i: freeness[i], lambda i: has(i, 0), config)
+    """Where a request of 10,000 tokens goes, which take 10 s where none of them is cached."""
+    found = best_fitting(
+        rooms,
+        held(1, demand, since_s=NOW_S - waited_s),
+        lambda i: freeness[i],
+        Prompt(10_000, num_cached),
+        config,
+        NOW_S,
+    )
     return None if found is None else found.instance_id
 
 
-def test_cached_tokens_make_up_for_as_many_that_wait() -> None:
-    """On a 320 tokens wait and 481 are cached: 161 less than on b, which has none of both."""
-    rooms = [prefilling("a", 20), prefilling("b", 0)]
-    assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 481}) == "a"
-    assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 480}) == "b"
-    without = HoldingConfig(by_prefix=False, prefill_slack_tokens=160)
-    assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 481}, without) == "b"
-    alone = HoldingConfig(by_prefill=False, prefill_slack_tokens=160)
-    assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 161}, alone) == "a"
-    assert best(rooms, {"a": 1.0, "b": 2.0}, {"a": 160}, alone) == "b"
+def test_a_request_waits_for_a_sooner_place_as_long_as_it_gains_by_that() -> None:
+    """Its prompt is cached on a, which has no room for it; b would compute it for 2 s more."""
+    config, freeness = HoldingConfig(slack_tokens=100), {"a": 1.0, "b": 9.0}
+    rooms = [computing("a", 0.5, free=10), computing("b", 0.0)]
+    cached = {"a": 9_900, "b": 7_400}
+    assert best(rooms, freeness, cached, config) is None
+    assert best(rooms, freeness, cached, config, waited_s=1.89) is None
+    assert best(rooms, freeness, cached, config, waited_s=1.91) == "b", "0.1 s are slack"
+    rooms[0] = computing("a", 0.5, free=20)
+    assert best(rooms, freeness, cached, config) == "a", "it fits there by now"
+    rooms[0] = replace(computing("a", 0.5, free=10), capacity_blocks=19)
+    assert best(rooms, freeness, cached, config) == "b", "it never will"
 
 
 ROOMS = st.lists(
-    st.tuples(st.integers(0, 100), st.integers(0, 100), st.integers(0, 9), st.integers(0, 900)),
+    st.tuples(st.integers(0, 100), st.integers(0, 99), st.integers(0, 9), st.integers(0, 99)),
     min_size=1,
     max_size=6,
 )
 
 
-@given(drawn=ROOMS, demand=st.integers(1, 60), slack=st.integers(0, 500))
-def test_none_is_both_much_sooner_and_none_freer_among_those_as_soon(drawn, demand, slack) -> None:
-    rooms = [prefilling(str(i), prefill, free) for i, (free, prefill, _, _) in enumerate(drawn)]
-    freeness = {str(i): float(steps) for i, (_, _, steps, _) in enumerate(drawn)}
-    cached = {str(i): tokens for i, (*_, tokens) in enumerate(drawn)}
-    fitting = [r.instance_id for r in rooms if r.free_blocks >= demand]
-    ahead = {
-        r.instance_id: 16 * r.prefill_blocks - cached[r.instance_id]
-        for r in rooms
-        if r.free_blocks >= demand + 50
-    }
-    found = best(rooms, freeness, cached, HoldingConfig(prefill_slack_tokens=slack), demand)
-    if not fitting:
-        assert found is None
-        return
-    freest = max(fitting, key=lambda i: (freeness[i], -int(i)))
-    assert best(rooms, freeness, cached, BLIND, demand) == freest
-    if freest not in ahead:
-        assert found == freest
-        return
-    assert found in ahead
-    assert all(ahead[found] <= other + slack for other in ahead.values())
-    for other, tokens in ahead.items():
-        if (freeness[other], -int(other)) > (freeness[found], -int(found)):
-            assert any(tokens > another + slack for another in ahead.values())
-
-
-def test_what_is_ahead_is_all_that_is_not_computed() -> None:
-    """3 blocks of a prefill under way, 10 of the queue, 5 on their way; then one more of 7."""
-    snapshot = InstanceSnapshot(
-        "i-0", 1, 16, 100, 60, fill_blocks=3, num_running=4, num_queued=1, queued_demand_blocks=10
+@given(drawn=ROOMS, demand=st.integers(1, 60), slack=st.integers(0, 50), waited=st.integers(0, 50))
+def test_of_the_places_where_it_comes_soon_the_freest_is_taken(
+    drawn, demand, slack, waited
+) -> None:
+    """In hundredths of a second."""
+    ids = [str(number) for number in range(len(drawn))]
+    free, backlog, steps, own = (
+        dict(zip(ids, column, strict=True)) for column in zip(*drawn, strict=True)
     )
-    found = Room.of(snapshot, 0, Unreported(1, 5))
-    assert found.prefill_tokens == 16 * 18
-    found.take(7)
-    assert found.prefill_tokens == 16 * 25
+    rooms = [computing(i, backlog[i] / 100, free[i]) for i in ids]
+    freeness = {i: float(steps[i]) for i in ids}
+    cached = {i: 10_000 - 10 * own[i] for i in ids}
+    config = HoldingConfig(slack_tokens=10 * slack)
+    found = best(rooms, freeness, cached, config, demand, waited / 100)
+    total = {i: backlog[i] + own[i] for i in ids}
+    most = min(total.values()) + slack + waited
+    soon = [i for i in ids if free[i] >= demand and total[i] <= most]
+    if any(abs(total[i] - most) < 1 and free[i] >= demand for i in ids):
+        return  # a matter of rounding
+    assert found == max(soon, key=lambda i: (freeness[i], -int(i)), default=None)
+    blind = HoldingConfig(by_time=False)
+    fitting = [i for i in ids if free[i] >= demand]
+    expected = max(fitting, key=lambda i: (freeness[i], -int(i)), default=None)
+    assert best(rooms, freeness, cached, blind, demand) == expected
 
 
-def with_load(
-    on_a: Sequence[RequestSnapshot], on_b: Sequence[RequestSnapshot], **parts: bool
-) -> GlobalScheduler:
-    holding = HoldingConfig(room_to_grow_tokens=0, prefill_slack_tokens=0, **parts)
+def test_while_all_have_prompts_to_compute_requests_wait_without_a_reservation() -> None:
+    placement = waiting(held(1, 30, since_s=NOW_S), held(2, 10, since_s=NOW_S), max_backlog_s=0.3)
+    busy = {name: computing(name, 0.31) for name in ("a", "b")}
+    assert place(placement, busy, NOW_S) == []
+    assert not placement.reserved
+    assert not placement.is_settled(busy, NOW_S), "no room changes, but time goes on"
+    first = WaitingView(placement.queue, placement, busy).first()
+    assert first is not None
+    assert first.reason is WaitingReason.BY_CHOICE
+    assert place(placement, busy, NOW_S + 0.02) == [("r01", "a"), ("r02", "a")]
+
+
+def with_load(on_a: Sequence[RequestSnapshot], on_b: Sequence[RequestSnapshot]) -> GlobalScheduler:
+    holding = HoldingConfig(room_to_grow_tokens=0, slack_tokens=0)
     config = SchedulerConfig(policy="llumnix+", holding=holding)
     found = scheduler_with(config, a=-1, b=-1)
     for name, requests in (("a", on_a), ("b", on_b)):
@@ -735,14 +742,17 @@ def with_load(
     return found
 
 
-def large_status(name: str, requests: Sequence[RequestSnapshot], seen: int = 0) -> StatusReported:
-    return status(name, requests=requests, total_blocks=1000, seen=seen)
+def large_status(
+    name: str, requests: Sequence[RequestSnapshot], seen: int = 0, **more: float
+) -> StatusReported:
+    event = status(name, requests=requests, total_blocks=1000, seen=seen)
+    return StatusReported(replace(event.snapshot, prefill_speed=SPEED, **more), seen)
 
 
-def sent_to(found: GlobalScheduler, name: str, *hashes: int) -> str:
+def sent_to(found: GlobalScheduler, name: str, *hashes: int, now_s: float = 0.0) -> str:
     asked = request(name, tokens=160, prefix_hashes=hashes)
-    expected = found.choice(asked)
-    (dispatch,) = found.handle(asked, 0.0)
+    expected = found.choice(asked, now_s)
+    (dispatch,) = found.handle(asked, now_s)
     assert dispatch.instance_id == expected, "what it would do is what it does"
     found.check()
     return dispatch.instance_id
@@ -750,17 +760,32 @@ def sent_to(found: GlobalScheduler, name: str, *hashes: int) -> str:
 
 def test_a_prompt_goes_where_its_beginning_was_sent_until_more_waits_there() -> None:
     """Of its 10 blocks the second request shares 6 with the first, which went to a. When both are
-    unreported, 20 blocks wait on a: more than 6, so the third goes to b."""
+    unreported, 96 ms less are computed for it on a, but a computes the first one for 160 ms before
+    it."""
     found = with_load([], [])
     first, second = tuple(range(10)), (*range(6), 90, 91, 92, 93)
     assert sent_to(found, "r1", *first) == "a"
-    found.handle(large_status("a", [running("r1", 10)], seen=1), 0.0)
-    assert sent_to(found, "r2", *second) == "a"
-    assert sent_to(found, "r3", *second) == "b"
-    found = with_load([], [], by_prefix=False)
-    assert sent_to(found, "r1", *range(10)) == "a"
-    found.handle(large_status("a", [running("r1", 10)], seen=1), 0.0)
-    assert sent_to(found, "r2", *range(10)) == "b", "nothing is remembered of prompts"
+    found.handle(large_status("a", [running("r1", 10)], seen=1), 0.2)
+    assert sent_to(found, "r2", *second, now_s=0.2) == "a"
+    assert sent_to(found, "r3", now_s=0.2) == "b"
+    assert sent_to(found, "r4", *second, now_s=0.2) == "a", "all of it is due there, in 64 ms"
+
+
+def test_a_backlog_shrinks_with_time_and_an_old_status_says_less() -> None:
+    def ready_s(age_s: float) -> float:
+        found = with_load([], [])
+        sent_to(found, "r1")
+        event = large_status("a", [], seen=0, backlog_s=1.0)
+        found.handle(StatusReported(event.snapshot, 0, age_s), 5.0)
+        return found.instances["a"].ready_s
+
+    assert ready_s(0.0) == pytest.approx(6.16), "and 0.16 s for the one on its way"
+    assert ready_s(0.4) == pytest.approx(5.76)
+    found = with_load([], [])
+    assert sent_to(found, "r1") == "a"
+    there = RequestSnapshot("r1", 0, 160, 0, running=False)
+    found.handle(large_status("a", [there], seen=1), 0.0)
+    assert found.instances["a"].ready_s == 0.0, "its own estimate counts"
 
 
 # -- why a queue head waits ----------------------------------------------------------------------

@@ -206,8 +206,8 @@ HOLDING = HoldingConfig(
 full_place = Placement.place
 
 
-def always_searching(placement, rooms, score, cached_of, now_s, adapter_wait_of, **_):
-    return full_place(placement, rooms, score, cached_of, now_s, adapter_wait_of)
+def always_searching(placement, rooms, score, prompt_of, now_s, adapter_wait_of, **_):
+    return full_place(placement, rooms, score, prompt_of, now_s, adapter_wait_of)
 
 
 @pytest.mark.parametrize("seed", few_seeds(6, 20))

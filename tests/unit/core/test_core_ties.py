@@ -36,7 +36,7 @@ from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import InstanceStarted
 from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig
 from tests.unit.core.core_builders import (
-    nothing_cached,
+    all_as_soon,
     queued,
     request,
     running,
@@ -82,7 +82,7 @@ def dispatched(policy: str) -> Callable[[Ids], list[str]]:
         scheduler = scheduler_with(ids, policy)
         order = []
         for number in range(len(ids)):
-            order.append(scheduler.choice(request(f"r{number}")))
+            order.append(scheduler.choice(request(f"r{number}"), 0.0))
             (dispatch,) = scheduler.handle(request(f"r{number}"), 0.0)
             assert dispatch.instance_id == order[-1], "what it would do is what it does"
         return order
@@ -95,9 +95,9 @@ def with_reservations(ids: Ids, share: float) -> tuple[Placement, dict[str, Room
     config = HoldingConfig(reserved_share=share, reserve_after_s=0.0)
     placement = Placement(config)
     placement.queue.push(Waiting(("f", "low"), 0, 0.0, 50, 0.0))
-    rooms = {each: Room(each, 20, 100, 1, 100, 0, 16, 0, 80) for each in ids}
+    rooms = {each: Room(each, 20, 100, 1, 100, 0, 80) for each in ids}
     score = dict.fromkeys(ids, 0.0).__getitem__
-    for _ in placement.place(rooms, lambda _rank: score, nothing_cached, 0.0):
+    for _ in placement.place(rooms, lambda _rank: score, all_as_soon, 0.0):
         pass
     return placement, rooms
 
@@ -111,7 +111,7 @@ def given_up(ids: Ids) -> str:
     placement, rooms = with_reservations(ids, 1.0)
     placement.queue.push(Waiting(("f", "high"), 1, 0.0, 50, 0.0))
     score = dict.fromkeys(ids, 0.0).__getitem__
-    for _ in placement.place(rooms, lambda _rank: score, nothing_cached, 0.0):
+    for _ in placement.place(rooms, lambda _rank: score, all_as_soon, 0.0):
         pass
     return next(each for each, key in placement.reserved.items() if key == ("f", "high"))
 

@@ -55,8 +55,8 @@ def test_what_the_prefix_cache_keeps_apart_has_other_hashes() -> None:
 
 
 def test_the_hashes_of_the_longest_prompt_are_few_and_go_over_the_wire() -> None:
-    hashes = switched_on().of(range(131_072))
-    assert len(set(hashes)) == MAX_HASHES
-    asked = DispatchAsked(DispatchRequested("r", "f-0", 131_072, 0, 0.0, "", hashes, HASH_TOKENS))
+    hashes = switched_on().of(range(300_000))
+    assert len(set(hashes)) == MAX_HASHES == 262_144 // HASH_TOKENS
+    asked = DispatchAsked(DispatchRequested("r", "f-0", 300_000, 0, 0.0, "", hashes, HASH_TOKENS))
     assert decode(encode(asked)) == asked
-    assert len(encode(asked)) < 850
+    assert len(encode(asked)) < 9 * MAX_HASHES + 300

@@ -84,7 +84,7 @@ def test_prompts_go_where_their_beginning_is_cached_if_anything_is(name: str) ->
     """Of two long prompts, each a second time with 100 new tokens: only those are computed."""
     first = [TraceRequest(float(n), 1024, 1, prefix_hashes=(n, n + 10)) for n in (0, 1)]
     again = [TraceRequest(float(n + 2), 1124, 1, prefix_hashes=(n, n + 10, n + 20)) for n in (0, 1)]
-    slack = {"holding.prefill_slack_tokens": 1000} if name == "llumnix+" else {}
+    slack = {"holding.slack_tokens": 1000} if name == "llumnix+" else {}
     setup = ClusterSetup(A10, with_settings(sim_policy(name), slack), 2, prefix_caching=True)
     _, outcome = run(setup, Trace("test", [*first, *again], 512))
     expected_s = A10.step_time_s([(100, 1024)], 0, 0)
