@@ -651,7 +651,7 @@ class SimCluster:
     def remove(self, instance: SimInstance) -> None:
         """Removes the instance, which must be empty."""
         instance_id = instance.instance_id
-        instance.die()
+        lost = self._lost_with(instance)
         self.outcome.num_steps += instance.num_steps
         self.outcome.busy_s += instance.busy_s
         for known in (self.instances, self._reported, self._last_seq):
@@ -661,6 +661,8 @@ class SimCluster:
         self._are_below_half_free.gone(instance)
         self.emptying.instance_gone(instance)
         self._scheduler.handle(InstanceRemoved(instance_id), self.events.now_s)
+        for run in lost:
+            self._fail(run)
 
     def waiting_demands(self) -> list[int]:
         """The demands, in blocks, of the requests that wait at the controller."""
@@ -722,9 +724,7 @@ class SimCluster:
                 raise ValueError(f"unknown fault {fault.kind!r}")
 
     def kill(self, instance: SimInstance) -> None:
-        had = instance.die()
-        living = [each for each in self.instances.values() if each.alive]
-        lost = self.links.owners.died(instance, had, living)
+        lost = self._lost_with(instance)
         self._need_help.gone(instance)
         self._are_below_half_free.gone(instance)
         self.emptying.instance_died(instance)
@@ -734,6 +734,14 @@ class SimCluster:
             self._fleet.on_died(instance)
         for run in lost:
             self._fail(run)
+
+    def _lost_with(self, instance: SimInstance) -> list[RequestRun]:
+        """Ends the instance. Returns the requests that are lost with it. An empty instance may be
+        the one that is about to be asked for a request, because a move to it had just begun when
+        the source died."""
+        had = instance.die()
+        living = [each for each in self.instances.values() if each.alive]
+        return self.links.owners.died(instance, had, living)
 
     # -- over time -------------------------------------------------------------------------
 

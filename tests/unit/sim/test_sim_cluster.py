@@ -130,6 +130,32 @@ def test_a_killed_instance_takes_its_requests_with_it() -> None:
     check(cluster)
 
 
+@pytest.mark.parametrize("killed_s", [0.998, 0.999, 1.0])
+def test_a_request_whose_source_dies_and_whose_destination_is_removed_is_lost(
+    killed_s: float,
+) -> None:
+    """The destination is empty, and auto-scaling removes it before it is asked for the request."""
+    autoscale = AutoscaleConfig(
+        min_instances=1,
+        max_instances=3,
+        up_below_steps=60.0,
+        down_above_steps=200.0,
+        check_interval_s=0.2,
+        first_check_after_s=0.2,
+        up_persistence_s=0.5,
+        down_persistence_s=0.5,
+        cold_start_s=0.3,
+    )
+    holding = HoldingConfig(making_room=False, overtaking=False)
+    faults = (Fault(killed_s, "kill", "i-0"), Fault(1.2, "drain", "i-1"))
+    changed = replace(policy(), holding=holding, autoscale=autoscale)
+    setup = ClusterSetup(SMALL, changed, 3, mode="prefill-first", faults=faults)
+    cluster = SimCluster(setup)
+    cluster.events.at(100.0, lambda: pytest.fail("the request is nowhere, and nobody misses it"))
+    outcome = cluster.run(requests([(0.75, 255, 59), (1.13, 75, 275)]))
+    assert (outcome.num_failed, len(outcome.rows)) == (1, 1)
+
+
 def test_slow_steps_take_longer() -> None:
     fault = Fault(0.0, "slow-steps", "i-0", 3.0)
     plain, slow = (
