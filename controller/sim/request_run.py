@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from controller.model.engine_state import NEVER, ModelRequest, Segment
 from controller.sim.event_queue import EventQueue
-from controller.sim.workload.trace import Trace, TraceRequest, hashes_of
+from controller.sim.workload.trace import Trace, TraceRequest, hashes_of, later_turns
 
 
 class RequestRun:
@@ -240,32 +240,26 @@ class Arrivals:
         """How many requests have not arrived yet."""
         self._events = events
         self._arrive = arrive
-        self._later: dict[int, tuple[int, TraceRequest]] = {}
-        """The turn that follows a request, by the request's number."""
-        first, latest = list[tuple[int, TraceRequest]](), dict[str, int]()
-        for number, request in enumerate(trace.requests):
-            before = latest.get(request.session)
-            if request.gap_s is None or before is None:
-                first.append((number, request))
-            else:
-                self._later[before] = number, request
-            if request.session:
-                latest[request.session] = number
-        self._first = iter(first)
+        self._requests = trace.requests
+        self._later = later_turns(trace.requests)
+        waiting = set(self._later.values())
+        self._first = (each for each in enumerate(trace.requests) if each[0] not in waiting)
         self._schedule_next()
 
     def answered(self, number: int) -> None:
         """Notes that the request has ended: the turn that follows it comes in a while."""
         later = self._later.pop(number, None)
-        if later is not None and later[1].gap_s is not None:
-            arrival_s = self._events.now_s + later[1].gap_s
-            self._events.at(arrival_s, lambda: self._come(later[0], later[1].arriving(arrival_s)))
+        if later is not None:
+            request = self._requests[later]
+            assert request.gap_s is not None
+            arrival_s = self._events.now_s + request.gap_s
+            self._events.at(arrival_s, lambda: self._come(later, request.arriving(arrival_s)))
 
     def failed(self, number: int) -> int:
         """Notes that the request has failed. Returns how many turns therefore never come."""
         num_lost = 0
         while (later := self._later.pop(number, None)) is not None:
-            number, num_lost = later[0], num_lost + 1
+            number, num_lost = later, num_lost + 1
         self.num_to_come -= num_lost
         return num_lost
 

@@ -188,20 +188,6 @@ def _request(index: int, row: TraceRequest, level: Level, prefix_hash_tokens: in
     )
 
 
-def later_turns(requests: Sequence[Request]) -> dict[int, Request]:
-    """The turn that follows a request, by the request's index. The other requests are due at their
-    times."""
-    later: dict[int, Request] = {}
-    latest: dict[str, int] = {}
-    for request in requests:
-        before = latest.get(request.session)
-        if request.gap_s is not None and before is not None:
-            later[before] = request
-        if request.session:
-            latest[request.session] = request.index
-    return later
-
-
 # -- priority levels: the share of each in the requests ---------------------------------
 
 

@@ -21,6 +21,7 @@ from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, RefusedError, UnreachableError, UsageError
 from controller.api.settings import key_file
 from controller.api.wire.status import ClusterStatus
+from controller.sim.workload.trace import later_turns
 from llumctl import connect
 from llumctl.config import config_file
 from llumctl.lab import bench_load
@@ -141,10 +142,11 @@ class Run:
         on_progress: Callable[[Results], None] = lambda _: None,
     ) -> None:
         self.results = Results()
-        self._later = bench_load.later_turns(requests)
+        later = later_turns(requests)
+        self._later = {requests[place].index: requests[at] for place, at in later.items()}
         """The turn that follows a request, by the request's index."""
-        waiting = {each.index for each in self._later.values()}
-        self._requests = [each for each in requests if each.index not in waiting]
+        waiting = set(later.values())
+        self._requests = [each for place, each in enumerate(requests) if place not in waiting]
         self._sender = sender
         self._on_progress = on_progress
         self._pool = Pool(sender.endpoint)

@@ -8,7 +8,7 @@ import contextlib
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from importlib import metadata
 
@@ -32,7 +32,7 @@ from controller.adapters.emulated.emulated_request import (
 )
 from controller.core.emptying.relief import Candidate
 from controller.core.fleet.adapters import Adapter
-from controller.core.load.snapshot import blocks_for
+from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.engine_state import ModelRequest
@@ -457,7 +457,7 @@ class EmulatedEngine:
         self._model = EngineModel(config, profile)
         self._speed = speed
         self._pace = Pace(clock, sleep)
-        self.has_work, self.snapshot = self._model.has_work, self._model.snapshot
+        self.has_work = self._model.has_work
         self._live: dict[str, EmulatedRequest] = {}
         self.moves = EmulatedMoves(self._model, self._live, self._rest_if_idle)
         self._events: list[EngineEvent] = []
@@ -497,6 +497,19 @@ class EmulatedEngine:
             self._live.pop(request_id, None)
             self.moves.forget_suspended(request_id)
         self._rest_if_idle()
+
+    def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
+        """The model's status, with the times of an engine that is `speed` times as fast."""
+        found, speed = self._model.snapshot(instance_id, incarnation), self._speed
+        if speed == 1:
+            return found
+        prefill = found.prefill_speed
+        return replace(
+            found,
+            backlog_s=found.backlog_s / speed,
+            prefill_speed=PrefillSpeed(prefill.token_s / speed, prefill.pair_s / speed),
+            decode_step_s=found.decode_step_s / speed,
+        )
 
     def step(self) -> Sequence[StepOutputs]:
         """Runs a step. It takes as long as the profile says, or as long as its own bookkeeping

@@ -176,6 +176,7 @@ def _holding(settings: Settings) -> HoldingConfig:
         config,
         reserve_after_s=config.reserve_after_s / speed,
         share_doubles_s=config.share_doubles_s / speed,
+        max_backlog_s=config.max_backlog_s / speed,
     )
 
 

@@ -158,16 +158,9 @@ class InstanceRecord:
         than `LOST_AFTER_S` ago."""
         before, self.snapshot = self.snapshot, self._as_ordered(snapshot)
         self.last_report_s = now_s
-        ready_s = (
-            now_s
-            - age_s
-            + (
-                snapshot.backlog_s
-                if snapshot.prefill_speed.token_s
-                else _estimated_backlog_s(snapshot)
-            )
-        )
-        self._reported_ready_s = self.ready_s = ready_s
+        is_measured = snapshot.prefill_speed.token_s > 0
+        backlog_s = snapshot.backlog_s if is_measured else _estimated_backlog_s(snapshot)
+        self._reported_ready_s = self.ready_s = now_s - age_s + backlog_s
         if self.stalled or before is None or before.draining != self.snapshot.draining:
             self.stalled = False
             self._sum_up()

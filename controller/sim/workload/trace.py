@@ -3,8 +3,10 @@ rate, cut a window of its time, or change its number of requests.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 from controller.core.value import value
 
@@ -99,6 +101,27 @@ class Trace:
     def rate(self) -> float:
         """Requests per second on average; 0 if all requests arrive at once."""
         return (len(self.requests) - 1) / self.span_s if self.span_s > 0 else 0.0
+
+
+class Turn(Protocol):
+    @property
+    def session(self) -> str: ...
+    @property
+    def gap_s(self) -> float | None: ...
+
+
+def later_turns(requests: Iterable[Turn]) -> dict[int, int]:
+    """For each request that a later turn of its session follows: the places of both. All other
+    requests arrive at their times."""
+    later: dict[int, int] = {}
+    latest: dict[str, int] = {}
+    for place, request in enumerate(requests):
+        before = latest.get(request.session)
+        if request.gap_s is not None and before is not None:
+            later[before] = place
+        if request.session:
+            latest[request.session] = place
+    return later
 
 
 def faster(trace: Trace, speed: float) -> Trace:

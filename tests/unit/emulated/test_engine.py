@@ -144,3 +144,21 @@ def test_an_aborted_request_is_forgotten() -> None:
     found = finish(engine)["r-1"]
     assert len(found) == 2, "the id may be used again, by one request at a time"
     assert first_wrong(start(prompt(1, 20)), found) is None
+
+
+def test_a_faster_engine_tells_times_of_its_own() -> None:
+    """A long prompt waits while a short one decodes."""
+    statuses = []
+    for speed in (1.0, 4.0):
+        engine = make_engine(speed=speed)
+        for request_id, num_tokens in (("short", 20), ("long", 900)):
+            engine.add(engine.prepare(frames(request_id, list(range(300, 300 + num_tokens))), 0))
+            if request_id == "short":
+                engine.step()
+        statuses.append(engine.snapshot("i-0", 1))
+    own, fast = statuses
+    assert own.backlog_s == pytest.approx(own.prefill_speed.time_s(16, 900)), "16 are cached"
+    assert own.decode_step_s > 0
+    for name in ("backlog_s", "decode_step_s"):
+        assert getattr(fast, name) == pytest.approx(getattr(own, name) / 4)
+    assert fast.prefill_speed.time_s(16, 900) == pytest.approx(own.backlog_s / 4)
