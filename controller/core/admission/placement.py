@@ -5,6 +5,8 @@ A request in an instance's queue is bound to that instance. A request that waits
 goes wherever it fits first, and room is made for it where that takes the least (`room_plan`).
 
     first       a request goes, in order, to the best instance on which it fits (`best_fitting`)
+    by choice   it waits although it fits, if its first token comes sooner that way (`best_fitting`,
+                `is_backlogged`)
     overtaking  a request that fits goes ahead of requests that do not
     reserved    no other request is placed on an instance that is reserved for a request
                 (`reservations`) until that request goes, to this instance or to another one. So the

@@ -3,12 +3,12 @@
 A policy is a score of one instance and a way to pick among the scores. Neither has side effects;
 what they need to know of earlier choices (`History`) is an argument. Paper section 4.4: `llumnix`
 takes the instance with the highest dispatch freeness, which depends on the priority of the new
-request. `llumnix+` takes the freest instance on which the request fits, and lets it wait while
-there is none (`placement` chooses for it). The other policies are for comparison: the paper's
-INFaaS++, vLLM's own balancer, Dynamo's router, and taking turns. Every score treats a request that
-was dispatched, but is in no status yet, as if it were queued on its instance. Otherwise all
-requests of a burst between two statuses would go to the same instance. The simulator compares more
-policies (`sim.baselines`).
+request. `llumnix+` takes the freest of the instances on which the request fits and has its first
+token soon, and lets it wait while there is none (`placement` chooses for it). The other policies
+are for comparison: the paper's INFaaS++, vLLM's own balancer, Dynamo's router, and taking turns.
+Every score treats a request that was dispatched, but is in no status yet, as if it were queued on
+its instance. Otherwise all requests of a burst between two statuses would go to the same instance.
+The simulator compares more policies (`sim.baselines`).
 """
 
 import difflib
