@@ -42,6 +42,9 @@ USS_EVERY = 15
 SETTLE_S = 10.0
 PATIENCE_S = 120.0
 """Of a turn, beyond its time."""
+MAX_LATE_GROWTH_BYTES = 100 << 20
+"""In the second half of the attacks. A leak grows until the end; a working set, until it is full.
+With the default length instances grew by 65 MiB then."""
 BAD_OUTCOMES = ("500", "closed", "none", "cut")
 
 
@@ -165,6 +168,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def judge(run: Run, max_gap_s: float) -> list[str]:
     found = [fault.what for fault in growth(run.before, run.after)]
+    at_half = run.samples[len(run.samples) // 2] if run.samples else {}
+    for key, half in at_half.items():
+        after = run.after.get(key)
+        if after is not None and after.rss_bytes - half.rss_bytes > MAX_LATE_GROWTH_BYTES:
+            sizes = f"{half.rss_bytes >> 20} to {after.rss_bytes >> 20} MiB"
+            found.append(f"{key.role} still grew in the second half: {sizes}")
     for name, turns in run.turns.items():
         bad = {k: n for k, n in turns.outcomes.items() if k.startswith(BAD_OUTCOMES) or "cut" in k}
         found += [f"{name}: {count} requests: {what}" for what, count in bad.items()]
@@ -224,6 +233,13 @@ def _write(run: Run, options: argparse.Namespace) -> Path:
         "peak": rows(footprints.peak([run.before, *run.samples])),
         "right_after": rows(run.after_at_once),
         "after": rows(run.after),
+        # A leak grows until the end; a working set, until it is full.
+        "rss_mib_every_15_s": {
+            f"{key.role} ({key.pid})": [
+                each[key].rss_bytes >> 20 for each in run.samples[::USS_EVERY] if key in each
+            ]
+            for key in sorted(footprints.peak(run.samples))
+        },
         "faults": run.faults,
     }
     path: Path = options.out or RESULTS / f"{datetime.now():%Y-%m-%d-%H%M%S}.json"
