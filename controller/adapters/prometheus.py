@@ -107,6 +107,7 @@ INSTANCE_GAUGES = (
         "Requests that were lost with it and have had no token since",
     ),
     Figure("step_seconds", "step_time_s", "Duration of the last engine step"),
+    Figure("backlog_seconds", "backlog_s", "Time to compute the prompts that it has"),
     Figure("cpu_cores", "cpu_cores", "Cores that its process kept busy over the last second"),
     *_MEMBER_GAUGES,
 )
@@ -123,6 +124,8 @@ INSTANCE_LEVEL_GAUGES = (
 """Each of these fields is a dictionary by level, and the level becomes a label."""
 INSTANCE_COUNTERS = (
     Figure("evictions", "num_evictions", "Requests that lost their blocks, in this process"),
+    Figure("prompt_tokens", "num_prompt_tokens", "Tokens of requests that entered the batch"),
+    Figure("cached_tokens", "num_cached_tokens", "Those of them that its prefix cache had"),
     Figure("steps", "num_steps", "Engine steps of this process"),
     Figure("busy_seconds", "busy_s", "Time of the engine steps of this process"),
     *_MEMBER_COUNTERS,

@@ -208,10 +208,12 @@ class GlobalScheduler:
         """
         match event:
             case StatusReported():
+                ask = self._pool.report_cache(event, now_s)
+                asked: list[Instruction] = [] if ask is None else [ask]
                 more_room = self._pool.report(event, now_s)
                 if self._placement is not None and self._placement.rests(now_s):
-                    return []
-                return self._release(now_s, same_or_less=not more_room)
+                    return asked
+                return [*asked, *self._release(now_s, same_or_less=not more_room)]
             case DispatchRequested():
                 return self._on_request(event, now_s)
             case DispatchCancelled():

@@ -3,6 +3,7 @@
 from dataclasses import field
 from enum import StrEnum
 
+from controller.core.load.cached_prefixes import CacheReport
 from controller.core.load.closed import OPEN, Reasons
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.value import value
@@ -30,6 +31,8 @@ class StatusReported:
     last_dispatch_seq: int
     age_s: float = 0.0
     """How old the snapshot is. It counts for the prompts that were computed since then."""
+    cache: CacheReport | None = None
+    """What the instance's prefix cache has gained and lost; None: nothing."""
 
 
 @value
@@ -207,4 +210,13 @@ class Reject:
     rank: int = field(default=0, compare=False)
 
 
-Instruction = Dispatch | Reject
+@value
+class AskCache:
+    """Ask this incarnation to start over with the reports of its prefix cache. The scheduler does
+    not know all reports so far, because one was lost or the controller has started again."""
+
+    instance_id: str
+    incarnation: int
+
+
+Instruction = Dispatch | Reject | AskCache

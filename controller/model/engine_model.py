@@ -21,7 +21,7 @@ simulation asks for a `stretch` of steps instead of computing each step."""
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Self
@@ -184,6 +184,11 @@ class EngineModel:
         """The number of tokens of the request's prompt and outputs so far. Raises KeyError if the
         request is not here."""
         return self._state.requests[request_id].num_tokens
+
+    def take_cache_changes(self) -> Mapping[Hashable, bool]:
+        """The segments that the prefix cache has got whole (True), or has not whole any more
+        (False), since the last call, by name."""
+        return self._state.pool.take_changes()
 
     def has_work(self) -> bool:
         """Whether a step would do anything. A step does nothing for requests that are suspended or

@@ -112,18 +112,25 @@ class CachedRun:
     stops, in ascending order. The blocks behind the last of these ends are free, but can still be
     found. They are in `unused`, the highest indexes first, which are unused for longest."""
 
-    __slots__ = ("end_block", "ends", "first_block", "name", "unused")
+    __slots__ = ("end_block", "ends", "first_block", "name", "unused", "whole_at")
 
-    def __init__(self, name: Hashable, first_block: int, end_block: int) -> None:
-        self.name = name
+    def __init__(self, segment: Segment, first_block: int, end_block: int) -> None:
+        self.name, segment_first, segment_end = segment
         self.first_block = first_block
         self.end_block = end_block
+        self.whole_at = segment_end if first_block == segment_first else NEVER
+        """The `end_block` with which the run is the whole segment; NEVER if it has not got the
+        segment's beginning."""
         self.ends = [end_block]
         self.unused: list[_Unused] = []
 
     @property
     def held_until(self) -> int:
         return self.ends[-1] if self.ends else self.first_block
+
+    @property
+    def is_whole(self) -> bool:
+        return self.end_block == self.whole_at
 
 
 class _Unused:
@@ -169,6 +176,13 @@ class BlockPool:
         self._unused: OrderedDict[_Unused, None] = OrderedDict()  # longest unused first
         self._num_unused = 0
         self._runs: dict[Hashable, list[CachedRun]] = {}  # twins: oldest first
+        self._changes: dict[Hashable, bool] = {}
+
+    def take_changes(self) -> dict[Hashable, bool]:
+        """The segments that have become whole (True), or are not whole any more (False), since the
+        last call, by name."""
+        changes, self._changes = self._changes, {}
+        return changes
 
     def take(self, num_blocks: int) -> None:
         """Takes free blocks; their content is lost. Raises ValueError, and takes nothing, if too
@@ -182,7 +196,10 @@ class BlockPool:
     def _lose(self, unused: _Unused, num_blocks: int) -> None:
         """Forgets up to `num_blocks` of these blocks, the last ones first."""
         run = unused.run
+        was_whole = run.is_whole
         end = run.end_block = max(unused.first_block, unused.end_block - num_blocks)
+        if was_whole and not any(twin.is_whole for twin in self._runs[run.name]):
+            self._changes[run.name] = False
         self._num_unused -= unused.end_block - end
         unused.end_block = end
         if end > unused.first_block:
@@ -219,16 +236,19 @@ class BlockPool:
         block = num_held(cached)
         while block < end_block:
             run = cached[-1].run if cached else None
-            name, _, limit = segment_at(block)
+            segment = segment_at(block)
+            name, _, limit = segment
             if run is not None and run.end_block == block and run.name == name:
                 run.end_block = min(end_block, limit)
                 run.ends.pop()  # the greatest end: nobody holds more than there was
                 run.ends.append(run.end_block)
                 cached[-1].end_block = run.end_block
             else:
-                run = CachedRun(name, block, min(end_block, limit))
+                run = CachedRun(segment, block, min(end_block, limit))
                 self._runs.setdefault(name, []).append(run)
                 cached.append(Hold(run, run.end_block))
+            if run.is_whole:
+                self._changes[name] = True
             block = run.end_block
 
     def find(self, segment_at: SegmentAt, max_blocks: int) -> list[Hold]:

@@ -3,7 +3,7 @@ requests can move live to the engine of another instance (`EngineMoves`); and th
 to that instance, which does not run on the engine's thread (`KvTransfer`)."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -136,6 +136,10 @@ class Engine(Protocol):
         """The events since the last call, in order."""
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot: ...
+
+    def take_cache_changes(self) -> Mapping[int, bool]:
+        """The prefixes that the prefix cache has gained (True) or lost (False) since the last call,
+        by name (`core/load/cached_prefixes.py`)."""
 
     def shutdown(self) -> None: ...
 

@@ -90,20 +90,19 @@ def pick_by_session(
 def pick_longest_match(
     ids: Sequence[str], scores: Sequence[float], request: DispatchRequested, history: History
 ) -> int:
-    """SGLang's router: the instance that has seen most of the prompt, unless the instances are out
-    of balance; if no instance has seen enough, the one with the fewest remembered hashes. Scores
-    count requests."""
+    """SGLang's router: the instance that has most of the prompt, unless the instances are out of
+    balance; if no instance has enough, the one that has the fewest prefixes. Scores count requests.
+    That router guesses what a cache has by the prompts that it sent; here the caches are known."""
     lowest, highest = min(scores), max(scores)
     is_unbalanced = highest - lowest > MAX_LOAD_GAP and highest > MAX_LOAD_RATIO * lowest
     if is_unbalanced or not request.prefix_hashes:
         return scores.index(lowest)
-    prefixes = history.prefixes
-    seen = prefixes.matched(request)
-    matched = [seen.get(instance_id, 0) for instance_id in ids]
+    prefixes, found = history.prefixes, history.matched(request)
+    matched = [found.get(instance_id, 0) for instance_id in ids]
     longest = max(matched)
     if longest > MIN_MATCH * request.num_prompt_tokens:
         return matched.index(longest)
-    return min(range(len(ids)), key=lambda place: (prefixes.num_seen(ids[place]), scores[place]))
+    return min(range(len(ids)), key=lambda place: (prefixes.num_known(ids[place]), scores[place]))
 
 
 # -- policies ---------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
+    AskCache,
     ClosedBy,
     Dispatch,
     DispatchRequested,
@@ -560,6 +561,8 @@ class SimCluster:
                     self._dispatch(instruction)
                 case Reject():
                     self._fail(self._runs[instruction.request_id])
+                case AskCache():
+                    self.instances[instruction.instance_id].cache_reporter.start_over()
 
     def _dispatch(self, dispatch: Dispatch) -> None:
         run = self._runs[dispatch.request_id]
@@ -703,7 +706,12 @@ class SimCluster:
         if known is not None and status is known[0]:
             return False
         self._reported[instance_id] = status, now_s
-        reported = StatusReported(status, self._last_seq[instance_id], instance.status_age_s())
+        reported = StatusReported(
+            status,
+            self._last_seq[instance_id],
+            instance.status_age_s(),
+            instance.take_cache_report(),
+        )
         self._follow(self._scheduler.handle(reported, now_s))
         return True
 

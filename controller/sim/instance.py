@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from controller.core.load.cached_prefixes import CacheReport, CacheReporter
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, with_batch
 from controller.core.migration.move_table import MoveAway, MoveHere, MoveTable
 from controller.core.migration.source import RequestEnded, RequestEvicted
@@ -60,6 +61,7 @@ class SimInstance:
         self.step_time_s: float | None = None
         self.slowdown = 1.0
         """The factor by which steps take longer than the profile says."""
+        self.cache_reporter = CacheReporter()
         self._events = events
         self._on_finished = on_finished
         self._on_changed = on_changed
@@ -130,6 +132,12 @@ class SimInstance:
     def status_age_s(self) -> float:
         """How old the prompts in `status` are: they are those before the step under way."""
         return 0.0 if self._step is None else self._events.now_s - self._began_s
+
+    def take_cache_report(self) -> CacheReport | None:
+        """What the prefix cache has gained and lost since the last report."""
+        changes = self.engine.take_cache_changes()
+        self.cache_reporter.changed({n: k for n, k in changes.items() if isinstance(n, int)})
+        return self.cache_reporter.take()
 
     def freest_status(self) -> InstanceSnapshot:
         """Like `status`, but with the free blocks of some earlier moment of the stretch. A stretch

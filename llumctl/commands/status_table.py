@@ -11,7 +11,13 @@ from controller.api.settings.settings import ConsoleTable
 from controller.api.text import status_words
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.text.status_words import free_blocks, head_wait_s, ranked, state_word
+from controller.api.text.status_words import (
+    cached_percent,
+    free_blocks,
+    head_wait_s,
+    ranked,
+    state_word,
+)
 from controller.api.wire.status import (
     ClusterStatus,
     DrainStatus,
@@ -93,6 +99,7 @@ def _summary(status: ClusterStatus) -> str:
         f"policy {status.policy}",
         f"endpoint {status.endpoint_url}",
         f"frontends {serving}/{len(status.frontends)}",
+        f"cached {cached_percent(status.instances)}",
         f"held {status.num_held_reqs}",
         f"moving {len(status.moves)}",
         *([f"queued {len(status.queued_moves)}"] if status.queued_moves else []),
@@ -268,6 +275,8 @@ COLUMNS: tuple[Column, ...] = (
 )
 WIDE_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,
+    ("CACHED", lambda item: cached_percent([item])),
+    ("BACKLOG", lambda item: latency(item.backlog_s)),
     ("MIG-IN/OUT", _moves),
     ("INCARNATION", lambda item: str(item.incarnation)),
     ("RESTARTS", lambda item: str(item.num_restarts)),

@@ -1,6 +1,7 @@
 """The engine adapter against vLLM's own state: the touch points of its engine.py."""
 
 import inspect
+import random
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,6 +12,7 @@ import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
 from controller.adapters.vllm.engine import VllmEngine
+from controller.core.load.cached_prefixes import PrefixNames
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, blocks_for
 from controller.ports.engine import Frames
@@ -108,6 +110,60 @@ def decoded(frames: Frames) -> Any:
     from vllm.v1.serial_utils import MsgpackDecoder
 
     return MsgpackDecoder(EngineCoreOutputs).decode([bytes(frame) for frame in frames])
+
+
+# -- what its prefix cache has --------------------------------------------------------------
+
+
+def names_of(tokens: list[int], salt: str | None = None) -> list[int]:
+    return list(PrefixNames(salt, None).within(len(tokens), lambda first, end: tokens[first:end]))
+
+
+def test_the_prefixes_that_the_cache_has_are_told_until_it_loses_them(
+    engine: VllmEngine, model_path: Path
+) -> None:
+    """By the names that frontends give them, through prompts, answers, salts, two copies of the
+    same blocks, and evictions. vLLM's own search says what it has."""
+    known: set[int] = set()
+    texts: dict[str, tuple[list[int], str | None]] = {}
+
+    def look_again() -> None:
+        for name, is_cached in engine.take_cache_changes().items():
+            (known.add if is_cached else known.remove)(name)
+        expected = set()
+        for text, salt in texts.values():
+            encoded = message("look", model_path, prompt=[*text, 7], cache_salt=salt)
+            num_cached = engine.moves.num_cached_tokens(engine.prepare(encoded, 0))
+            expected |= {*names_of(text[:num_cached], salt)}
+        assert known == expected
+
+    def run(*added: tuple[str, list[int], str | None], max_tokens: int = 2) -> None:
+        for request_id, prompt, salt in added:
+            encoded = message(
+                request_id, model_path, prompt=prompt, max_tokens=max_tokens, cache_salt=salt
+            )
+            engine.add(engine.prepare(encoded, 0))
+        found = finish(engine)
+        for request_id, prompt, salt in added:
+            texts[request_id] = [*prompt, *found[request_id]][:-1], salt
+        look_again()
+
+    engine._core.scheduler.reset_prefix_cache()
+    engine.take_cache_changes()
+    dice = random.Random(3)
+    one, other = ([dice.randrange(300, 2000) for _ in range(300)] for _ in range(2))
+    run(("one", one[:250], None), max_tokens=20)
+    assert known == {*names_of(texts["one"][0])}, "answers are cached too"
+    run(("twin-1", other, None), ("twin-2", other, None))
+    run(("salted", other, "salt"))
+    assert len(known) == 2, "only so many fit"
+    for number in range(6):
+        run((f"more-{number}", [dice.randrange(300, 2000) for _ in range(70 * number + 50)], None))
+    run(("one again", one[:250], None), max_tokens=20)
+    assert {*names_of(texts["one"][0])} <= known
+    engine._core.scheduler.reset_prefix_cache()
+    look_again()
+    assert known == set()
 
 
 # -- what it is ---------------------------------------------------------------------------

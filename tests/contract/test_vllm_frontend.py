@@ -23,12 +23,13 @@ from controller.adapters.vllm.endpoint.answers import error_body
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials
 from controller.core.fleet.adapters import Adapter
+from controller.core.load.cached_prefixes import PREFIX_TOKENS
 from controller.core.load.snapshot import InstanceRef
 from controller.core.record.request_record import RequestState
 from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.runtime.frontend.dispatcher import NotDispatchedError
-from controller.runtime.frontend.traffic_recorder import HASH_TOKENS, PromptPrefixes
+from controller.runtime.frontend.traffic_recorder import PromptPrefixes
 from controller.runtime.messages.codec import Inbox
 from controller.runtime.messages.members import EngineInfo
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted
@@ -211,7 +212,7 @@ class PlayedRouter:
         assert len(prompt_token_ids) == request.num_prompt_tokens
         self.arrivals.append((request_id, client_request_id, parent_id))
         self.prefixes.append(request.prefix_hashes)
-        assert request.prefix_hash_tokens == HASH_TOKENS
+        assert request.prefix_hash_tokens == PREFIX_TOKENS
         assert request.frontend_id == self.frontend_id
         assert request.num_prompt_tokens > 0
         assert request.arrival_time_s > 1e9, "seconds since the epoch"
@@ -354,7 +355,7 @@ async def a_completion(bed: Bed) -> None:
 
 async def prompts_that_begin_alike(bed: Bed) -> None:
     bed.router.prompt_prefixes.switch(True)
-    beginning = [7] * HASH_TOKENS
+    beginning = [7] * PREFIX_TOKENS
     for what in ({}, {"prompt": [*beginning, 8]}, {"prompt": [*beginning, 9], "cache_salt": "own"}):
         assert (await bed.complete(**what, max_tokens=1)).status_code == 200
     bed.router.prompt_prefixes.switch(False)

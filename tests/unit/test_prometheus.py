@@ -59,6 +59,9 @@ def busy(id: str = "i-0", **changes: Any) -> InstanceStatus:  # noqa: A002 - the
         ),
         "cpu_cores": 0.7,
         "busy_s": 27.5,
+        "backlog_s": 0.2,
+        "num_prompt_tokens": 9000,
+        "num_cached_tokens": 7000,
     }
     return synthetic.instance(id, **(known | changes))
 

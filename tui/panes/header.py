@@ -11,7 +11,7 @@ from datetime import tzinfo
 from controller.api.text import hints, status_words
 from controller.api.text.alarms import Alarm
 from controller.api.text.quantities import duration, latency, printable, time_of_day
-from controller.api.text.status_words import ranked, restart_turn, state_word
+from controller.api.text.status_words import cached_percent, ranked, restart_turn, state_word
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from tui import drawing
 from tui.drawing import ASCII, Glyphs, Line, Span, Tone, fitted, width_of
@@ -183,6 +183,8 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
     if not brief:
         evictions = sum(item.num_evictions or 0 for item in status.instances)
         facts.append(_labelled("evict", str(evictions), drop=6))
+        if (cached := cached_percent(status.instances)) != "-":
+            facts.append(_labelled("cached", cached, drop=7))
     facts.append(_labelled("p99 TTFT", latency(_worst_ttft_s(status)), drop=6 if brief else 5))
     if not brief:
         # Next to the total, the highest level says most, so it is the last to be left out.

@@ -18,6 +18,7 @@ from operator import itemgetter
 from controller.api.text import status_words
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.status_words import (
+    cached_percent,
     free_blocks,
     head_wait_s,
     in_need,
@@ -642,6 +643,8 @@ def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str, steps: str
         *((printable(name)[:LABEL_WIDTH], Span(level_of_instance(item, name))) for name in levels),
         ("unreported", Span(figure(item.num_unreported_reqs))),
         ("evictions", Span(figure(item.num_evictions))),
+        ("cached", Span(cached_percent([item]))),
+        ("backlog", Span(latency(item.backlog_s))),
         ("moves", Span(f"{figure(item.num_moves_in)} in, {figure(item.num_moves_out)} out")),
         ("step", Span(f"{latency(item.step_time_s):<7} {steps}")),
         ("steps", Span(figure(item.num_steps))),

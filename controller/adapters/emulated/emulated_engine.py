@@ -7,7 +7,7 @@ run: the tokens are those of `controller.api.token_sequence`."""
 import contextlib
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from importlib import metadata
@@ -32,6 +32,7 @@ from controller.adapters.emulated.emulated_request import (
 )
 from controller.core.emptying.relief import Candidate
 from controller.core.fleet.adapters import Adapter
+from controller.core.load.cached_prefixes import PrefixNames
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.model.engine_model import EngineModel, StepResult
@@ -66,12 +67,16 @@ class BlockHashes:
     A hash is computed when it is first asked for, and kept: 16 bytes a block."""
 
     def __init__(
-        self, token_at: Callable[[int], int], block_size: int, salt: str | None = None
+        self,
+        tokens: Callable[[int, int], Sequence[int]],
+        block_size: int,
+        salt: str | None = None,
     ) -> None:
-        self._token_at = token_at
+        self._tokens = tokens
         self._block_size = block_size
         self._salt = b"" if salt is None else b"+" + salt.encode()
         self._digests: list[bytes] = []
+        self._prefixes = PrefixNames(salt, None)
 
     def __call__(self, index: int) -> bytes:
         digests, size = self._digests, self._block_size
@@ -81,6 +86,11 @@ class BlockHashes:
             digests.append(self._digest(before, first, first + size))
         return digests[index]
 
+    def prefixes_in(self, index: int) -> Sequence[int]:
+        """The names of the prefixes that end in this block."""
+        first = index * self._block_size
+        return self._prefixes.ending_in(first, first + self._block_size, self._tokens)
+
     def up_to(self, num_tokens: int) -> bytes:
         """The hash of the block in which the first `num_tokens` tokens end, computed as if the
         block had no further tokens."""
@@ -89,7 +99,7 @@ class BlockHashes:
         return self._digest(before, index * self._block_size, num_tokens)
 
     def _digest(self, before: bytes, first: int, end: int) -> bytes:
-        tokens = array("I", map(self._token_at, range(first, end)))
+        tokens = array("I", self._tokens(first, end))
         return blake2b(before + tokens.tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
@@ -368,7 +378,7 @@ class EmulatedMoves:
 
 
 def block_hashes(live: EmulatedRequest, block_size: int) -> BlockHashes:
-    return BlockHashes(live.token_at, block_size, live.request.cache_salt)
+    return BlockHashes(live.tokens, block_size, live.request.cache_salt)
 
 
 def model_request(live: EmulatedRequest, hashes: BlockHashes) -> ModelRequest:
@@ -378,7 +388,7 @@ def model_request(live: EmulatedRequest, hashes: BlockHashes) -> ModelRequest:
         max_output_tokens=live.answer.num_tokens,
         rank=-live.request.priority,
         arrival_time_s=live.request.arrival_time,
-        segment_at=lambda index: (hashes(index), index, index + 1),
+        segment_at=lambda index: ((hashes(index), *hashes.prefixes_in(index)), index, index + 1),
     )
 
 
@@ -510,6 +520,13 @@ class EmulatedEngine:
             prefill_speed=PrefillSpeed(prefill.token_s / speed, prefill.pair_s / speed),
             decode_step_s=found.decode_step_s / speed,
         )
+
+    def take_cache_changes(self) -> Mapping[int, bool]:
+        changes = dict[int, bool]()
+        for segment, is_cached in self._model.take_cache_changes().items():
+            assert isinstance(segment, tuple)
+            changes.update(dict.fromkeys(segment[1:], is_cached))
+        return changes
 
     def step(self) -> Sequence[StepOutputs]:
         """Runs a step. It takes as long as the profile says, or as long as its own bookkeeping

@@ -186,12 +186,13 @@ class EmulatedRequest:
             answer = replace(answer, start=answer.start + 1)
         return answer.token(position)
 
-    def token_at(self, index: int) -> int:
-        """The token at `index` in the prompt followed by the answer."""
+    def tokens(self, first: int, end: int) -> Sequence[int]:
+        """The tokens of the prompt followed by the answer, from index `first` up to, but not
+        including, `end`."""
         num_prompt_tokens = len(self.prompt)
-        if index < num_prompt_tokens:
-            return self.prompt[index]
-        return self.output(index - num_prompt_tokens)
+        positions = range(max(first, num_prompt_tokens), end)
+        outputs = [self.output(index - num_prompt_tokens) for index in positions]
+        return [*self.prompt[first:end], *outputs]
 
 
 def answer_to(request: Request, max_model_len: int) -> Answer:

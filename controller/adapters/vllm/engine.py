@@ -22,12 +22,13 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from controller.adapters.vllm import process_setup
+from controller.adapters.vllm.cache_contents import CacheContents
 from controller.adapters.vllm.grammar_guard import GrammarGuard
 from controller.adapters.vllm.lora import EngineAdapters
 from controller.core.fleet.adapters import Adapter
@@ -126,6 +127,11 @@ class VllmEngine:
         """By queued request, how many of its tokens the prefix cache had when it came."""
         self._adapters = EngineAdapters(self._core)
         self.moves = VllmMoves(self._core, self._adapters)
+        self._contents = (
+            CacheContents(self._pool, self.moves.full_group)
+            if config.cache_config.enable_prefix_caching and self.moves.full_group is not None
+            else None
+        )
         self.max_model_len: int = config.model_config.max_model_len
         self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
         self.block_size = self.moves.block_size
@@ -248,6 +254,9 @@ class VllmEngine:
             prefill_speed=speed,
             decode_step_s=self._step_times.decode_step_s if here else 0.0,
         )
+
+    def take_cache_changes(self) -> Mapping[int, bool]:
+        return {} if self._contents is None else self._contents.take_changes()
 
     def _backlog_s(
         self, speed: PrefillSpeed, running: Iterable[Any], queued: Sequence[Any]

@@ -725,6 +725,10 @@ class VllmMoves(SourceMoves, DestinationMoves):
             workers = workers_of(core, parts)
         self.block_size, self.demand = parts.block_size, parts.demand
         self.has_states = parts.has_states
+        self.full_group: int | None = (
+            None if parts.full is None else parts.managers.index(parts.full)
+        )
+        """The number of the group of blocks with full attention."""
         longest = core.vllm_config.model_config.max_model_len
         self.num_tail_blocks = sum(group.demand(longest) for group in parts.tails)
         self.blocks = workers.blocks

@@ -77,6 +77,15 @@ def free_blocks(item: InstanceStatus) -> int | None:
     return max(0, item.num_free_blocks - (item.watermark_blocks or 0))
 
 
+def cached_percent(items: Iterable[InstanceStatus]) -> str:
+    """How much of the prompts of the last minute came from prefix caches, such as `93%`; a dash if
+    there were none."""
+    found = list(items)
+    num_tokens = sum(item.num_prompt_tokens_last_minute or 0 for item in found)
+    num_cached = sum(item.num_cached_tokens_last_minute or 0 for item in found)
+    return f"{100 * num_cached / num_tokens:.0f}%" if num_tokens else "-"
+
+
 def in_need(item: InstanceStatus) -> bool:
     """Whether the instance's requests want more memory than there is, not counting the headroom
     that is kept for requests of a high priority."""

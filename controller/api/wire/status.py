@@ -130,6 +130,11 @@ class InstanceStatus(MemberStatus):
     kv_cache_usage: float | None = None
     queue_head: QueueHeadStatus | None = None
     num_evictions: int | None = None
+    num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    num_prompt_tokens_last_minute: int | None = None
+    num_cached_tokens_last_minute: int | None = None
+    backlog_s: float | None = None
     num_moves_in: int | None = None
     num_moves_out: int | None = None
     num_replays_in: int = 0

@@ -25,6 +25,7 @@ from controller.core.load.closed import (
 from controller.core.load.freeness import NOTHING_UNREPORTED, Room
 from controller.core.load.snapshot import InstanceSnapshot, Level, PrefillSpeed, Unreported
 from controller.core.scheduler_events import (
+    AskCache,
     ClosedBy,
     Dispatch,
     DispatchRequested,
@@ -548,8 +549,23 @@ class InstancePool:
         record = self._records.get(event.snapshot.instance_id)
         if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
             record.report(event.snapshot, event.last_dispatch_seq, now_s, event.age_s)
+            snapshot = event.snapshot
+            computes = snapshot.num_queued > 0 or snapshot.fill_blocks > 0
+            num_computed = 0 if computes else event.last_dispatch_seq
+            self._history.prefixes.settle(record.instance_id, num_computed, now_s)
             return self._board.changed(record)
         return False
+
+    def report_cache(self, event: StatusReported, now_s: float) -> AskCache | None:
+        """Takes in what a status says of the instance's prefix cache."""
+        record = self._records.get(event.snapshot.instance_id)
+        is_current = record is not None and (
+            record.alive and record.incarnation == event.snapshot.incarnation
+        )
+        if record is None or not is_current or event.cache is None:
+            return None
+        asks = self._history.prefixes.report(record.instance_id, event.cache, now_s)
+        return AskCache(record.instance_id, record.incarnation) if asks else None
 
     def _on_started(self, event: InstanceStarted) -> None:
         known = self._records.get(event.instance_id)
@@ -599,7 +615,7 @@ class InstancePool:
         num_tokens = request.num_prompt_tokens
         if not request.prefix_hashes:
             return Prompt(num_tokens, {})
-        cached = self._history.prefixes.matched(request)
+        cached = self._history.matched(request)
         return Prompt(num_tokens, {i: min(n, num_tokens - 1) for i, n in cached.items()})
 
     def adapter_wait(self, request: DispatchRequested) -> Callable[[str], int] | None:
@@ -649,8 +665,9 @@ class InstancePool:
         num_cached = self.prompt(request).num_cached.get(chosen.instance_id, 0)
         seq = chosen.dispatch(request, num_cached, now_s)
         if self._policy.by_prefix:
-            assert chosen.snapshot is not None
-            self._history.note(chosen.snapshot, request)
+            self._history.prefixes.expect(
+                chosen.instance_id, request.prefix_hashes, seq, now_s, chosen.ready_s
+            )
         self._board.changed(chosen)
         return Dispatch(
             request.request_id,

@@ -13,12 +13,11 @@ The simulator compares more policies (`sim.baselines`).
 
 import difflib
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from types import MappingProxyType
 
+from controller.core.load.cached_prefixes import CachedPrefixes
 from controller.core.load.freeness import dispatch_freeness
 from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
@@ -29,112 +28,6 @@ from controller.core.load.snapshot import (
 )
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.settings import HoldingConfig, KeyLimits, SchedulerSettings
-
-MAX_HASHES = 1 << 18
-"""The most hashes that are remembered, for all instances together. A hash takes about 120 bytes, so
-all together take 30 MB."""
-
-
-class SeenPrefixes:
-    """For each instance, the prefix hashes of the prompts that were sent to it, as far as the
-    hashes were used lately.
-
-    Only its engine knows which prefixes an instance has cached. The dispatcher guesses this from
-    the prompts that it sent to the instance, and from how much the instance can hold.
-    """
-
-    def __init__(self, max_hashes: int = MAX_HASHES) -> None:
-        self._max_hashes = max_hashes
-        self._by_instance: dict[str, OrderedDict[int, None]] = {}
-        """For each instance its hashes, the least recently used first."""
-        self._where: dict[int, int] = {}
-        """For each of these hashes, the instances that have it, a bit each. So a prompt is looked
-        up once and not for each instance: with 1,024 hashes and 64 instances in 0.1 ms instead of
-        3 ms."""
-        self._bits: dict[str, int] = {}
-        """The bit of each instance in `_by_instance`."""
-
-    def note(self, instance_id: str, request: DispatchRequested, num_instance_tokens: int) -> None:
-        """Notes that the request goes to this instance, whose KV cache holds
-        `num_instance_tokens`."""
-        if not request.prefix_hashes:
-            return
-        seen = self._by_instance.get(instance_id)
-        if seen is None:
-            seen = self._by_instance[instance_id] = OrderedDict()
-            self._bits[instance_id] = _lowest_free_bit(self._bits.values())
-            for other_id in self._by_instance:
-                self._shorten(other_id, self._max_hashes // len(self._by_instance))
-        bit, where = self._bits[instance_id], self._where
-        # The later blocks of a prompt count as unused for longer, as in an engine: a prefix is of
-        # no use without its beginning.
-        for prefix_hash in reversed(request.prefix_hashes):
-            if prefix_hash in seen:
-                seen.move_to_end(prefix_hash)
-            else:
-                seen[prefix_hash] = None
-                where[prefix_hash] = where.get(prefix_hash, 0) | bit
-        num_fitting = num_instance_tokens // max(1, request.prefix_hash_tokens)
-        self._shorten(instance_id, min(num_fitting, self._max_hashes // len(self._by_instance)))
-
-    def matched(self, request: DispatchRequested) -> dict[str, int]:
-        """How many tokens of the prompt, from its beginning, each instance has seen. Instances that
-        have seen none of it are left out."""
-        num_matched, places = 0, dict[int, int]()
-        left = -1  # all bits
-        for prefix_hash in request.prefix_hashes:
-            found = self._where.get(prefix_hash, 0) & left
-            if found != left:
-                if num_matched:
-                    places[left & ~found] = num_matched
-                left = found
-                if not left:
-                    break
-            num_matched += 1
-        if left and num_matched:
-            places[left] = num_matched
-        most, size = request.num_prompt_tokens, request.prefix_hash_tokens
-        return {
-            instance_id: min(number * size, most)
-            for instance_id, bit in self._bits.items()
-            for bits, number in places.items()
-            if bits & bit
-        }
-
-    def num_seen(self, instance_id: str) -> int:
-        """How many hashes are remembered for the instance."""
-        return len(self._by_instance.get(instance_id, ()))
-
-    def forget(self, instance_id: str) -> None:
-        """Forgets the hashes of an instance whose cache is gone."""
-        if instance_id in self._by_instance:
-            self._shorten(instance_id, 0)
-            del self._by_instance[instance_id], self._bits[instance_id]
-
-    def _shorten(self, instance_id: str, most: int) -> None:
-        seen, bit, where = self._by_instance[instance_id], self._bits[instance_id], self._where
-        while len(seen) > most:
-            prefix_hash, _ = seen.popitem(last=False)
-            others = where[prefix_hash] & ~bit
-            if others:
-                where[prefix_hash] = others
-            else:
-                del where[prefix_hash]
-
-    def check(self) -> None:
-        """Raises AssertionError if more is remembered than may be, or if the records differ."""
-        assert sum(map(len, self._by_instance.values())) <= self._max_hashes
-        assert self._bits.keys() == self._by_instance.keys()
-        where: dict[int, int] = {}
-        for instance_id, seen in self._by_instance.items():
-            for prefix_hash in seen:
-                where[prefix_hash] = where.get(prefix_hash, 0) | self._bits[instance_id]
-        assert where == self._where
-
-
-def _lowest_free_bit(taken: Iterable[int]) -> int:
-    used = reduce(int.__or__, taken, 0)
-    return ~used & (used + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +40,19 @@ class Prompt:
 
 
 class History:
-    """What the dispatcher remembers of its own choices. `last`: the instance that was chosen last;
-    None before the first choice."""
+    """What the dispatcher remembers. `last`: the instance that was chosen last; None before the
+    first choice. `prefixes`: what the instances have cached."""
 
     def __init__(self) -> None:
         self.last: str | None = None
-        self.prefixes = SeenPrefixes()
+        self.prefixes = CachedPrefixes()
 
-    def note(self, chosen: InstanceSnapshot, request: DispatchRequested) -> None:
-        """Notes that the request goes to this instance."""
-        capacity = chosen.capacity_blocks * chosen.block_size
-        self.prefixes.note(chosen.instance_id, request, capacity)
+    def matched(self, request: DispatchRequested) -> dict[str, int]:
+        """How many tokens of the prompt, from its beginning, each instance has cached or will have.
+        Instances that have none of it are left out."""
+        size, most = request.prefix_hash_tokens, request.num_prompt_tokens
+        matched = self.prefixes.matched(request.prefix_hashes)
+        return {each: min(number * size, most) for each, number in matched.items()}
 
 
 # -- ways to pick one of the instances that may take a new request, by their scores -------
@@ -202,7 +97,7 @@ def pick_least_work(
 ) -> int:
     """The cost of Dynamo's router: the tokens that the instance has, and the tokens of the prompt
     that it would have to compute. The prompt's length is the same everywhere and is left out."""
-    matched = history.prefixes.matched(request)
+    matched = history.matched(request)
     costs = [
         score - matched.get(instance_id, 0) for instance_id, score in zip(ids, scores, strict=True)
     ]
@@ -216,7 +111,7 @@ ScoreFunction = Callable[[InstanceSnapshot, Level, Sequence[Level], Unreported],
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A dispatch policy. `by_prefix`: the pick needs to know which prompts went where.
+    """A dispatch policy. `by_prefix`: the pick needs to know which prompts begin alike.
     `late_binding`: requests wait at the controller and not on instances (`admission.placement`)."""
 
     name: str

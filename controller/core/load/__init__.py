@@ -1,1 +1,2 @@
-"""What an instance reports, and the measures of load by which decisions are made."""
+"""What an instance reports of its load and its prefix cache, and the measures of load by which
+decisions are made."""

@@ -55,6 +55,7 @@ from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.replay.replay_log import ReplayLog
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
+    AskCache,
     ClosedBy,
     Dispatch,
     Event,
@@ -100,6 +101,7 @@ from controller.runtime.controller.roster import (
 from controller.runtime.controller.traffic import Traffic
 from controller.runtime.messages.codec import Handlers, Inbox, wire_version
 from controller.runtime.messages.members import (
+    CacheAsked,
     DrainFrontend,
     EventsReported,
     Hello,
@@ -714,7 +716,7 @@ class ControllerProcess:
         self.roster.reported(member)
         self.statuses[snapshot.instance_id] = status
         self.adapters.reported(snapshot)
-        self.handle(StatusReported(snapshot, status.last_dispatch_seq))
+        self.handle(StatusReported(snapshot, status.last_dispatch_seq, cache=status.cache))
 
     def _spec_changed(self, before: ClusterSpec) -> None:
         self._close_instances()
@@ -754,6 +756,9 @@ class ControllerProcess:
             self._carry_out(instruction)
 
     def _carry_out(self, instruction: Instruction) -> None:
+        if isinstance(instruction, AskCache):
+            self.mail.send(self.roster.members[instruction.instance_id], CacheAsked())
+            return
         frontend = self.roster.members[instruction.frontend_id]
         match instruction:  # the answer comes first, because a request waits for it
             case Dispatch():

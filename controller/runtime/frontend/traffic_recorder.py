@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from controller.core.load.cached_prefixes import PREFIX_TOKENS, PrefixNames
 from controller.core.record.request_record import RequestRecord
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.requests import RequestTraffic, TrafficAsked, TrafficTold
@@ -53,22 +54,19 @@ def session_hash(key: bytes, session: str) -> str:
     return told.hexdigest()
 
 
-HASH_TOKENS = 256
-"""How many tokens a hash covers. This is coarser than an engine's blocks: a shorter cached
-beginning saves less than a step."""
-MAX_HASHES = 1024
-"""The most hashes of one prompt. They cover 262,144 tokens. A prompt of 60,000 tokens has 234; they
-take 1.1 ms of the event loop and 2 KB of the message."""
+MAX_NAMES = 1024
+"""The most prefixes of a prompt that are named. They have up to 262,144 tokens. A
+prompt of 60,000 tokens has 234 prefixes, which take 1.1 ms of the event loop and 2 KB of the
+message."""
 
 
 class PromptPrefixes:
     """What a frontend tells the controller of a prompt's beginning, so that requests that begin
     alike can go to an instance that has this beginning in its prefix cache.
 
-    It tells only a few hashes, no text and no tokens. Each hash names the prompt from its beginning
-    to the end of one of its leading blocks. They stay in the memory of the controller and the
-    frontends; recordings have hashes of their own, under a key. While the controller does not ask,
-    nothing is hashed.
+    It tells only the names of prefixes (`core/load/cached_prefixes.py`), no text and no tokens. The
+    names stay in the memory of the cluster's processes; recordings have hashes of their own, under
+    a key. While the controller does not ask, nothing is named.
     """
 
     def __init__(self) -> None:
@@ -78,14 +76,13 @@ class PromptPrefixes:
         self._on = on
 
     def of(self, token_ids: Sequence[int], *apart: str | None) -> tuple[int, ...]:
-        """The hashes of a prompt; empty while hashing is switched off. `apart`: for example a cache
-        salt or an adapter. Prompts with different values in it share no cached blocks, so they get
-        different hashes."""
+        """The names of a prompt's prefixes; empty while naming is switched off. `apart`: for
+        example a cache salt or an adapter (`PrefixNames`)."""
         if not self._on:
             return ()
-        key = b"" if not any(apart) else blake2b(repr(apart).encode(), digest_size=64).digest()
-        leading = token_ids[: HASH_TOKENS * MAX_HASHES]
-        return tuple(int.from_bytes(each) for each in prefix_hashes(key, leading, HASH_TOKENS))
+        num_tokens = min(len(token_ids), PREFIX_TOKENS * MAX_NAMES)
+        names = PrefixNames(*apart)
+        return tuple(names.within(num_tokens, lambda first, end: token_ids[first:end]))
 
 
 TELL_EVERY_S = 0.2

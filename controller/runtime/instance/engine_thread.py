@@ -10,12 +10,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from controller.core.load.cached_prefixes import CacheReport, CacheReporter
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.record.windows import CountWindow
 from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs, StepPhase
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.messages.members import StatusPushed
@@ -91,6 +93,28 @@ class ProcessCpu:
         return self._cores
 
 
+class CacheUse:
+    """How many tokens of the requests that entered the batch came from the prefix cache. A request
+    that was evicted counts again, with its outputs so far, because they are computed again."""
+
+    def __init__(self) -> None:
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self._prompt, self._cached = CountWindow(), CountWindow()
+
+    def note(self, events: Iterable[EngineEvent], now_s: float) -> None:
+        for event in events:
+            if event.kind == "admitted":
+                self.num_prompt_tokens += event.num_tokens
+                self.num_cached_tokens += event.num_cached_tokens
+                self._prompt.add(event.num_tokens, now_s)
+                self._cached.add(event.num_cached_tokens, now_s)
+
+    def last_minute(self, now_s: float) -> tuple[int, int]:
+        """The tokens of the last minute: all, and those from the cache."""
+        return self._prompt.total(now_s), self._cached.total(now_s)
+
+
 class StepListener(Protocol):
     """Called on the event loop's thread."""
 
@@ -146,6 +170,9 @@ class EngineThread:
         status, for which requests may wait at the controller; or somebody asked. At most one such
         status is sent for each request that ends or leaves. Used on the engine's thread."""
         self._pushed_s = 0.0
+        self._cache = CacheReporter()
+        """Used on the engine's thread, as is the next one."""
+        self._cache_use = CacheUse()
         self._cpu = ProcessCpu()
         self._is_clear = threading.Event()
         self._loop: asyncio.AbstractEventLoop
@@ -188,6 +215,10 @@ class EngineThread:
     def answer_pull(self) -> None:
         """Sends a status after the commands so far, because somebody asked for a status."""
         self.command(lambda _: self._want_status(True))
+
+    def report_cache_anew(self) -> None:
+        """Lets the reports of the prefix cache start over."""
+        self.command(lambda _: self._cache.start_over())
 
     def cleared(self) -> None:
         """Lets the engine go on once the commands so far have run."""
@@ -251,6 +282,7 @@ class EngineThread:
                 outputs = engine.step()
                 took.step(started_s, time.perf_counter())
                 if events := engine.take_events():
+                    self._cache_use.note(events, time.monotonic())
                     self._call(listener.happened, events, took.num_steps)
                 if outputs:
                     self._call(listener.stepped, outputs, took.step_time_s)
@@ -311,6 +343,8 @@ class EngineThread:
         snapshot: InstanceSnapshot = engine.snapshot(
             self._member.member_id, self._member.incarnation
         )
+        use = self._cache_use
+        num_prompt_tokens, num_cached_tokens = use.last_minute(time.monotonic())
         return StatusPushed(
             snapshot,
             self._last_dispatch_seq,
@@ -319,7 +353,16 @@ class EngineThread:
             engine.emulation,
             cpu_cores=self._cpu.cores(),
             busy_s=took.busy_s,
+            cache=self._cache_report(engine),
+            num_prompt_tokens=use.num_prompt_tokens,
+            num_cached_tokens=use.num_cached_tokens,
+            num_prompt_tokens_last_minute=num_prompt_tokens,
+            num_cached_tokens_last_minute=num_cached_tokens,
         )
+
+    def _cache_report(self, engine: Engine) -> CacheReport | None:
+        self._cache.changed(engine.take_cache_changes())
+        return self._cache.take()
 
     def _call(self, function: Callable[..., object], *args: Any) -> None:
         self._loop.call_soon_threadsafe(functools.partial(function, *args))

@@ -69,6 +69,7 @@ from controller.runtime.messages.codec import (
 )
 from controller.runtime.messages.members import (
     AdaptersSet,
+    CacheAsked,
     DrainSet,
     EngineInfo,
     InstanceLost,
@@ -328,6 +329,7 @@ class Llumlet:
         self._inbox = Inbox(
             {
                 DispatchUnused: self._on_unused,
+                CacheAsked: lambda _: self._thread.report_cache_anew(),
                 StatusPull: lambda _: self._thread.answer_pull(),
                 StatusPushSet: self._on_status_push,
                 Welcome: self._on_welcome,

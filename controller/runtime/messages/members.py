@@ -8,6 +8,7 @@ import msgspec
 
 from controller.core.fleet.adapters import Adapter
 from controller.core.fleet.cluster_spec import AS_STARTED, EngineChange
+from controller.core.load.cached_prefixes import CacheReport
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.migration.move_records import MoveInFlight
 from controller.core.record.event_log import LoggedEvent
@@ -145,6 +146,18 @@ class StatusPushed(Message, frozen=True):
     the first second."""
     busy_s: float = 0.0
     """The time of all steps of the engine, with the time between steps that followed each other."""
+    cache: CacheReport | None = None
+    """What the engine's prefix cache has gained and lost since the report before; None: nothing."""
+    num_prompt_tokens: int = 0
+    """The tokens of all requests that entered the batch (`CacheUse`)."""
+    num_cached_tokens: int = 0
+    """How many of these tokens came from the prefix cache."""
+    num_prompt_tokens_last_minute: int = 0
+    num_cached_tokens_last_minute: int = 0
+
+
+class CacheAsked(Message, frozen=True):
+    """Controller to instance: start over with the reports of your prefix cache."""
 
 
 class StatusPull(Message, frozen=True):

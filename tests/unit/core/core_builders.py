@@ -10,6 +10,7 @@ import pytest
 
 from controller.core import scheduler_events as events
 from controller.core.admission.policies import Prompt
+from controller.core.load.cached_prefixes import CacheReport
 from controller.core.load.closed import OPEN, Closed
 from controller.core.load.snapshot import InstanceSnapshot, Level, QueueHead, blocks_for
 from controller.core.scheduler import GlobalScheduler
@@ -125,9 +126,12 @@ def any_event(
             there = [running("x", held, dice.choice((0, 0, 1, 7)))] if held else []
             there += [queued("q", 30)] if dice.random() < 0.2 else []
             seen, draining = dice.choice((seq, max(0, seq - 1))), dice.random() < 0.05
-            return status(
+            found = status(
                 instance_id, incarnation=incarnation, seen=seen, requests=there, draining=draining
             )
+            stored, dropped = (tuple(dice.sample(range(1, 6), dice.randint(0, 3))) for _ in "sd")
+            told = CacheReport(dice.randint(1, 3), stored, dropped)
+            return replace(found, cache=dice.choice((None, told)))
         case "request":
             asked = request(
                 f"r{number}",

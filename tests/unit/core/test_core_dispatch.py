@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controller.core import scheduler_events as events
 from controller.core.admission.instance_pool import MAX_CANDIDATES, MAX_RANKS
@@ -16,10 +14,10 @@ from controller.core.admission.policies import (
     History,
     Policy,
     SchedulerConfig,
-    SeenPrefixes,
     find_policy,
     pick_least_work,
 )
+from controller.core.load.cached_prefixes import CacheReport
 from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
     NORMAL,
@@ -115,7 +113,7 @@ def _newcomer(*prefix_hashes: int, tokens: int = 400) -> DispatchRequested:
 def _seen(**prompts: tuple[int, ...]) -> History:
     history = History()
     for instance_id, prefix_hashes in prompts.items():
-        history.prefixes.note(instance_id, _newcomer(*prefix_hashes), NUM_TOKENS)
+        history.prefixes.report(instance_id, CacheReport(1, prefix_hashes), 0.0)
     return history
 
 
@@ -126,55 +124,7 @@ def test_work_that_a_prefix_spares_is_weighed_against_load() -> None:
     assert pick_least_work(["a", "b"], [1000.0, 1200.0], newcomer, history) == 0
     assert pick_least_work(["a", "b"], [1000.0, 1199.0], _newcomer(), history) == 0
     short = _newcomer(1, 2, 3, tokens=250)
-    assert history.prefixes.matched(short)["b"] == 250, "no longer than the prompt"
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(IDS), st.lists(st.integers(0, 40), unique=True, max_size=9)),
-        max_size=60,
-    )
-)
-def test_what_is_remembered_is_bounded_and_the_latest(prompts) -> None:
-    """Against plain lists, the latest used hash first."""
-    seen, lists = SeenPrefixes(max_hashes=24), dict[str, list[int]]()
-    for instance_id, prefix_hashes in prompts:
-        seen.note(instance_id, _newcomer(*prefix_hashes), 700)
-        seen.check()
-        if not prefix_hashes:
-            continue
-        old = lists.setdefault(instance_id, [])
-        lists[instance_id] = [*prefix_hashes, *(each for each in old if each not in prefix_hashes)]
-        lists = {i: each[: 24 // len(lists)] for i, each in lists.items()}
-        lists[instance_id] = lists[instance_id][:7]
-        for other_id, hashes in lists.items():
-            assert seen.num_seen(other_id) == len(hashes)
-            for first in range(41):
-                expected = 100 if first in hashes else 0
-                assert seen.matched(_newcomer(first)).get(other_id, 0) == expected
-        newcomer = _newcomer(*prefix_hashes, 99, tokens=2000)
-        assert seen.matched(newcomer) == {
-            other_id: 100 * number
-            for other_id, hashes in lists.items()
-            if (number := _num_matched(prefix_hashes, hashes))
-        }
-
-
-def _num_matched(prefix_hashes: list[int], hashes: list[int]) -> int:
-    """How many of a prompt's hashes are among the others, from the first one on."""
-    return next(
-        (n for n, each in enumerate(prefix_hashes) if each not in hashes), len(prefix_hashes)
-    )
-
-
-def test_a_place_that_is_free_again_is_another_instance_s() -> None:
-    seen = SeenPrefixes()
-    for instance_id in ("a", "b", "c"):
-        seen.note(instance_id, _newcomer(1, 2), NUM_TOKENS)
-    seen.forget("b")
-    seen.note("d", _newcomer(1), NUM_TOKENS)
-    assert seen.matched(_newcomer(1, 2)) == {"a": 200, "c": 200, "d": 100}
-    seen.check()
+    assert history.matched(short)["b"] == 250, "no longer than the prompt"
 
 
 # -- what is stored between decisions --------------------------------------------------------
@@ -182,13 +132,13 @@ def test_a_place_that_is_free_again_is_another_instance_s() -> None:
 
 class AskingEverybody:
     """The decision that a scheduler should make, by asking each of its instances anew. It remembers
-    the scheduler's decisions, as the scheduler does."""
+    the latest decision, as the scheduler does."""
 
     def __init__(self, scheduler: GlobalScheduler, policy: Policy) -> None:
         self.scheduler = scheduler
         self.policy = policy
         self.history = History()
-        self.asked: dict[str, events.DispatchRequested] = {}
+        self.history.prefixes = scheduler._pool._history.prefixes
 
     def expected(self, asked: events.DispatchRequested) -> tuple[object, ...] | None:
         """The instance, the candidates that are named, and how many were considered; None if
@@ -209,20 +159,10 @@ class AskingEverybody:
         return choice.instance_id, named[:MAX_CANDIDATES], len(records)
 
     def handle(self, event: events.Event, now_s: float) -> Sequence[events.Instruction]:
-        name = getattr(event, "instance_id", "")
-        before = self.scheduler.instances.get(name)
-        if isinstance(event, events.DispatchRequested):
-            self.asked[event.request_id] = event
         told = self.scheduler.handle(event, now_s)
-        record = self.scheduler.instances.get(name)
-        if record is not before or (record is not None and not record.alive):
-            self.history.prefixes.forget(name)
         for each in told:
             if isinstance(each, events.Dispatch):
                 self.history.last = each.instance_id
-                chosen = self.scheduler.instances[each.instance_id].snapshot
-                if self.policy.by_prefix and chosen is not None:
-                    self.history.note(chosen, self.asked[each.request_id])
         return told
 
 

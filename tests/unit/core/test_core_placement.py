@@ -29,6 +29,7 @@ from controller.core.emptying.room_plan import (
     plan_leaving,
     plan_room,
 )
+from controller.core.load.cached_prefixes import CacheReport
 from controller.core.load.freeness import MAX_QUEUED, STEP_TOKENS, Room
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead, Unreported
 from controller.core.scheduler import GlobalScheduler
@@ -765,7 +766,8 @@ def test_a_prompt_goes_where_its_beginning_was_sent_until_more_waits_there() -> 
     found = with_load([], [])
     first, second = tuple(range(10)), (*range(6), 90, 91, 92, 93)
     assert sent_to(found, "r1", *first) == "a"
-    found.handle(large_status("a", [running("r1", 10)], seen=1), 0.2)
+    computed = large_status("a", [running("r1", 10)], seen=1)
+    found.handle(replace(computed, cache=CacheReport(1, first)), 0.2)
     assert sent_to(found, "r2", *second, now_s=0.2) == "a"
     assert sent_to(found, "r3", now_s=0.2) == "b"
     assert sent_to(found, "r4", *second, now_s=0.2) == "a", "all of it is due there, in 64 ms"

@@ -9,6 +9,7 @@ import pytest
 from controller.adapters.emulated import emulated_request as wire
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api.token_sequence import start
+from controller.core.load.cached_prefixes import PrefixNames
 from tests.unit.emulated.emulated_builders import (
     PROFILE,
     Clock,
@@ -162,3 +163,29 @@ def test_a_faster_engine_tells_times_of_its_own() -> None:
     for name in ("backlog_s", "decode_step_s"):
         assert getattr(fast, name) == pytest.approx(getattr(own, name) / 4)
     assert fast.prefill_speed.time_s(16, 900) == pytest.approx(own.backlog_s / 4)
+
+
+def test_the_prefixes_that_the_cache_has_are_told_until_it_loses_them() -> None:
+    """By the names that frontends give them. 48 blocks of 16 tokens hold three prefixes."""
+    engine = make_engine(num_total_blocks=48, max_model_len=760)
+    known: set[int] = set()
+
+    def run(request_id: str, ids: list[int], salt: str | None = None) -> list[int]:
+        add(engine, request_id, ids, max_tokens=30, salt=salt)
+        tokens = [*ids, *finish(engine)[request_id]][:-1]
+        for name, is_cached in engine.take_cache_changes().items():
+            (known.add if is_cached else known.remove)(name)
+        names = PrefixNames(salt, None).within(len(tokens), lambda first, end: tokens[first:end])
+        return list(names)
+
+    first = run("r-1", prompt(1, 240))
+    assert known == {*first}, "answers are cached too"
+    assert len(first) == 1
+    second = run("r-2", prompt(2, 260))
+    salted = run("r-3", prompt(2, 260), "salt")
+    assert known == {*second, *salted}, "the first one had to go"
+    assert len(known) == 2
+    long = run("r-4", prompt(3, 600))
+    assert {*long} <= known
+    assert len(long) == 2
+    assert not known & {*second}

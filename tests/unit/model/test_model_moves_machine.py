@@ -1,6 +1,7 @@
 """Whatever two engine models do, also with each other's requests, their counts are right and every
 request gets its tokens once."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +63,8 @@ class WatchedEngine:
         self.segment_blocks = segment_blocks
         self.seen: dict[str, Seen] = {}
         self.num_evictions = 0
+        self.whole: set[Hashable] = set()
+        """The segments in the prefix cache, by the changes that the model has told."""
 
     def add(
         self,
@@ -157,6 +160,21 @@ class WatchedEngine:
         assert head.rank == max(other.request.rank for other in queued)
         if self.model.config.mode == "chunked":
             assert head.request_id == min(queued, key=_order).request.request_id
+
+    def check_cache(self) -> None:
+        """A segment is whole if one run has all of it, found block by block."""
+        for name, is_whole in self.model.take_cache_changes().items():
+            (self.whole.add if is_whole else self.whole.discard)(name)
+        runs = self.model._state.pool._runs
+        size = self.segment_blocks
+        assert self.whole == {
+            name
+            for name, twins in runs.items()
+            if any(
+                run.first_block % size == 0 and run.end_block - run.first_block == size
+                for run in twins
+            )
+        }
 
     def check_blocks(self) -> None:
         """While nothing moves."""
@@ -388,6 +406,7 @@ class TwoEngines(RuleBasedStateMachine):
             arriving = [m for m in self.moves.values() if m.destination == at and m.reserved]
             num_running = sum(seen.running for seen in engine.seen.values())
             assert engine.snapshot().num_running == num_running + len(arriving)
+            engine.check_cache()
             if not self.moves:
                 engine.check_blocks()
 

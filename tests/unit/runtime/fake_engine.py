@@ -9,7 +9,7 @@ step writes anew, like the state of a Mamba layer; a wrong state makes wrong tok
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -220,6 +220,7 @@ class FakeEngine:
         self.evicted: set[str] = set()
         """Ever."""
         self.events: list[EngineEvent] = []
+        self.cache_changes: Mapping[int, bool] = {}
         self.num_begun = 0
         """Steps, those that wait until they may be taken too."""
         self.num_steps = 0
@@ -308,6 +309,10 @@ class FakeEngine:
     def take_events(self) -> Sequence[EngineEvent]:
         events, self.events = self.events, []
         return events
+
+    def take_cache_changes(self) -> Mapping[int, bool]:
+        changes, self.cache_changes = self.cache_changes, {}
+        return changes
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         head = next(iter(self.waiting.values()), None)

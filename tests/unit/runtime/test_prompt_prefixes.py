@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.core.load.cached_prefixes import PREFIX_TOKENS
 from controller.core.scheduler_events import DispatchRequested
-from controller.runtime.frontend.traffic_recorder import HASH_TOKENS, MAX_HASHES, PromptPrefixes
+from controller.runtime.frontend.traffic_recorder import MAX_NAMES, PromptPrefixes
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import FrontendLimits
 from controller.runtime.messages.requests import DispatchAsked
@@ -38,12 +39,12 @@ def test_prompts_have_the_hashes_of_the_whole_blocks_that_they_share(shared, fir
     prefixes = switched_on()
     one = prefixes.of([*range(shared), *[-1] * first])
     other = prefixes.of([*range(shared), *[-2] * second])
-    num_shared = shared // HASH_TOKENS
+    num_shared = shared // PREFIX_TOKENS
     assert one[:num_shared] == other[:num_shared]
     assert not set(one[num_shared:]) & set(other[num_shared:])
     assert (len(one), len(other)) == (
-        (shared + first) // HASH_TOKENS,
-        (shared + second) // HASH_TOKENS,
+        (shared + first) // PREFIX_TOKENS,
+        (shared + second) // PREFIX_TOKENS,
     )
 
 
@@ -56,7 +57,7 @@ def test_what_the_prefix_cache_keeps_apart_has_other_hashes() -> None:
 
 def test_the_hashes_of_the_longest_prompt_are_few_and_go_over_the_wire() -> None:
     hashes = switched_on().of(range(300_000))
-    assert len(set(hashes)) == MAX_HASHES == 262_144 // HASH_TOKENS
-    asked = DispatchAsked(DispatchRequested("r", "f-0", 300_000, 0, 0.0, "", hashes, HASH_TOKENS))
+    assert len(set(hashes)) == MAX_NAMES == 262_144 // PREFIX_TOKENS
+    asked = DispatchAsked(DispatchRequested("r", "f-0", 300_000, 0, 0.0, "", hashes, PREFIX_TOKENS))
     assert decode(encode(asked)) == asked
-    assert len(encode(asked)) < 9 * MAX_HASHES + 300
+    assert len(encode(asked)) < 9 * MAX_NAMES + 300

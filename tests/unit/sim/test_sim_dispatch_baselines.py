@@ -3,6 +3,7 @@
 import pytest
 
 from controller.core.admission.policies import History
+from controller.core.load.cached_prefixes import CacheReport
 from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL
 from controller.core.scheduler_events import DispatchRequested
 from controller.sim.baselines import DISPATCH, pick_by_session, pick_longest_match
@@ -10,7 +11,6 @@ from tests.unit.core.core_builders import queued, running, snapshot_of
 from tests.unit.core.dispatch_oracle import Candidate, choose
 
 IDS = [f"i-{number}" for number in range(8)]
-NUM_TOKENS = 10_000
 NOTHING = History()
 
 
@@ -22,7 +22,7 @@ def _newcomer(*prefix_hashes: int, session: str = "") -> DispatchRequested:
 def _seen(**prompts: tuple[int, ...]) -> History:
     history = History()
     for instance_id, prefix_hashes in prompts.items():
-        history.prefixes.note(instance_id, _newcomer(*prefix_hashes), NUM_TOKENS)
+        history.prefixes.report(instance_id, CacheReport(1, prefix_hashes), 0.0)
     return history
 
 

@@ -39,12 +39,12 @@ from controller.adapters.vllm.grammar_guard import NOT_COMPILED
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.trial_program import MAX_STEP_S
 from controller.adapters.vllm.grammars.trials import Grammar, GrammarRefusedError, GrammarTrials
+from controller.core.load.cached_prefixes import PREFIX_TOKENS
 from controller.core.record.request_record import RequestState
 from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.router import Router
-from controller.runtime.frontend.traffic_recorder import HASH_TOKENS
 from controller.runtime.messages.requests import OutputsEmitted
 
 PROMPTS_PER_TURN = 16
@@ -247,7 +247,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 request.arrival_time,
                 ASKED_SESSION.get(),
                 self._prefix_hashes(request),
-                HASH_TOKENS,
+                PREFIX_TOKENS,
                 api_key=ASKED_KEY.get(),
                 adapter=0 if request.lora_request is None else request.lora_request.lora_int_id,
             )
@@ -286,8 +286,8 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
         self._app.fail(request_id, error)
 
     def _prefix_hashes(self, request: EngineCoreRequest) -> tuple[int, ...]:
-        if not self._limits.prefix_caching:
-            return ()
+        if not self._limits.prefix_caching or request.mm_features:
+            return ()  # images are not among the tokens
         lora = request.lora_request
         adapter = None if lora is None else f"{lora.lora_name}#{lora.lora_int_id}"
         token_ids = request.prompt_token_ids or ()
