@@ -168,6 +168,22 @@ Event = (
 
 
 @value
+class Fetch:
+    """Before the request is computed, copy what this incarnation has cached of its prompt, up to
+    `num_tokens` tokens. `limit_s`: after this time it is sooner to compute them. Without an
+    instance, another fetch is already under way for an earlier request that begins alike: the
+    request is computed after it."""
+
+    instance_id: str
+    incarnation: int
+    num_tokens: int
+    limit_s: float
+
+
+THE_EARLIER_FETCH = Fetch("", 0, 0, 0.0)
+
+
+@value
 class Dispatch:
     """Send the request with `seq` to this incarnation; any other incarnation refuses it. The
     scheduler counts `seq` from 1, and `candidates` shows how it chose. If the frontend chose the
@@ -183,6 +199,7 @@ class Dispatch:
     first."""
     policy: str = field(default="", compare=False)
     num_considered: int = field(default=0, compare=False)
+    fetch: Fetch | None = None
 
 
 class RejectCode(StrEnum):

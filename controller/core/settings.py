@@ -118,6 +118,9 @@ class HoldingConfig(HoldingSettings):
     max_backlog_s: NotNegative = 0.3
     """While every instance has prompts to compute for longer than this, requests wait at the
     controller. Later it may be known better where their first tokens come soonest."""
+    fetches: bool = True
+    """Whether an instance copies what another one has cached of a prompt, where that is sooner than
+    computing it."""
     overtaking: bool = True
     """Whether a request that fits goes ahead of earlier ones that do not. In strict order the mean
     TTFT is 1.01 times as long on S-L, 1.45 times on M-M and 1.98 times on BurstGPT."""

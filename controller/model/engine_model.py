@@ -36,6 +36,7 @@ from controller.model.engine_state import (
     RequestState,
     num_held,
 )
+from controller.model.model_fetches import ModelFetches
 from controller.model.model_moves import ModelMoves
 from controller.model.profile import LatencyProfile, ModelConfig
 
@@ -163,8 +164,12 @@ class EngineModel:
         self.prefill_speed = PrefillSpeed(
             profile.prefill_per_token_s, profile.prefill_per_token_squared_s
         )
+        self.copy_token_s = (
+            profile.kv_bytes_per_token / profile.copy_bytes_per_s if config.prefix_caching else 0.0
+        )
         self._state = EngineState(config)
         self.moves = ModelMoves(self._state)
+        self.fetches = ModelFetches(self._state)
 
     def add(self, request: ModelRequest) -> None:
         """Queues a request. Raises ValueError if its id is in use, if a count is not positive, or
@@ -288,6 +293,7 @@ class EngineModel:
             backlog_s=self._backlog_s(),
             prefill_speed=self.prefill_speed,
             decode_step_s=self._decode_step_s(),
+            copy_token_s=self.copy_token_s,
         )
 
     def _backlog_s(self) -> float:

@@ -489,6 +489,15 @@ class Pin:
         return num_kept
 
 
+@dataclass(slots=True)
+class HeldPrefix:
+    """Blocks that belong to no request: cached ones, from a prompt's first block on, and
+    `num_blank` blocks for those that follow."""
+
+    cached: list[Hold]
+    num_blank: int = 0
+
+
 class EngineState:
     """All requests of one engine, and their blocks. `running` is in the order in which a step
     serves the requests: first the requests that a move put in front, then the others in the order
@@ -503,6 +512,8 @@ class EngineState:
         self.arriving: dict[str, RequestState] = {}
         self.requests: dict[str, RequestState] = {}
         self.pins: dict[str, Pin] = {}
+        self.held_prefixes: dict[str, HeldPrefix] = {}
+        """Prefixes that are sent to other engines, or come from them, by any name."""
         self.chunked: set[RequestState] = set()  # running, and part of the prefill is done
         self.num_running_by_rank: dict[int, int] = {}
         """Includes suspended requests, and arriving requests that have a place in the batch."""
@@ -634,8 +645,13 @@ class EngineState:
         held = [*batch, *arriving]
         self.pool.check(
             sum(r.num_blocks - r.num_cached for r in held)
-            + sum(pin.num_left for pin in self.pins.values()),
-            [*(r.cached for r in held), *(pin.cached for pin in self.pins.values())],
+            + sum(pin.num_left for pin in self.pins.values())
+            + sum(each.num_blank for each in self.held_prefixes.values()),
+            [
+                *(r.cached for r in held),
+                *(pin.cached for pin in self.pins.values()),
+                *(each.cached for each in self.held_prefixes.values()),
+            ],
         )
 
     def _leave_rank(self, request: RequestState) -> None:

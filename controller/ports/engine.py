@@ -102,6 +102,10 @@ class Engine(Protocol):
     @property
     def moves(self) -> "EngineMoves": ...
 
+    @property
+    def prefixes(self) -> "EnginePrefixes | None":
+        """None if the engine cannot copy cached prefixes."""
+
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         """Decodes a request. Raises ValueError if this engine cannot take it."""
 
@@ -307,6 +311,41 @@ class EngineMoves(Protocol):
         """The request belongs to this engine from now on. The request counts as evicted: it has
         these outputs (at least one), but no computed tokens. Raises ValueError, with the reason as
         a sentence, if its grammar is not compiled or the engine does not take the request."""
+
+
+# -- cached prefixes -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedPrefix:
+    """`block_ids`: the blocks that are reserved for the part of a prefix that the engine lacks.
+    `names`: by these an engine of the same fingerprint finds the same blocks in its cache."""
+
+    block_ids: tuple[int, ...]
+    names: bytes
+
+
+class EnginePrefixes(Protocol):
+    """Prefixes of prompts that are copied from the cache of one engine to that of another one. All
+    methods are called between two steps on the thread that built the engine. `key`: names a copy;
+    no other copy of the engine has the same key."""
+
+    def reserve(self, key: str, prepared: Any, num_tokens: int) -> ReservedPrefix | None:
+        """At the destination: holds what the cache has of the first `num_tokens` tokens of a
+        request that `Engine.prepare` decoded, and reserves blocks for the rest. If nothing is
+        lacking, nothing is held and there are no block ids. Returns None, and holds nothing, if too
+        few blocks are free."""
+
+    def store(self, key: str, num_blocks: int) -> None:
+        """At the destination: caches the first `num_blocks` of the reserved blocks, which hold the
+        right content now. Frees all that was held; the cached blocks can still be found."""
+
+    def lend(self, key: str, names: bytes) -> tuple[int, ...]:
+        """At the source: holds the first of these blocks, as far as the cache has all of them and
+        they are computed. They stay unchanged until `take_back`. Returns their numbers."""
+
+    def take_back(self, key: str) -> None:
+        """At the source: frees the blocks, which can still be found in the cache."""
 
 
 # -- the copy of KV blocks -------------------------------------------------------------------------

@@ -78,6 +78,7 @@ from controller.sim.instance import INCARNATION, SimInstance
 from controller.sim.outcome import Outcome, fragmented_blocks
 from controller.sim.request_run import Arrivals, RequestRun, model_request
 from controller.sim.setup import ClusterSetup, Fault, SimPolicy
+from controller.sim.sim_fetches import SimFetches
 from controller.sim.sim_moves import Links, SimMove
 from controller.sim.workload.trace import Trace, TraceRequest
 
@@ -470,6 +471,13 @@ class SimCluster:
             profile.kv_bytes_per_token * profile.block_size,
             setup.limit_factor,
         )
+        self.fetches = SimFetches(
+            self.events,
+            self.links,
+            self.outcome,
+            self._config.block_size,
+            self.emptying.block_bytes,
+        )
         self._num_launched = 0
         self._fleet: SimFleet | None = None
         for _ in range(setup.num_instances):
@@ -572,12 +580,19 @@ class SimCluster:
 
         instance.coming[dispatch.request_id] = run
 
-        def add() -> None:
-            del instance.coming[dispatch.request_id]
-            instance.add(run)
-            self._last_seq[instance.instance_id] = dispatch.seq
+        def enter() -> None:
+            if instance.coming.pop(dispatch.request_id, None) is not None:
+                instance.add(run)
 
-        instance.between_steps(add)
+        def arrive() -> None:
+            self._last_seq[instance.instance_id] = dispatch.seq
+            if dispatch.fetch is None:
+                enter()
+            else:
+                source = self.instances.get(dispatch.fetch.instance_id)
+                self.fetches.begin(run, dispatch.fetch, source, instance, enter)
+
+        instance.between_steps(arrive)
 
     def _overtake(self, run: RequestRun) -> None:
         """Notes that the request overtook the waiting requests that were before it in order: the

@@ -7,7 +7,7 @@ end, and a status shows the state between the last two steps. Steps that only de
 
 import math
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -17,6 +17,7 @@ from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, with_ba
 from controller.core.migration.move_table import MoveAway, MoveHere, MoveTable
 from controller.core.migration.source import RequestEnded, RequestEvicted
 from controller.model.engine_model import DecodeStretch, EngineModel, StepResult
+from controller.model.engine_state import ModelRequest
 from controller.model.profile import LatencyProfile, ModelConfig
 from controller.sim.event_queue import Action, EventQueue
 from controller.sim.request_run import RequestRun, TokenTimes
@@ -53,6 +54,9 @@ class SimInstance:
         self.runs: dict[str, RequestRun] = {}
         """Requests whose engine state is here, by id."""
         self.coming: dict[str, RequestRun] = {}
+        self.fetching: dict[str, tuple[ModelRequest, int]] = {}
+        """Of those, the requests that are here and whose prefixes are being fetched, by id, each
+        with the number of tokens of the prefix."""
         """The requests that were dispatched here and come in once the step is over, by id."""
         self.moves: MoveTable[MovingAway, Arriving] = MoveTable(self.runs, max_moves)
         self.num_steps = 0
@@ -195,6 +199,7 @@ class SimInstance:
         self._turn += 1
         self._between.clear()
         lost = [*self.runs.values(), *self.coming.values()]
+        self.fetching.clear()
         self.runs.clear()
         self.coming.clear()
         return lost
@@ -203,7 +208,25 @@ class SimInstance:
 
     def _snapshot(self) -> InstanceSnapshot:
         snapshot = self.engine.snapshot(self.instance_id, INCARNATION)
+        if self.fetching:
+            snapshot = self._with_fetching(snapshot)
         return replace(snapshot, draining=True) if self.moves.draining else snapshot
+
+    def _with_fetching(self, snapshot: InstanceSnapshot) -> InstanceSnapshot:
+        """Counts the requests that wait for their prefixes as queued."""
+        speed, by_rank = snapshot.prefill_speed, Counter(snapshot.num_queued_by_rank)
+        demand_blocks, backlog_s = snapshot.queued_demand_blocks, snapshot.backlog_s
+        for request, num_fetched in self.fetching.values():
+            by_rank[request.rank] += 1
+            demand_blocks += snapshot.demand_for(request.num_prompt_tokens)
+            backlog_s += speed.time_s(num_fetched, request.num_prompt_tokens)
+        return replace(
+            snapshot,
+            num_queued=snapshot.num_queued + len(self.fetching),
+            num_queued_by_rank=dict(by_rank),
+            queued_demand_blocks=demand_blocks,
+            backlog_s=backlog_s,
+        )
 
     def _next(self) -> None:
         """Called between two steps. Runs the actions that wait for this moment, then begins the

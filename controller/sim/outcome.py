@@ -92,6 +92,8 @@ class Outcome:
     num_launched: int = 0
     """Instances that auto-scaling launched."""
     num_removed: int = 0
+    num_fetched_tokens: int = 0
+    """Tokens of prompts whose KV was copied from the cache of another instance."""
     num_steps: int = 0
     busy_s: float = 0.0
     """The time of all steps of all instances."""

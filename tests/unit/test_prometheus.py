@@ -62,6 +62,7 @@ def busy(id: str = "i-0", **changes: Any) -> InstanceStatus:  # noqa: A002 - the
         "backlog_s": 0.2,
         "num_prompt_tokens": 9000,
         "num_cached_tokens": 7000,
+        "num_fetched_tokens": 500,
     }
     return synthetic.instance(id, **(known | changes))
 

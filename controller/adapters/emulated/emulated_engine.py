@@ -9,6 +9,7 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from importlib import metadata
 
@@ -36,7 +37,7 @@ from controller.core.load.cached_prefixes import PrefixNames
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, blocks_for
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.model.engine_model import EngineModel, StepResult
-from controller.model.engine_state import ModelRequest
+from controller.model.engine_state import ModelRequest, Segment
 from controller.model.model_moves import MovingState
 from controller.model.profile import LatencyProfile, ModelConfig
 from controller.ports.engine import (
@@ -47,6 +48,7 @@ from controller.ports.engine import (
     KvBlocks,
     PinnedBlocks,
     ReservedBlocks,
+    ReservedPrefix,
     StepOutputs,
     StepPhase,
     SuspendedRequest,
@@ -161,7 +163,9 @@ class EmulatedMoves:
         self, model: EngineModel, live: dict[str, EmulatedRequest], on_gone: Callable[[], None]
     ) -> None:
         profile, block_size = model.profile, model.config.block_size
-        self._blocks = EmulatedBlocks(block_size * profile.kv_bytes_per_token)
+        self._blocks = self.emulated_blocks = EmulatedBlocks(
+            block_size * profile.kv_bytes_per_token
+        )
         self.blocks: KvBlocks = self._blocks
         self.fingerprint = (
             f"runner=emulated profile={profile.name} block_size={block_size} "
@@ -388,8 +392,80 @@ def model_request(live: EmulatedRequest, hashes: BlockHashes) -> ModelRequest:
         max_output_tokens=live.answer.num_tokens,
         rank=-live.request.priority,
         arrival_time_s=live.request.arrival_time,
-        segment_at=lambda index: ((hashes(index), *hashes.prefixes_in(index)), index, index + 1),
+        segment_at=partial(_segment, hashes),
     )
+
+
+# -- cached prefixes -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _ArrivingPrefix:
+    hashes: BlockHashes
+    num_cached: int
+    block_ids: tuple[int, ...]
+
+
+class EmulatedPrefixes:
+    """Prefixes that are copied between the caches of two emulated engines. A block that arrives
+    with wrong content is not cached, nor are those after it."""
+
+    def __init__(self, model: EngineModel, blocks: EmulatedBlocks) -> None:
+        self._model = model
+        self._blocks = blocks
+        self._arriving: dict[str, _ArrivingPrefix] = {}
+        self._lent: dict[str, tuple[int, ...]] = {}
+        self._decoder = msgspec.msgpack.Decoder(tuple[int, list[tuple[bytes, list[int]]]])
+
+    def reserve(
+        self, key: str, prepared: EmulatedRequest, num_tokens: int
+    ) -> ReservedPrefix | None:
+        size = self._model.config.block_size
+        num_blocks = min(num_tokens, len(prepared.prompt) - 1) // size
+        hashes = block_hashes(prepared, size)
+        segment_at = partial(_segment, hashes)
+        num_cached = self._model.fetches.num_cached(segment_at, num_blocks)
+        if num_cached == num_blocks:
+            return ReservedPrefix((), b"")
+        if self._model.fetches.reserve(key, segment_at, num_blocks) is None:
+            return None
+        block_ids = self._blocks.make([NOTHING] * (num_blocks - num_cached))
+        self._arriving[key] = _ArrivingPrefix(hashes, num_cached, block_ids)
+        names = [(hashes(i), list(hashes.prefixes_in(i))) for i in range(num_blocks)]
+        return ReservedPrefix(block_ids, msgspec.msgpack.encode((num_cached, names)))
+
+    def store(self, key: str, num_blocks: int) -> None:
+        arriving = self._arriving.pop(key)
+        hashes, first = arriving.hashes, arriving.num_cached
+        found = self._blocks.contents(arriving.block_ids[:num_blocks])
+        num_right = next(
+            (i for i, content in enumerate(found) if content != hashes(first + i)), num_blocks
+        )
+        self._blocks.drop(arriving.block_ids)
+        self._model.fetches.commit(key, partial(_segment, hashes), first + num_right)
+
+    def lend(self, key: str, names: bytes) -> tuple[int, ...]:
+        try:
+            first, known = self._decoder.decode(names)
+        except msgspec.DecodeError:
+            first, known = 0, []
+
+        def segment_at(index: int) -> Segment:
+            digest, prefixes = known[index]
+            return (digest, *prefixes), index, index + 1
+
+        num_found = self._model.fetches.lend(key, segment_at, len(known))
+        contents = [digest for digest, _ in known[first:num_found]]
+        self._lent[key] = self._blocks.make(contents)
+        return self._lent[key]
+
+    def take_back(self, key: str) -> None:
+        self._blocks.drop(self._lent.pop(key))
+        self._model.fetches.give_back(key)
+
+
+def _segment(hashes: BlockHashes, index: int) -> Segment:
+    return (hashes(index), *hashes.prefixes_in(index)), index, index + 1
 
 
 # -- the engine ------------------------------------------------------------------------------------
@@ -470,6 +546,11 @@ class EmulatedEngine:
         self.has_work = self._model.has_work
         self._live: dict[str, EmulatedRequest] = {}
         self.moves = EmulatedMoves(self._model, self._live, self._rest_if_idle)
+        self.prefixes = (
+            EmulatedPrefixes(self._model, self.moves.emulated_blocks)
+            if config.prefix_caching
+            else None
+        )
         self._events: list[EngineEvent] = []
         self.on_phase: Callable[[StepPhase], None] = lambda phase: None
         self.max_model_len = config.max_model_len

@@ -76,6 +76,7 @@ class VllmEngine:
         from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
         from controller.adapters.vllm.moves import VllmMoves
+        from controller.adapters.vllm.prefixes import VllmPrefixes
 
         self._lost_worker = threading.Event()
         """Set by a thread of the executor when a worker process has died. By then the thread has
@@ -127,10 +128,12 @@ class VllmEngine:
         """By queued request, how many of its tokens the prefix cache had when it came."""
         self._adapters = EngineAdapters(self._core)
         self.moves = VllmMoves(self._core, self._adapters)
-        self._contents = (
-            CacheContents(self._pool, self.moves.full_group)
-            if config.cache_config.enable_prefix_caching and self.moves.full_group is not None
-            else None
+        group = self.moves.full_group if config.cache_config.enable_prefix_caching else None
+        self._contents = None if group is None else CacheContents(self._pool, group)
+        self.prefixes = (
+            None
+            if group is None or not self.moves.copies_prefixes
+            else VllmPrefixes(self.moves, self.moves.parts, group)
         )
         self.max_model_len: int = config.model_config.max_model_len
         self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks

@@ -463,7 +463,7 @@ class DestinationMoves(_Moves):
             self._feed_grammar(arrival)
         num_more = self._at_most(num_blocks) - len(arrival.blocks)
         if num_more > 0:
-            more = None if arrival.queued else self._take(num_more, keep_watermark=False)
+            more = None if arrival.queued else self.take(num_more, keep_watermark=False)
             if more is None:
                 return None
             arrival.blocks += more
@@ -585,11 +585,11 @@ class DestinationMoves(_Moves):
         """Takes the first blocks and the tail: what the prefix cache has, and new blocks for the
         rest."""
         num_blocks = self._at_most(num_blocks)
-        cached = self._cached(arrival.request)[:num_blocks]
+        cached = self.cached(arrival.request)[:num_blocks]
         num_tail = [group.num_held for group in self._parts.tails]
         num_new = num_blocks - len(cached) + sum(num_tail)
         keep_watermark = bool(self._scheduler.running or self._arrivals)
-        taken = self._take(num_new, cached, keep_watermark)
+        taken = self.take(num_new, cached, keep_watermark)
         if taken is None:
             return False
         free = iter(taken)
@@ -600,9 +600,9 @@ class DestinationMoves(_Moves):
 
     def num_cached_tokens(self, request: Any) -> int:
         """How many tokens of a new request the prefix cache has."""
-        return len(self._cached(request)) * self._parts.block_size
+        return len(self.cached(request)) * self._parts.block_size
 
-    def _cached(self, request: Any) -> list[Any]:
+    def cached(self, request: Any) -> list[Any]:
         """The request's first full blocks as the prefix cache has them."""
         parts = self._parts
         if parts.full is None or not parts.kv.prefix_cache_lookup_enabled(request):
@@ -616,7 +616,7 @@ class DestinationMoves(_Moves):
             num_tokens = lengths[group]
         return list(found[group][: num_tokens // parts.block_size])
 
-    def _take(
+    def take(
         self, num_new: int, cached: Sequence[Any] = (), keep_watermark: bool = True
     ) -> list[Any] | None:
         """Takes new blocks out of the pool, and holds the cached ones; None if too few are free."""
@@ -725,6 +725,9 @@ class VllmMoves(SourceMoves, DestinationMoves):
             workers = workers_of(core, parts)
         self.block_size, self.demand = parts.block_size, parts.demand
         self.has_states = parts.has_states
+        self.copies_prefixes = parts.refusal is None and parts.full is not None and not parts.tails
+        """Whether all blocks are of full attention, and may be copied."""
+        self.parts = parts
         self.full_group: int | None = (
             None if parts.full is None else parts.managers.index(parts.full)
         )

@@ -18,6 +18,7 @@ KINDS = (
     "rejected",
     "admitted",
     "evicted",
+    "prefix_fetched",
     "migrated",
     "migration_failed",
     "request_lost",
@@ -129,6 +130,7 @@ _ROUTINE = frozenset(
     {
         "dispatched",
         "admitted",
+        "prefix_fetched",
         "finished",
         "aborted",
         "evicted",

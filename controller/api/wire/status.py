@@ -134,6 +134,8 @@ class InstanceStatus(MemberStatus):
     num_cached_tokens: int | None = None
     num_prompt_tokens_last_minute: int | None = None
     num_cached_tokens_last_minute: int | None = None
+    num_fetched_tokens: int | None = None
+    num_fetched_tokens_last_minute: int | None = None
     backlog_s: float | None = None
     num_moves_in: int | None = None
     num_moves_out: int | None = None

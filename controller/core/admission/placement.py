@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
+from controller.core.admission.first_token import first_token_s
 from controller.core.admission.policies import Prompt, best_place
 from controller.core.admission.waiting_requests import Key, Waiting, WaitingQueue
 from controller.core.load.freeness import Room
@@ -272,21 +273,6 @@ def best_fitting(
         and demand_blocks <= room.spare_blocks
     ]
     return _freest(soon, score)
-
-
-def first_token_s(rooms: Sequence[Room], prompt: Prompt, now_s: float) -> list[float]:
-    """For each room, in how many seconds the prompt would be computed there and one step more would
-    be over. It is written without function calls, as with 1,024 instances these lines are most of a
-    decision."""
-    times_s = []
-    num_tokens, num_cached = prompt.num_tokens, prompt.num_cached
-    for room in rooms:
-        found, speed = num_cached.get(room.instance_id, 0), room.speed
-        left = num_tokens - found
-        time_s = left * (speed.token_s + speed.pair_s * (num_tokens + found)) + room.decode_step_s
-        backlog_s = room.ready_s - now_s
-        times_s.append(time_s + backlog_s if backlog_s > 0 else time_s)
-    return times_s
 
 
 def _freest(rooms: Sequence[Room], score: Score) -> Room | None:

@@ -33,10 +33,22 @@ from controller.core.settings import HoldingConfig, KeyLimits, SchedulerSettings
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt as a decision sees it. `num_cached`: by instance, how many of its tokens need not be
-    computed there; instances that have none are left out."""
+    computed there; instances that have none are left out. `source`: from where other instances can
+    fetch its beginning."""
 
     num_tokens: int
     num_cached: Mapping[str, int]
+    source: "FetchSource | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSource:
+    """An instance that has `num_tokens` tokens of a prompt. `free_s`: when it will have sent what
+    it sends now, by the clock of the decisions."""
+
+    instance_id: str
+    num_tokens: int
+    free_s: float
 
 
 class History:

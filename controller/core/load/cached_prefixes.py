@@ -134,6 +134,8 @@ class _Due:
     seq: int
     names: tuple[int, ...]
     until_s: float
+    fetched: bool
+    """Whether its beginning is fetched from another instance."""
 
 
 class _Known:
@@ -185,15 +187,22 @@ class CachedPrefixes:
         return False
 
     def expect(
-        self, instance_id: str, names: tuple[int, ...], seq: int, now_s: float, ready_s: float
+        self,
+        instance_id: str,
+        names: tuple[int, ...],
+        seq: int,
+        now_s: float,
+        ready_s: float,
+        *,
+        fetched: bool = False,
     ) -> None:
         """Notes that a prompt with these names is sent to the instance as number `seq`, and will
-        probably be computed at `ready_s`."""
+        probably be computed at `ready_s`. `fetched`: its beginning comes from another instance."""
         if not names:
             return
         known = self._known(instance_id)
         until_s = now_s + LATE_FACTOR * (ready_s - now_s) + LATE_S
-        known.due.append(_Due(seq, names, until_s))
+        known.due.append(_Due(seq, names, until_s, fetched))
         bit, where = known.bit, self._where
         known.due_names.update(names)
         for name in names:
@@ -238,6 +247,22 @@ class CachedPrefixes:
             for bits, number in places.items()
             if bits & known.bit
         }
+
+    def num_reported(self, instance_id: str, names: Sequence[int]) -> int:
+        """How many of a prompt's names, from the first one on, the instance has reported."""
+        known = self._by_instance.get(instance_id)
+        if known is None:
+            return 0
+        reported = known.reported
+        return next((n for n, name in enumerate(names) if name not in reported), len(names))
+
+    def is_being_fetched(self, instance_id: str, names: Sequence[int]) -> bool:
+        """Whether the instance fetches more of this prompt than it has."""
+        known = self._by_instance.get(instance_id)
+        number = self.num_reported(instance_id, names)
+        if known is None or number == len(names):
+            return False
+        return any(due.fetched and names[number] in due.names for due in known.due)
 
     def num_known(self, instance_id: str) -> int:
         """How many names the instance has reported."""

@@ -211,7 +211,8 @@ class Room:
     whatever its memory can hold, as its engine does. `claimed_blocks`: all blocks that these
     requests have or wait for. `ready_s`: when their prompts will be computed, by the clock of the
     decisions; `speed`: how fast prompts are computed there; `full_step_s`: the time of a step that
-    computes as many tokens of prompts as it can."""
+    computes as many tokens of prompts as it can; `copy_token_s`: as in `InstanceSnapshot`;
+    `fetched_s`: when the prefixes that it fetches will have arrived."""
 
     instance_id: str
     free_blocks: int
@@ -224,6 +225,8 @@ class Room:
     speed: PrefillSpeed = NOT_MEASURED
     decode_step_s: float = 0.0
     full_step_s: float = 0.0
+    copy_token_s: float = 0.0
+    fetched_s: float = -math.inf
     spare_blocks: int = field(init=False)
     """The most blocks that a request may need in order to fit; 0 if no place is free. It is stored
     because a decision looks at many rooms, and few of them have changed since the last decision."""
@@ -241,6 +244,7 @@ class Room:
         by_step: bool = False,
         ready_s: float = -math.inf,
         speed: PrefillSpeed = NOT_MEASURED,
+        fetched_s: float = -math.inf,
     ) -> Self:
         """The room that a snapshot leaves. `by_step`: requests may wait until their tokens fill one
         step, because no instance is `below_half_free`."""
@@ -272,6 +276,8 @@ class Room:
             speed,
             snapshot.decode_step_s,
             speed.token_s * step_tokens,
+            snapshot.copy_token_s,
+            fetched_s,
         )
 
     @property

@@ -138,6 +138,9 @@ class InstanceSnapshot:
     decode_step_s: float = 0.0
     """How long a step of the present batch takes that only decodes; 0: nothing decodes, or it is
     not known."""
+    copy_token_s: float = 0.0
+    """How long it takes to copy the KV of one token from another instance; 0: the instance fetches
+    no cached prefixes."""
 
     @property
     def capacity_blocks(self) -> int:
@@ -208,6 +211,7 @@ def with_batch(
         snapshot.backlog_s,
         snapshot.prefill_speed,
         snapshot.decode_step_s,
+        snapshot.copy_token_s,
     )
 
 

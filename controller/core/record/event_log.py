@@ -50,6 +50,10 @@ class EventKind(StrEnum):
     many of them the prefix cache had."""
     EVICTED = "evicted"
     """The request lost its blocks because memory was short. The figure: how many tokens it had."""
+    PREFIX_FETCHED = "prefix_fetched"
+    """Before the request was computed, its instance copied what another one had cached of its
+    prompt, or failed to. The figures: the tokens and blocks that were copied, and how long it took.
+    """
     MIGRATED = "migrated"
     """The request has its first token from another instance. The figures: downtime, excess, the
     time of the step that made the token, and the tokens, blocks, bytes and time of the copy, in all

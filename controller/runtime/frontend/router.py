@@ -23,7 +23,7 @@ from controller.core.migration.routes import ConfirmTokens, Emitted, Routes
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.replay import replay_machine as replays
 from controller.core.replay.replay_machine import ReplayRefusal, cause_of
-from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.core.scheduler_events import Dispatch, DispatchRequested, Fetch
 from controller.ports.processes import Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.dispatcher import (
@@ -51,6 +51,7 @@ from controller.runtime.messages.requests import (
     AbortAnswered,
     AbortAsked,
     Dispatched,
+    FetchFrom,
     KeysCounted,
     OutputsEmitted,
     OutputsReceived,
@@ -141,10 +142,21 @@ class RouteRunner:
             request.arrival_time_s,
             rank=request.rank,
             adapter=request.adapter,
+            fetch=self._fetch(request, dispatch.fetch),
         )
         self._mailbox.send(to.address, encode(add), frames)
         self._on_sent(request_id)  # the request's rank may have changed since it was encoded
         self._book.dispatched(dispatch)  # the instance prepares the request in the meantime
+
+    def _fetch(self, request: DispatchRequested, fetch: Fetch | None) -> FetchFrom | None:
+        """None also if the source is not known here, or not any more."""
+        if fetch is None:
+            return None
+        source = self._known.find(fetch.instance_id, fetch.incarnation)
+        if source is None and fetch.instance_id:
+            return None
+        ref = None if source is None else source.ref
+        return FetchFrom(ref, fetch.num_tokens, request.num_prompt_tokens, fetch.limit_s)
 
     def address_lost(self, address: str) -> None:
         for entry in self._known:

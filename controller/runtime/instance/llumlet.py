@@ -60,6 +60,7 @@ from controller.runtime.instance.adapters import AdapterFailedError, AdapterRunn
 from controller.runtime.instance.engine_thread import EngineListener, EngineThread
 from controller.runtime.instance.instance_moves import ChosenMoves, InstanceMoves, OrderedMoves
 from controller.runtime.instance.live_requests import Emission, LiveRequest
+from controller.runtime.instance.prefix_fetches import PrefixFetches
 from controller.runtime.messages.codec import (
     Handlers,
     Inbox,
@@ -89,6 +90,7 @@ from controller.runtime.messages.move_messages import (
     MoveRefusalAsked,
     OwnerAsked,
     OwnerConfirmed,
+    PrefixAsked,
     ReliefOrdered,
     RequestLost,
     RoomOrdered,
@@ -485,11 +487,12 @@ class Serving:
         self._awaiting_adapter: dict[str, tuple[AddRequest, asyncio.Task[None]]] = {}
         """The requests that came before their adapter was loaded, by id, each with the task that
         takes it in later."""
+        self.fetches = PrefixFetches(self, engine.block_size)
         self._ticking = asyncio.create_task(self._tick_moves())
 
     @property
     def num_live_reqs(self) -> int:
-        return len(self.requests) + len(self._awaiting_adapter)
+        return len(self.requests) + len(self._awaiting_adapter) + len(self.fetches)
 
     def close(self) -> None:
         self._ticking.cancel()
@@ -525,6 +528,7 @@ class Serving:
         return {
             AddRequest: self._take_in,
             MoveEnvelope: self.instance_moves.receive,
+            PrefixAsked: self.fetches.asked,
             TransferMessage: lambda told, frames: self.transfer.told(told.sender, frames),
         }
 
@@ -593,13 +597,18 @@ class Serving:
             self.refuse(add, str(error))
             self._thread.account(add.dispatch_seq)
             return
+        frames = [bytes(frame) for frame in payload]
+        if add.fetch is None:
+            self._enter(add, prepared, frames)
+            return
+        self._thread.account(add.dispatch_seq)  # `report` counts the request
+        enter = partial(self._enter, add, prepared, frames)
+        self.fetches.begin(add, add.fetch, prepared, enter)
+
+    def _enter(self, add: AddRequest, prepared: Any, frames: list[bytes]) -> None:
+        """Hands a request to the engine."""
         self.requests[add.request_id] = LiveRequest(
-            add.reply_to,
-            add.attempt,
-            add.hop,
-            add.arrival_time_s,
-            [bytes(frame) for frame in payload],
-            rank=add.rank,
+            add.reply_to, add.attempt, add.hop, add.arrival_time_s, frames, rank=add.rank
         )
         self._thread.add(add, prepared, self.refuse)
 
@@ -635,6 +644,7 @@ class Serving:
         for request_id in request_ids:
             if (awaiting := self._awaiting_adapter.pop(request_id, None)) is not None:
                 awaiting[1].cancel()
+        self.fetches.left(request_ids)
         epochs = {r: live.epoch for r in request_ids if (live := self.requests.pop(r, None))}
         self._thread.command(lambda engine: engine.abort(request_ids))
         self._thread.push_status()
@@ -660,7 +670,8 @@ class Serving:
         log.warning("fenced: dropping %d requests", len(self.requests))
         self.chosen_moves.fenced()
         self.instance_moves.fenced()
-        awaiting = tuple(self._awaiting_adapter)
+        fetching = (add.request_id for add, _ in self.fetches.waiting())
+        awaiting = (*self._awaiting_adapter, *fetching)
         self.abort((*self.requests, *awaiting, *self._reentries.machine.request_ids))
 
     def address_lost(self, address: str) -> None:
@@ -671,6 +682,7 @@ class Serving:
         self.emission.frontend_lost(address)
         orphans = [r for r, live in self.requests.items() if live.frontend == address]
         orphans += [r for r, (add, _) in self._awaiting_adapter.items() if add.reply_to == address]
+        orphans += [a.request_id for a, _ in self.fetches.waiting() if a.reply_to == address]
         orphans += self._reentries.machine.of_frontend(address)
         if orphans:
             log.warning("frontend at %s is gone: aborting %d requests", address, len(orphans))
@@ -679,6 +691,7 @@ class Serving:
     def _peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
         self.chosen_moves.peer_lost(is_lost)
         self.instance_moves.peer_lost(is_lost)
+        self.fetches.peer_lost(is_lost)
 
     # -- from the engine's thread --------------------------------------------------------
 
@@ -742,7 +755,10 @@ class Serving:
                 draining=self.instance_moves.draining,
                 queue_head=self._dated(status.snapshot.queue_head),
                 failed_adapters=self.adapters.machine.failures(),
+                copy_token_s=self.fetches.copy_token_s() if self._engine.prefixes else 0.0,
             ),
+            num_fetched_tokens=self.fetches.num_fetched_tokens,
+            num_fetched_tokens_last_minute=self.fetches.fetched_last_minute(),
             ttft_p99_s=ttft_p99.all_s,
             ttft_p99_by_rank_s=ttft_p99.by_kind_s,
             moves=self.instance_moves.in_flight(),
@@ -751,14 +767,24 @@ class Serving:
         self._mailbox.send(self._member.controller_address, encode(whole), droppable=True)
 
     def _with_awaiting(self, snapshot: InstanceSnapshot) -> InstanceSnapshot:
-        """Counts the requests that wait for their adapter as queued. How many blocks they need is
-        not known here."""
-        if not self._awaiting_adapter:
+        """Counts the requests that wait for their adapter or their prefix as queued. How many
+        blocks those with an adapter need is not known here."""
+        if not self._awaiting_adapter and not len(self.fetches):
             return snapshot
         by_rank = Counter(snapshot.num_queued_by_rank)
         by_rank.update(add.rank for add, _ in self._awaiting_adapter.values())
-        num_queued = snapshot.num_queued + len(self._awaiting_adapter)
-        return replace(snapshot, num_queued=num_queued, num_queued_by_rank=by_rank)
+        demand_blocks, backlog_s = snapshot.queued_demand_blocks, snapshot.backlog_s
+        for add, fetch in self.fetches.waiting():
+            by_rank[add.rank] += 1
+            demand_blocks += snapshot.demand_for(fetch.num_prompt_tokens)
+            backlog_s += snapshot.prefill_speed.time_s(fetch.num_tokens, fetch.num_prompt_tokens)
+        return replace(
+            snapshot,
+            num_queued=snapshot.num_queued + len(self._awaiting_adapter) + len(self.fetches),
+            num_queued_by_rank=by_rank,
+            queued_demand_blocks=demand_blocks,
+            backlog_s=backlog_s,
+        )
 
     def _dated(self, head: QueueHead | None) -> QueueHead | None:
         """The queue head with the time of its eviction, if it was evicted."""

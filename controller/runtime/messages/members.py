@@ -154,6 +154,9 @@ class StatusPushed(Message, frozen=True):
     """How many of these tokens came from the prefix cache."""
     num_prompt_tokens_last_minute: int = 0
     num_cached_tokens_last_minute: int = 0
+    num_fetched_tokens: int = 0
+    """How many of the cached tokens were copied from other instances before."""
+    num_fetched_tokens_last_minute: int = 0
 
 
 class CacheAsked(Message, frozen=True):

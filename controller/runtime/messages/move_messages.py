@@ -55,6 +55,16 @@ class MoveLimitsSet(Message, frozen=True):
     allow_inexact: bool = False
 
 
+class PrefixAsked(Message, frozen=True):
+    """Destination of a fetch to its source: send what your cache has of a prefix, as the stage
+    `key`. Payload frame: the names of its blocks (`ReservedPrefix`). The stage has no blocks if you
+    have none of them, or if your engine has another fingerprint."""
+
+    key: str
+    destination: InstanceRef
+    fingerprint: str
+
+
 class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):
     """Goes with the first PRE_ALLOC. Payload frames: the request as its frontend encoded it, then
     its output tokens so far as 32-bit integers. `verify_kv`: COMMIT will bring a digest."""

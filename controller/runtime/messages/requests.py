@@ -66,6 +66,17 @@ class Refused(Message, frozen=True):
     reject: Reject
 
 
+class FetchFrom(msgspec.Struct, frozen=True, array_like=True):
+    """Before the request is computed, copy what `source` has cached of the first `num_tokens`
+    tokens of its prompt. `limit_s`: after this time it is sooner to compute them. Without a source,
+    wait for the fetch that is under way (`scheduler_events.Fetch`)."""
+
+    source: InstanceRef | None
+    num_tokens: int
+    num_prompt_tokens: int
+    limit_s: float
+
+
 class AddRequest(Message, frozen=True):
     """Frontend to instance. Payload frames: the engine's own encoding of the request. If the
     request had `num_output_tokens` elsewhere, they are in one more frame, as 32-bit integers. A
@@ -82,6 +93,7 @@ class AddRequest(Message, frozen=True):
     num_output_tokens: int = 0
     adapter: int = 0
     """The number of the request's LoRA adapter; 0 without one."""
+    fetch: FetchFrom | None = None
 
 
 class DispatchUnused(Message, frozen=True):

@@ -1,7 +1,7 @@
 """Late binding: which requests wait at the controller, where they go, for which room is made, and
 what people see of those that wait."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -771,6 +771,88 @@ def test_a_prompt_goes_where_its_beginning_was_sent_until_more_waits_there() -> 
     assert sent_to(found, "r2", *second, now_s=0.2) == "a"
     assert sent_to(found, "r3", now_s=0.2) == "b"
     assert sent_to(found, "r4", *second, now_s=0.2) == "a", "all of it is due there, in 64 ms"
+
+
+COPY_TOKEN_S = 0.0002
+"""A fifth of the time to compute a token."""
+
+
+def fetching(backlog_s: float, on_b: Sequence[RequestSnapshot] = ()) -> GlobalScheduler:
+    """Instance a has computed a prompt of 10 blocks and has a backlog."""
+    found = with_load([], [])
+    loads: Mapping[str, Sequence[RequestSnapshot]] = {"a": [], "b": on_b}
+    for name, requests in loads.items():
+        found.handle(
+            replace(
+                large_status(
+                    name, requests, backlog_s=backlog_s * (name == "a"), copy_token_s=COPY_TOKEN_S
+                ),
+                cache=CacheReport(1, tuple(range(10)) if name == "a" else ()),
+            ),
+            0.0,
+        )
+    return found
+
+
+def dispatched(found: GlobalScheduler, name: str, *names: int) -> events.Dispatch:
+    asked = request(name, tokens=160, prefix_hashes=names)
+    (told,) = found.handle(asked, 0.0)
+    found.check()
+    assert isinstance(told, events.Dispatch)
+    return told
+
+
+def test_what_another_instance_has_is_fetched_where_that_is_sooner() -> None:
+    """All but the last token of the prompt's 160 take 32 ms to copy, and 160 ms to compute."""
+    names = tuple(range(10))
+    told = dispatched(fetching(0.0), "r1", *names)
+    assert (told.instance_id, told.fetch) == ("a", None), "it is there"
+    told = dispatched(fetching(0.03), "r1", *names)
+    assert (told.instance_id, told.fetch) == ("a", None), "to wait is sooner"
+    told = dispatched(fetching(0.1), "r1", *names)
+    assert told.instance_id == "b"
+    assert told.fetch == events.Fetch("a", 1, 159, pytest.approx(0.159))
+    told = dispatched(fetching(0.1), "r1", 90, 91)
+    assert (told.instance_id, told.fetch) == ("b", None), "nobody has it"
+
+
+def test_fetches_wait_for_each_other_on_both_links() -> None:
+    """A second one would come after 64 ms. With a backlog of 50 ms to wait is sooner."""
+    names = tuple(range(10))
+    found = fetching(0.05)
+    first = dispatched(found, "r1", *names)
+    assert (first.instance_id, first.fetch is not None) == ("b", True)
+    assert found.instances["b"].fetched_s == found.instances["a"].sent_s
+    assert found.instances["b"].ready_s == pytest.approx(159 * COPY_TOKEN_S + 0.001)
+    assert dispatched(found, "r2", *names[:9], 99).instance_id == "b", "it is due there"
+
+
+@pytest.mark.parametrize("why", ["off", "another engine", "replayed", "adapter", "only due"])
+def test_nothing_is_fetched_that_cannot_be(why: str) -> None:
+    found = fetching(5.0)
+    names = tuple(range(10))
+    match why:
+        case "off":
+            holding = HoldingConfig(room_to_grow_tokens=0, slack_tokens=0, fetches=False)
+            found.reconfigure(SchedulerConfig(policy="llumnix+", holding=holding), 0.0)
+        case "another engine":
+            found.handle(events.InstanceStarted("b", 2, "another"), 0.0)
+            event = large_status("b", [], copy_token_s=COPY_TOKEN_S)
+            again = replace(event.snapshot, incarnation=2)
+            found.handle(StatusReported(again, 0), 0.0)
+        case "only due":
+            found = with_load([], [])
+            for name in "ab":
+                late = large_status(name, [], copy_token_s=COPY_TOKEN_S)
+                found.handle(replace(late, cache=CacheReport(1)), 0.0)
+            assert dispatched(found, "r0", *names).instance_id == "a"
+            for number in range(4):
+                dispatched(found, f"r0{number}")
+    asked = request("r1", tokens=160, prefix_hashes=names)
+    asked = replace(asked, replayed=why == "replayed", adapter=int(why == "adapter"))
+    (told,) = found.handle(asked, 0.0)
+    assert isinstance(told, events.Dispatch)
+    assert told.fetch is None
 
 
 def test_a_backlog_shrinks_with_time_and_an_old_status_says_less() -> None:

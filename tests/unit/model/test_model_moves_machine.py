@@ -212,6 +212,16 @@ class Move:
         return 1 - self.source
 
 
+@dataclass
+class PrefixCopy:
+    """`num_found`: how many blocks the source has lent."""
+
+    source: int
+    segment_at: SegmentAt
+    num_cached: int
+    num_found: int
+
+
 class TwoEngines(RuleBasedStateMachine):
     @initialize(
         mode=st.sampled_from(["chunked", "prefill-first"]),
@@ -227,6 +237,7 @@ class TwoEngines(RuleBasedStateMachine):
         ]
         self.models = [each.model for each in self.engines]
         self.moves: dict[str, Move] = {}
+        self.fetches: dict[str, PrefixCopy] = {}
         self.just_committed: list[set[str]] = [set(), set()]
         self.num_added = 0
         for number, num_prompt_tokens in enumerate(prompts):
@@ -280,6 +291,38 @@ class TwoEngines(RuleBasedStateMachine):
         owner = self.owner(request_id)
         self.engines[owner].abort(request_id)
         self.just_committed[owner].discard(request_id)
+
+    # -- what fetches of prefixes do ----------------------------------------------------------
+
+    @rule(source=st.integers(0, 1), group=st.sampled_from("ab"), num_blocks=st.integers(1, 6))
+    def begin_fetch(self, source, group, num_blocks) -> None:
+        there, key = self.models[1 - source], f"fetch-{len(self.fetches)}"
+        if not there.config.prefix_caching or key in self.fetches:
+            return
+        segment_at = segments(group, self.engines[0].segment_blocks)
+        before = there.snapshot("", 0).num_free_blocks
+        num_cached = there.fetches.reserve(key, segment_at, num_blocks)
+        free = there.snapshot("", 0).num_free_blocks
+        if num_cached is None:
+            assert free == before
+            return
+        assert num_cached < num_blocks
+        assert there.config.watermark_blocks <= free <= before - (num_blocks - num_cached)
+        found = self.models[source].fetches.lend(key, segment_at, num_blocks)
+        self.fetches[key] = PrefixCopy(source, segment_at, num_cached, found)
+
+    @precondition(lambda self: self.fetches)
+    @rule(data=st.data(), arrives=st.booleans())
+    def end_fetch(self, data, arrives) -> None:
+        self.end_copy(data.draw(st.sampled_from(sorted(self.fetches))), arrives)
+
+    def end_copy(self, key: str, arrives: bool) -> None:
+        copy = self.fetches.pop(key)
+        here, there = self.models[copy.source], self.models[1 - copy.source]
+        num_there = max(copy.num_cached, copy.num_found) if arrives else copy.num_cached
+        there.fetches.commit(key, copy.segment_at, num_there)
+        assert there.fetches.num_cached(copy.segment_at, num_there) == num_there
+        here.fetches.give_back(key)
 
     # -- what moves do ----------------------------------------------------------------------
 
@@ -407,13 +450,15 @@ class TwoEngines(RuleBasedStateMachine):
             num_running = sum(seen.running for seen in engine.seen.values())
             assert engine.snapshot().num_running == num_running + len(arriving)
             engine.check_cache()
-            if not self.moves:
+            if not self.moves and not self.fetches:
                 engine.check_blocks()
 
     def teardown(self) -> None:
         """When moves are over all get their tokens, and every block and place is back."""
         for request_id in list(self.moves):
             self.end(request_id)
+        for key in list(self.fetches):
+            self.end_copy(key, arrives=True)
         num_steps_at_most = 300 * (1 + len(self.seen))
         while any(model.has_work() for model in self.models):
             for at in (0, 1):

@@ -28,6 +28,7 @@ from controller.ports.engine import (
     Frames,
     PinnedBlocks,
     ReservedBlocks,
+    ReservedPrefix,
     StepOutputs,
     StepPhase,
     SuspendedRequest,
@@ -165,6 +166,61 @@ class FakeBlocks:
         )
 
 
+class FakePrefixes:
+    """All prompts begin alike: with the blocks that `text` names, whose contents these names are.
+    Cached blocks are never evicted, and requests do not use them."""
+
+    def __init__(self, blocks: FakeBlocks) -> None:
+        self.blocks = blocks
+        self.cached: list[int] = []
+        self.arriving: dict[str, list[int]] = {}
+        self.lent: dict[str, list[int]] = {}
+
+    @staticmethod
+    def text(num_blocks: int) -> list[bytes]:
+        return [f"the block {number:06}".encode() for number in range(num_blocks)]
+
+    def fill(self, num_blocks: int) -> None:
+        """Caches the first blocks, as if they had been computed."""
+        new = self.blocks.take(num_blocks - len(self.cached))
+        assert new is not None
+        contents = bytearray(b"".join(self.text(num_blocks)[len(self.cached) :]))
+        self.blocks.scatter(new, contents)
+        self.cached += new
+
+    def is_right(self) -> bool:
+        """Whether the cached blocks have the right contents."""
+        found = self.blocks.gather(self.cached, self.blocks.buffer(len(self.cached)))
+        return bytes(found) == b"".join(self.text(len(self.cached)))
+
+    def reserve(self, key: str, prepared: FakeRequest, num_tokens: int) -> ReservedPrefix | None:
+        num_blocks = min(num_tokens, prepared.num_tokens - 1) // BLOCK_SIZE
+        names = self.text(num_blocks)[len(self.cached) :]
+        if not names:
+            return ReservedPrefix((), b"")
+        new = self.blocks.take(len(names))
+        if new is None:
+            return None
+        self.arriving[key] = new
+        return ReservedPrefix(tuple(new), msgspec.msgpack.encode(names))
+
+    def store(self, key: str, num_blocks: int) -> None:
+        new = self.arriving.pop(key)
+        self.cached += new[:num_blocks]
+        self.blocks.drop(new[num_blocks:])
+
+    def lend(self, key: str, names: bytes) -> tuple[int, ...]:
+        wanted = msgspec.msgpack.decode(names) if names else []
+        known = dict(zip(self.text(len(self.cached)), self.cached, strict=True))
+        lent = [known[name] for name in wanted if name in known]
+        self.blocks.share(lent)
+        self.lent[key] = lent
+        return tuple(lent)
+
+    def take_back(self, key: str) -> None:
+        self.blocks.drop(self.lent.pop(key))
+
+
 class FakeAdapterFiles:
     """Copies of adapters that need no disk."""
 
@@ -207,6 +263,7 @@ class FakeEngine:
         self.waiting: dict[str, FakeRequest] = {}
         self.tables: dict[str, list[int]] = {}
         self.moves = FakeMoves(self)
+        self.prefixes = FakePrefixes(self.blocks)
         self.admits = True
         self.tells_each_step = False
         """Whether a step without tokens has outputs, as vLLM's have: the scheduler's statistics."""
@@ -376,6 +433,10 @@ class FakeEngine:
         for table in (*self.tables.values(), *self.states.values()):
             held.update(table)
         held.update(self.moves.held())
+        for blocks in (self.prefixes.cached, *self.prefixes.arriving.values()):
+            held.update(blocks)
+        for blocks in self.prefixes.lent.values():
+            held.update(blocks)
         assert held == self.blocks.refs
         assert len(held) + len(self.blocks.free) == self.num_gpu_blocks - 1
 
@@ -683,4 +744,6 @@ def assert_empty(engine: Engine) -> None:
     assert not engine.waiting
     assert not engine.moves.suspended
     assert not engine.moves.arriving
-    assert not engine.blocks.refs
+    assert not engine.prefixes.arriving
+    assert not engine.prefixes.lent
+    assert sorted(engine.blocks.refs.elements()) == sorted(engine.prefixes.cached)

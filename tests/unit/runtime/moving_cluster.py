@@ -16,7 +16,7 @@ from controller.core.migration.protocol import Verb
 from controller.core.migration.source import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
-from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.core.scheduler_events import Dispatch, DispatchRequested, Fetch
 from controller.ports.engine import Engine
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import (
@@ -63,6 +63,8 @@ class ScriptedController:
         self.mailbox.start(self._on_message, lambda address: None)
         self.places: dict[str, str] = {}
         """Request id to instance id."""
+        self.fetches: dict[str, Fetch] = {}
+        """By request id, what its instance is to fetch."""
         self.members: dict[str, Hello] = {}
         self.statuses: dict[str, StatusPushed] = {}
         self.events: list[LoggedEvent] = []
@@ -89,7 +91,14 @@ class ScriptedController:
             case DispatchAsked(asked=DispatchRequested(request_id, frontend_id)):
                 instance_id = self.places.get(request_id, "i-0")
                 ref = self.ref(instance_id)
-                answer = Dispatch(request_id, frontend_id, ref.instance_id, ref.incarnation, 1)
+                answer = Dispatch(
+                    request_id,
+                    frontend_id,
+                    ref.instance_id,
+                    ref.incarnation,
+                    1,
+                    fetch=self.fetches.get(request_id),
+                )
                 self.send(frontend_id, Dispatched(answer))
             case MoveAnswered(query_id="", record=record) if record is not None:
                 self.records.append(record)
@@ -327,7 +336,9 @@ class MovingCluster:
         def quiet() -> bool:
             self.clock.now_s += 5.0
             return all(
-                not instance.serving.requests and instance.serving.instance_moves.quiet
+                not instance.serving.requests
+                and not len(instance.serving.fetches)
+                and instance.serving.instance_moves.quiet
                 for instance in self.instances.values()
             )
 

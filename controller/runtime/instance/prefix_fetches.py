@@ -1,0 +1,299 @@
+"""Cached prefixes that this instance copies from others before it computes a request, and those
+that it sends. Each fetch here carries out what its machine in `core/migration/prefix_fetch.py`
+instructs."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+from controller.core.load.snapshot import InstanceRef
+from controller.core.migration.prefix_fetch import (
+    CancelCopy,
+    Copied,
+    Copy,
+    CopyFailed,
+    Enter,
+    Event,
+    FetchOutcome,
+    Instruction,
+    PrefixFetch,
+    RequestLeft,
+    Reserve,
+    Reserved,
+    Store,
+    Stored,
+    Ticked,
+)
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.windows import CountWindow
+from controller.ports.engine import Engine, ReservedPrefix, StageCopy
+from controller.runtime.instance.live_requests import MoveHost
+from controller.runtime.messages.move_messages import PrefixAsked
+from controller.runtime.messages.requests import AddRequest, FetchFrom
+
+log = logging.getLogger(__name__)
+
+ASSUMED_BYTES_PER_S = 10e9
+"""The rate of a copy while none was measured. It is a fast link's: a fetch over a slower one is
+given up when computing is sooner, and shows how slow the link is. With a low rate no fetch would
+ever be tried."""
+MEASURED_BYTES = 1 << 20
+"""Smaller copies take as long as their messages."""
+NUM_MEASURED = 16
+MEASURED_FOR_S = 600.0
+"""An older copy says nothing about the link any more."""
+
+WORDS = {
+    FetchOutcome.FETCHED: "copied",
+    FetchOutcome.HAD_IT: "not needed, all of it is here",
+    FetchOutcome.NO_ROOM: "not copied, no blocks are free for it",
+    FetchOutcome.NOT_THERE: "not copied, the source has it no more",
+    FetchOutcome.FAILED: "not copied, the link failed or the source is gone",
+    FetchOutcome.LATE: "not copied in time",
+    FetchOutcome.LEFT: "not copied, the client left",
+}
+
+
+@dataclass(slots=True)
+class _Fetch:
+    key: str
+    add: AddRequest
+    fetch: FetchFrom
+    source: InstanceRef
+    prepared: Any
+    enter: Callable[[], None]
+    machine: PrefixFetch
+    reserved: ReservedPrefix | None = None
+    followers: dict[str, "_Follower"] = field(default_factory=dict)
+    """The requests that begin alike and wait for this fetch, by id."""
+
+
+@dataclass(slots=True)
+class _Follower:
+    add: AddRequest
+    fetch: FetchFrom
+    enter: Callable[[], None]
+
+
+class PrefixFetches:
+    """Used on the event loop's thread. `block_size`: tokens of a block."""
+
+    def __init__(self, host: MoveHost, block_size: int) -> None:
+        self._host = host
+        self._block_size = block_size
+        self._numbers = count()
+        self._fetches: dict[str, _Fetch] = {}
+        """The fetches under way, by request id, in the order in which they began; those whose
+        client has left are not here."""
+        self._following: dict[str, _Fetch] = {}
+        """By request id, the fetch for which the request waits."""
+        self._sending: dict[str, InstanceRef] = {}
+        """By key, the destination of each prefix that is sent from here."""
+        self._measured: deque[tuple[float, int, float]] = deque(maxlen=NUM_MEASURED)
+        """The latest copies: when they ended, their bytes, and how long they took."""
+        self.num_fetched_tokens = 0
+        """The tokens that other instances had, of all requests."""
+        self._lately = CountWindow()
+
+    def __len__(self) -> int:
+        return len(self._fetches) + len(self._following)
+
+    def waiting(self) -> Iterator[tuple[AddRequest, FetchFrom]]:
+        """The requests that are not in the engine yet because their prefixes are being fetched."""
+        for found in self._fetches.values():
+            yield found.add, found.fetch
+        for request_id, found in self._following.items():
+            follower = found.followers[request_id]
+            yield follower.add, follower.fetch
+
+    def fetched_last_minute(self) -> int:
+        return self._lately.total(self._host.now_s())
+
+    def copy_token_s(self) -> float:
+        """How long the copy of a token's blocks takes, by the latest copies."""
+        measured, since_s = self._measured, self._host.now_s() - MEASURED_FOR_S
+        while measured and measured[0][0] < since_s:
+            measured.popleft()
+        num_bytes = sum(num_bytes for _, num_bytes, _ in measured)
+        took_s = sum(took_s for _, _, took_s in measured)
+        rate = num_bytes / took_s if took_s else ASSUMED_BYTES_PER_S
+        limit = self._host.transfer.max_bytes_per_s
+        rate = min(rate, limit) if limit else rate
+        return self._host.blocks.block_bytes / self._block_size / rate
+
+    # -- destination ---------------------------------------------------------------------
+
+    def begin(
+        self, add: AddRequest, fetch: FetchFrom, prepared: Any, enter: Callable[[], None]
+    ) -> None:
+        """Fetches what the source has of the request's prompt. `enter` is called then, unless the
+        request has left. Without a source, it is called after the fetch that began last."""
+        source = fetch.source
+        if source is None:
+            if not self._fetches:
+                enter()
+                return
+            latest = next(reversed(self._fetches.values()))
+            latest.followers[add.request_id] = _Follower(add, fetch, enter)
+            self._following[add.request_id] = latest
+            return
+        me = self._host.me
+        key = f"prefix-{me.instance_id}-{me.incarnation}-{next(self._numbers)}"
+        machine = PrefixFetch(fetch.limit_s, self._host.now_s())
+        found = _Fetch(key, add, fetch, source, prepared, enter, machine)
+        self._fetches[add.request_id] = found
+        self._carry_out(found, machine.start())
+
+    def left(self, request_ids: Collection[str]) -> None:
+        """These requests are not to enter the engine."""
+        for request_id in request_ids:
+            if (followed := self._following.pop(request_id, None)) is not None:
+                del followed.followers[request_id]
+            if (found := self._fetches.pop(request_id, None)) is not None:
+                self._tell(found, RequestLeft())
+
+    def peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
+        """Ends the copies from and to instances that are gone."""
+        sources = {each.source for each in self._fetches.values()}
+        for peer in {*sources, *self._sending.values()}:
+            if is_lost(peer):
+                self._host.transfer.forget(peer)
+
+    def _tell(self, found: _Fetch, event: Event) -> None:
+        was_over = found.machine.over
+        instructions = found.machine.handle(event, self._host.now_s())
+        if found.machine.over and not was_over:
+            self._fetches.pop(found.add.request_id, None)
+            self._report(found)
+        self._carry_out(found, instructions)
+        if found.machine.over:
+            for request_id, follower in list(found.followers.items()):
+                del found.followers[request_id], self._following[request_id]
+                follower.enter()
+
+    def _carry_out(self, found: _Fetch, instructions: Sequence[Instruction]) -> None:
+        host = self._host
+        for instruction in instructions:
+            match instruction:
+                case Reserve():
+                    host.between_steps(partial(_reserve, found), partial(self._reserved, found))
+                case Copy():
+                    self._copy(found)
+                case CancelCopy():
+                    host.transfer.cancel(found.key)
+                case Store(num_blocks):
+                    host.between_steps(
+                        partial(_store, found.key, num_blocks),
+                        lambda _: self._tell(found, Stored()),
+                    )
+                case Enter():
+                    found.enter()
+
+    def _reserved(self, found: _Fetch, reserved: ReservedPrefix | bool) -> None:
+        if isinstance(reserved, ReservedPrefix):
+            found.reserved = reserved
+            self._tell(found, Reserved(len(reserved.block_ids)))
+        else:
+            self._tell(found, Reserved(0, num_lacking=int(not reserved)))
+
+    def _copy(self, found: _Fetch) -> None:
+        host, source, reserved = self._host, found.source, found.reserved
+        assert reserved is not None
+        receiving = host.transfer.receive(source, found.key, reserved.block_ids)
+        receiving.add_done_callback(partial(self._copied, found))
+        asked = PrefixAsked(found.key, host.me, host.fingerprint)
+        host.send(source.address, asked, [reserved.names])
+        wait_s = found.machine.until_s - host.now_s()
+        asyncio.get_running_loop().call_later(wait_s, self._tell, found, Ticked())
+
+    def _copied(self, found: _Fetch, receiving: "asyncio.Future[StageCopy]") -> None:
+        if receiving.cancelled() or (error := receiving.exception()) is not None:
+            log.info("%s was not copied: %s", found.key, None if receiving.cancelled() else error)
+            self._tell(found, CopyFailed())
+            return
+        done = receiving.result()
+        self._measure(done.num_bytes, done.copy_time_s)
+        num_tokens = done.num_blocks * self._block_size
+        self.num_fetched_tokens += num_tokens
+        self._lately.add(num_tokens, self._host.now_s())
+        self._tell(found, Copied(done.num_blocks))
+
+    def _measure(self, num_bytes: int, took_s: float) -> None:
+        if num_bytes >= MEASURED_BYTES:
+            self._measured.append((self._host.now_s(), num_bytes, took_s))
+
+    def _report(self, found: _Fetch) -> None:
+        view, add, host = found.machine.view(), found.add, self._host
+        assert view.outcome is not None
+        if view.outcome is FetchOutcome.LATE and found.reserved is not None:
+            # It was at most so fast.
+            self._measure(len(found.reserved.block_ids) * host.blocks.block_bytes, view.took_s)
+        source = found.source.instance_id
+        event = LoggedEvent(
+            EventKind.PREFIX_FETCHED,
+            time.time(),
+            found.key,
+            f"its prefix from {source}: {WORDS[view.outcome]}",
+            instance_id=host.me.instance_id,
+            incarnation=host.me.incarnation,
+            request_id=add.request_id,
+            numbers={
+                "num_tokens": view.num_blocks * self._block_size,
+                "num_blocks": view.num_blocks,
+                "time_s": round(view.took_s, 4),
+            },
+            labels={"from": source, "outcome": str(view.outcome)},
+        )
+        host.tell(event, add.reply_to)
+
+    # -- source --------------------------------------------------------------------------
+
+    def asked(self, asked: PrefixAsked, payload: Sequence[Any]) -> None:
+        """Sends what the cache has of the prefix."""
+        names = bytes(payload[0]) if payload else b""
+        is_alike = asked.fingerprint == self._host.fingerprint
+        self._host.between_steps(
+            partial(_lend, asked.key, names if is_alike else b""), partial(self._send, asked)
+        )
+
+    def _send(self, asked: PrefixAsked, block_ids: tuple[int, ...]) -> None:
+        self._sending[asked.key] = asked.destination
+        sending = self._host.transfer.send(asked.destination, asked.key, block_ids)
+        sending.add_done_callback(partial(self._sent, asked))
+
+    def _sent(self, asked: PrefixAsked, sending: "asyncio.Future[StageCopy]") -> None:
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            log.info("%s was not sent: %s", asked.key, error)
+        del self._sending[asked.key]
+        self._host.between_steps(partial(_take_back, asked.key))
+
+
+# -- on the engine's thread ------------------------------------------------------------------------
+
+
+def _reserve(found: _Fetch, engine: Engine) -> ReservedPrefix | bool:
+    """Returns True if the engine lacks nothing, and False if it has no room."""
+    if engine.prefixes is None:
+        return False
+    reserved = engine.prefixes.reserve(found.key, found.prepared, found.fetch.num_tokens)
+    return False if reserved is None else reserved if reserved.block_ids else True
+
+
+def _store(key: str, num_blocks: int, engine: Engine) -> None:
+    if engine.prefixes is not None:
+        engine.prefixes.store(key, num_blocks)
+
+
+def _lend(key: str, names: bytes, engine: Engine) -> tuple[int, ...]:
+    return () if engine.prefixes is None else engine.prefixes.lend(key, names)
+
+
+def _take_back(key: str, engine: Engine) -> None:
+    if engine.prefixes is not None:
+        engine.prefixes.take_back(key)

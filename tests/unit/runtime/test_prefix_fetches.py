@@ -1,0 +1,189 @@
+"""Fetches of cached prefixes between llumlets with deterministic engines: whatever happens,
+requests get their tokens and blocks come back (the `moving` fixture looks at that at the end)."""
+
+import pytest
+
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.scheduler_events import THE_EARLIER_FETCH, Fetch
+from controller.runtime.messages.move_messages import PrefixAsked
+from tests.unit.runtime.fake_engine import BLOCK_SIZE
+from tests.unit.runtime.moving_cluster import MovingCluster
+
+NUM_CACHED = 5
+PROMPT = 7 * BLOCK_SIZE
+
+
+async def fetch(
+    moving: MovingCluster,
+    request_id: str = "r",
+    *,
+    limit_s: float = 60.0,
+    num_cached: int = NUM_CACHED,
+    has_to_wait: bool = False,
+) -> None:
+    """A request comes to i-1, which is to fetch what i-0 has."""
+    await moving.at_boundary(moving.a, lambda _: moving.a.engine.prefixes.fill(num_cached))
+    moving.controller.places[request_id] = "i-1"
+    asked = Fetch("i-0", 1, NUM_CACHED * BLOCK_SIZE, limit_s)
+    moving.controller.fetches[request_id] = THE_EARLIER_FETCH if has_to_wait else asked
+    await moving.frontend.submit(request_id, PROMPT, 6)
+
+
+async def told(moving: MovingCluster, request_id: str = "r") -> LoggedEvent:
+    kind = EventKind.PREFIX_FETCHED
+    await moving.until(lambda: moving.events(kind, request_id))
+    (event,) = moving.events(kind, request_id)
+    return event
+
+
+async def comes_under_way(moving: MovingCluster) -> None:
+    """The copy begins, and goes no further."""
+    moving.a.transfer.holds = lambda stage_id: True
+    await fetch(moving)
+    await moving.until(lambda: moving.a.transfer.num_under_way)
+
+
+async def test_what_another_instance_has_is_there_before_the_request(
+    moving: MovingCluster,
+) -> None:
+    await fetch(moving)
+    event = await told(moving)
+    assert event.labels == {"from": "i-0", "outcome": "fetched"}
+    assert event.numbers["num_blocks"] == NUM_CACHED
+    assert event.numbers["num_tokens"] == NUM_CACHED * BLOCK_SIZE
+    assert event.instance_id == "i-1"
+    await moving.until(lambda: event in moving.controller.events)
+    await moving.finishes()
+    prefixes = moving.b.engine.prefixes
+    assert (len(prefixes.cached), prefixes.is_right()) == (NUM_CACHED, True)
+
+    def status_counts_it() -> bool:
+        status = moving.controller.statuses["i-1"]
+        return status.num_fetched_tokens_last_minute == NUM_CACHED * BLOCK_SIZE
+
+    await moving.until(status_counts_it)
+    assert moving.controller.statuses["i-1"].snapshot.copy_token_s > 0
+
+
+async def test_only_what_the_source_still_has_comes(moving: MovingCluster) -> None:
+    await fetch(moving, num_cached=2)
+    assert (await told(moving)).numbers["num_blocks"] == 2
+    await moving.finishes()
+    assert moving.b.engine.prefixes.is_right()
+
+
+async def test_meanwhile_it_counts_as_queued_and_the_dispatch_as_reported(
+    moving: MovingCluster,
+) -> None:
+    await comes_under_way(moving)
+
+    def is_counted() -> bool:
+        status = moving.controller.statuses["i-1"]
+        snapshot = status.snapshot
+        queued = snapshot.num_queued, snapshot.queued_demand_blocks, snapshot.num_queued_by_rank
+        return queued == (1, PROMPT // BLOCK_SIZE, {0: 1}) and status.last_dispatch_seq == 1
+
+    await moving.until(is_counted)
+    assert moving.b.llumlet.num_live_reqs == 1
+
+
+@pytest.mark.parametrize(
+    ("num_cached", "filled", "outcome"),
+    [(0, 0, "not-there"), (NUM_CACHED, NUM_CACHED, "had-it"), (NUM_CACHED, -1, "no-room")],
+)
+async def test_a_fetch_that_brings_nothing_does_not_hold_the_request_up(
+    moving: MovingCluster, num_cached: int, filled: int, outcome: str
+) -> None:
+    engine = moving.b.engine
+    if filled >= 0:
+        await moving.at_boundary(moving.b, lambda _: engine.prefixes.fill(filled))
+        await fetch(moving, num_cached=num_cached)
+        assert (await told(moving)).labels["outcome"] == outcome
+    else:
+        async with moving.filled(62):
+            await fetch(moving)
+            assert (await told(moving)).labels["outcome"] == outcome
+    await moving.finishes()
+
+
+async def test_a_source_that_does_not_answer_in_time_is_not_waited_for(
+    moving: MovingCluster,
+) -> None:
+    moving.a.transfer.holds = lambda stage_id: True
+    await fetch(moving, limit_s=0.0)
+    await moving.until(lambda: moving.a.transfer.num_under_way)
+    moving.clock.now_s += 1.0
+    assert (await told(moving)).labels["outcome"] == "late"
+    await moving.finishes()
+    assert moving.b.engine.prefixes.cached == []
+
+
+async def test_a_source_that_dies_is_not_waited_for(moving: MovingCluster) -> None:
+    await comes_under_way(moving)
+    await moving.kill("i-0")
+    assert (await told(moving)).labels["outcome"] == "failed"
+    await moving.finishes()
+
+
+async def test_an_engine_of_another_kind_lends_nothing(moving: MovingCluster) -> None:
+    moving.a.serving.fingerprint = "another"
+    await fetch(moving)
+    assert (await told(moving)).labels["outcome"] == "not-there"
+    await moving.finishes()
+
+
+async def test_a_question_without_names_is_answered(moving: MovingCluster) -> None:
+    """Otherwise the one that asked waits until its limit."""
+    serving = moving.a.serving
+    await moving.at_boundary(moving.a, lambda _: moving.a.engine.prefixes.fill(1))
+    ref = moving.controller.ref("i-1")
+    moving.b.transfer.receive(serving.me, "key", [])
+    serving.fetches.asked(PrefixAsked("key", ref, serving.fingerprint), [])
+    await moving.until(lambda: not moving.b.transfer.num_under_way)
+
+
+async def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(moving: MovingCluster) -> None:
+    await comes_under_way(moving)
+    moving.abort()
+    await moving.until(lambda: moving.b.llumlet.num_live_reqs == 0)
+    assert moving.b.engine.waiting == {}
+
+
+async def test_an_instance_that_is_fenced_meanwhile_takes_nothing_in(moving: MovingCluster) -> None:
+    await comes_under_way(moving)
+    await moving.fence("i-1")
+    await moving.until(lambda: moving.b.llumlet.num_live_reqs == 0)
+    assert moving.b.engine.waiting == {}
+    moving.a.transfer.let_go()
+    await moving.ends()
+
+
+async def test_one_that_begins_alike_waits_for_the_fetch_under_way(moving: MovingCluster) -> None:
+    await comes_under_way(moving)
+    await fetch(moving, "s", has_to_wait=True)
+    await fetch(moving, "left", has_to_wait=True)
+    await moving.until(lambda: moving.b.llumlet.num_live_reqs == 3)
+    assert moving.b.engine.waiting == {}
+    moving.frontend.router.abort(["left"], moving.record("left").state.ABORTED, "the client left")
+    await moving.until(lambda: moving.b.llumlet.num_live_reqs == 2)
+    moving.a.transfer.let_go()
+    await moving.finishes("s")
+    assert moving.events(EventKind.PREFIX_FETCHED, "s") == [], "it has copied nothing"
+
+
+async def test_without_a_fetch_under_way_it_enters_at_once(moving: MovingCluster) -> None:
+    await fetch(moving, has_to_wait=True)
+    await moving.finishes()
+
+
+@pytest.mark.parametrize("first_leaves", [False, True])
+async def test_those_that_wait_enter_though_the_first_has_left(
+    moving: MovingCluster, first_leaves: bool
+) -> None:
+    await comes_under_way(moving)
+    await fetch(moving, "s", has_to_wait=True)
+    await moving.until(lambda: moving.b.llumlet.num_live_reqs == 2)
+    if first_leaves:
+        moving.abort()
+    moving.a.transfer.let_go()
+    await moving.finishes("s")

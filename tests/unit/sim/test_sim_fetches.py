@@ -1,0 +1,74 @@
+"""Cached prefixes that simulated instances fetch from each other."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.model.profile import load_profile
+from controller.sim.cluster import SimCluster
+from controller.sim.outcome import Outcome
+from controller.sim.setup import ClusterSetup, Fault, sim_policy
+from controller.sim.workload.trace import Trace, TraceRequest
+
+H100 = load_profile("h100-llama-8b-256k")
+SIZE = 512
+SHARED = 60_416
+NUM_AT_ONCE = 8
+
+
+def trace() -> Trace:
+    """One prompt, and some seconds later several at once that begin with it."""
+    shared = tuple(range(SHARED // SIZE))
+    rows = [TraceRequest(0.0, SHARED, 20, prefix_hashes=shared)]
+    for number in range(NUM_AT_ONCE):
+        own = tuple(range(1000 * (number + 1), 1000 * (number + 1) + 10))
+        rows.append(TraceRequest(8.0, SHARED + 10 * SIZE, 20, prefix_hashes=shared + own))
+    return Trace("shared", rows, SIZE)
+
+
+def ran(
+    *, fetches: bool = True, faults: tuple[Fault, ...] = (), link: float = 10e9, num: int = 3
+) -> Outcome:
+    policy = sim_policy("llumnix+")
+    assert policy.holding is not None
+    policy = replace(policy, holding=replace(policy.holding, fetches=fetches))
+    profile = replace(H100, copy_bytes_per_s=link)
+    cluster = SimCluster(ClusterSetup(profile, policy, num, prefix_caching=True, faults=faults))
+    outcome = cluster.run(trace())
+    end_s = cluster.events.now_s + 60
+    cluster.events.run(lambda: cluster.events.now_s > end_s)  # copies that nobody waits for
+    for instance in cluster.instances.values():
+        if instance.alive:
+            instance.engine.check()
+            status = instance.engine.snapshot("", 0)
+            assert status.num_free_blocks == status.num_total_blocks, "blocks are lost"
+            assert not instance.fetching
+    return outcome
+
+
+def ttfts_s(outcome: Outcome) -> list[float]:
+    rows = zip(outcome.rows.columns["arrival_s"], outcome.rows.columns["ttft_s"], strict=True)
+    return sorted(ttft for arrival, ttft in rows if arrival)
+
+
+def test_prompts_that_begin_alike_are_fetched_and_come_sooner() -> None:
+    with_fetches, without = ran(), ran(fetches=False)
+    assert with_fetches.num_fetched_tokens in (SHARED, 2 * SHARED)
+    assert without.num_fetched_tokens == 0
+    assert sum(ttfts_s(with_fetches)) < 0.9 * sum(ttfts_s(without))
+
+
+def test_over_a_slow_link_nothing_is_fetched() -> None:
+    assert ran(link=1e9).num_fetched_tokens == 0
+
+
+@pytest.mark.parametrize("after_s", [0.001, 0.1, 0.3, 0.6, 0.9, 1.2])
+@pytest.mark.parametrize("kind", ["kill", "slow-links", "slow-steps", "drain"])
+@pytest.mark.parametrize("instance_id", ["i-0", "i-1"])
+def test_a_fetch_that_fails_costs_time_and_nothing_else(
+    kind: str, after_s: float, instance_id: str
+) -> None:
+    outcome = ran(faults=(Fault(8.0 + after_s, kind, instance_id, factor=30.0),))
+    num_lost = outcome.num_failed
+    assert len(outcome.rows) + num_lost == NUM_AT_ONCE + 1
+    assert num_lost == 0 or kind == "kill"
