@@ -24,7 +24,7 @@ from controller.api.errors import (
     UnreachableError,
     UsageError,
 )
-from controller.api.settings import MAX_DEADLINE_S
+from controller.api.settings import MAX_DEADLINE_S, MAX_WARM_S
 from controller.api.text.quantities import duration, latency, num_cells
 from llumctl import arguments, connect, output
 from llumctl.commands.options import (
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 ON_DEADLINE = ("keep", "abort")
 DEFAULT_WITHIN = "30s"
+WARM_HELP = "keep it for so long once it is empty: others fetch what it has cached (0s)."
 DRAINING = "draining"
 """The reason in `closed_by` that goes away when the drain is taken back."""
 
@@ -89,6 +90,10 @@ def drain(
         str | None,
         typer.Option(metavar="S", help="With --remove: remove it after this time at most (30s)."),
     ] = None,
+    warm: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="With --remove: " + WARM_HELP),
+    ] = None,
     detach: Detach = False,
     force: Force = False,
     dry_run: DryRun = False,
@@ -109,8 +114,10 @@ def drain(
     if remove:
         of_drain = {"--deadline": deadline is not None, "--on-deadline": on_deadline != "keep"}
         check_flags(of_drain, "--remove", "llumctl drain --help")
-        _remove(flags, wanted_ids, DEFAULT_WITHIN if within is None else within)
+        _remove(flags, wanted_ids, DEFAULT_WITHIN if within is None else within, warm_of(warm))
         return
+    if warm is not None:
+        raise UsageError("--warm: only with --remove", "llumctl drain --help")
     if within is not None:
         raise UsageError("--within: only with --remove", "llumctl drain --help")
     arguments.one_of(on_deadline, ON_DEADLINE, "--on-deadline", "an action at the deadline")
@@ -333,7 +340,7 @@ def _marking(kind: str, instance_ids: list[str], flags: Flags) -> None:
         raise typer.Exit(EXIT_WOULD_CHANGE)
 
 
-def _remove(flags: Flags, instance_ids: list[str], within: str) -> None:
+def _remove(flags: Flags, instance_ids: list[str], within: str, warm_s: float) -> None:
     """Removes an instance after some time at most, and follows it until it is gone."""
     if len(instance_ids) > 1:
         raise UsageError("--remove: one instance at a time", "llumctl drain --help")
@@ -346,6 +353,7 @@ def _remove(flags: Flags, instance_ids: list[str], within: str) -> None:
 
     wanted = EvacuateRequest(
         within_s=within_s,
+        warm_s=warm_s,
         dry_run=flags.dry_run,
         force=flags.force,
         reason=flags.reason,
@@ -358,6 +366,16 @@ def _remove(flags: Flags, instance_ids: list[str], within: str) -> None:
 def _evacuation_goes_on(going_on: "Sequence[DrainReport]") -> str:
     name = " ".join(report.instance_id for report in going_on)  # empty if it has just ended
     return f"no longer watching: the drain goes on ({name})\ntry:   llumctl uncordon {name}"
+
+
+def warm_of(text: str | None) -> float:
+    """The value of --warm in seconds. Raises UsageError."""
+    if text is None:
+        return 0.0
+    warm_s = arguments.positive(text, "--warm")
+    if warm_s > MAX_WARM_S:
+        raise UsageError("--warm: must be at most 1h", f"durations look like {arguments.EXAMPLES}")
+    return warm_s
 
 
 def check_flags(
@@ -454,6 +472,7 @@ def render(reports: "Sequence[DrainReport]", *, wide: bool) -> str:
         "ESTIMATE",
         "DEADLINE",
         "SAFE-TO-DELETE",
+        "COLD-TOKENS",
     )
     rows = [_row(report) for report in reports]
     if wide:
@@ -489,12 +508,13 @@ def _plan(report: "DrainReport", limit: int | None = MAX_ROWS, colours: bool | N
 
 def question(reports: "Sequence[DrainReport]", status: "ClusterStatus") -> str:
     """What an operator should know before agreeing: the requests, and the capacity that is left."""
-    from controller.api.operations.on_instances import capacity, would_move
+    from controller.api.operations.on_instances import capacity, cold, would_move
 
     colours = output.use_colours(sys.stderr)
     parts = [_plan(report, colours=colours) for report in reports if report.plan]
     parts += [would_move(report) for report in reports]
     parts.append(capacity(status, {report.instance_id for report in reports}))
+    parts += [f"{each.instance_id}: {line}" for each in reports for line in cold(each)]
     return "\n".join(parts)
 
 
@@ -508,6 +528,7 @@ def _row(report: "DrainReport") -> tuple[str, ...]:
         duration(report.estimate_s or None),
         _deadline(report.deadline_s),
         "yes" if report.safe_to_delete else "no",
+        str(report.num_cold_tokens),
     )
 
 

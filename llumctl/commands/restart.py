@@ -100,6 +100,10 @@ def restart(
         str | None,
         typer.Option(metavar="S", help="With --rolling: how long a start may take (10m)."),
     ] = None,
+    warm: Annotated[
+        str | None,
+        typer.Option(metavar="S", help=instances.WARM_HELP[0].upper() + instances.WARM_HELP[1:]),
+    ] = None,
     now: Annotated[
         bool,
         typer.Option("--now", help="Do not empty it; its requests are replayed elsewhere."),
@@ -132,29 +136,37 @@ def restart(
     }
     if instance_id is not None:
         instances.check_flags(of_all, "ID")
-        _of_one(flags, instance_id, deadline_s, now=now)
+        _of_one(flags, instance_id, deadline_s, instances.warm_of(warm), now=now)
         return
     instances.check_flags({"--now": now})
     if rolling:
         of_python = [] if python is None else [f"{PYTHON}={python}"]
-        _begin(flags, at_once, deadline_s, start_timeout, [*(engine_arg or ()), *of_python])
+        warm_s = instances.warm_of(warm)
+        engine_args = [*(engine_arg or ()), *of_python]
+        _begin(flags, at_once, deadline_s, start_timeout, engine_args, warm_s)
         return
     word = "--stop" if stop else "--dismiss"
     instances.check_flags(
-        {**of_all, "--deadline": deadline, "--force": force, "--detach": detach}, word
+        {**of_all, "--deadline": deadline, "--warm": warm, "--force": force, "--detach": detach},
+        word,
     )
     (_stop if stop else _dismiss)(flags)
 
 
-def _of_one(flags: Flags, instance_id: str, deadline_s: float | None, *, now: bool) -> None:
+def _of_one(
+    flags: Flags, instance_id: str, deadline_s: float | None, warm_s: float, *, now: bool
+) -> None:
     """Plans and asks, restarts one instance, and follows the restart."""
     arguments.an_id(instance_id, "ID")
     if now and deadline_s is not None:
         raise UsageError("--now: not with --deadline", "llumctl restart --help")
+    if now and warm_s:
+        raise UsageError("--now: not with --warm", "llumctl restart --help")
     from controller.api.operations.on_instances import Restart, RestartRequest
 
     wanted = RestartRequest(
         deadline_s=deadline_s,
+        warm_s=warm_s,
         now=now,
         dry_run=flags.dry_run,
         force=flags.force,
@@ -182,6 +194,7 @@ def _begin(
     deadline_s: float | None,
     start_timeout: str | None,
     engine_arg: Sequence[str],
+    warm_s: float,
 ) -> None:
     """Plans and asks, begins a rolling restart, and follows it. Raises UsageError for a wrong
     `at_once`, timeout or engine argument."""
@@ -204,6 +217,7 @@ def _begin(
         at_once=num_at_once,
         deadline_s=deadline_s,
         start_timeout_s=start_timeout_s,
+        warm_s=warm_s,
         dry_run=flags.dry_run,
         force=flags.force,
         reason=flags.reason,

@@ -115,6 +115,10 @@ def scale(
             metavar="S", help="How long emptying the removed instances may take: 90s, 5m."
         ),
     ] = None,
+    warm: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="With fewer instances: " + instances.WARM_HELP),
+    ] = None,
     wait: Annotated[
         bool,
         typer.Option("--wait", help="Return when new instances serve and removed ones are gone."),
@@ -147,7 +151,13 @@ def scale(
     overrides auto until llumctl scale auto on. Other settings of auto are autoscale.* in llumctl
     set.
     """
-    of_number = {"--deadline": deadline, "--wait": wait, "--timeout": timeout, "--force": force}
+    of_number = {
+        "--deadline": deadline,
+        "--warm": warm,
+        "--wait": wait,
+        "--timeout": timeout,
+        "--force": force,
+    }
     targets = {"--target-ttft": target_ttft, "--target-tpot": target_tpot}
     of_auto = {"off|dry-run|on": mode, "--min": minimum, "--max": maximum, **targets}
     is_auto = target.strip() == AUTO
@@ -161,11 +171,19 @@ def scale(
     if timeout is not None and not wait:
         raise UsageError("--timeout: only with --wait", HELP)
     timeout_s = None if timeout is None else arguments.positive(timeout, "--timeout")
-    _scale_by_hand(flags, target, deadline_of(deadline), timeout_s, wait=wait)
+    _scale_by_hand(
+        flags, target, deadline_of(deadline), timeout_s, instances.warm_of(warm), wait=wait
+    )
 
 
 def _scale_by_hand(
-    flags: Flags, target: str, deadline_s: float | None, timeout_s: float | None, *, wait: bool
+    flags: Flags,
+    target: str,
+    deadline_s: float | None,
+    timeout_s: float | None,
+    warm_s: float,
+    *,
+    wait: bool,
 ) -> None:
     """Plans and asks, sets the number of instances, and waits if that is wanted."""
     target_count, change = _wanted(target)
@@ -183,6 +201,7 @@ def _scale_by_hand(
             force=flags.force,
             reason=flags.reason,
             deadline_s=deadline_s,
+            warm_s=warm_s,
         )
     )
     if is_planned_first:

@@ -107,6 +107,7 @@ class RollingHandler(_OnRolling[RollingRequest]):
                 at_once=wanted.at_once,
                 deadline_s=wanted.deadline_s,
                 start_timeout_s=wanted.start_timeout_s,
+                warm_s=wanted.warm_s,
                 force=wanted.force,
                 actor=operation.actor,
                 reason=wanted.reason,

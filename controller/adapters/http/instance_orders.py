@@ -380,6 +380,9 @@ class SteerReports:
             cannot_move=tuple(_cannot_move(each) for each in leaving.departures if _stays(each)),
             silent=leaving.silent,
             revision=revision,
+            num_cold_tokens=0
+            if gone
+            else self._controller.scheduler.num_cold_tokens(progress.instance_id),
             incarnation=None if member is None else member.incarnation,
             pid=None if member is None else member.pid,
         )
@@ -498,16 +501,30 @@ def restart_claim(wanted: RestartRequest, nonce: str) -> Restart:
         reason=wanted.reason,
         nonce=nonce,
         at_once=wanted.now,
+        warm_s=wanted.warm_s,
     )
 
 
 def remove_claim(wanted: ScaleRequest) -> Remove:
-    return Remove("", time.time(), deadline_of(wanted), wanted.on_deadline, reason=wanted.reason)
+    return Remove(
+        "",
+        time.time(),
+        deadline_of(wanted),
+        wanted.on_deadline,
+        reason=wanted.reason,
+        warm_s=wanted.warm_s,
+    )
 
 
 def evacuate_claim(wanted: EvacuateRequest) -> Evacuate:
     now_s = time.time()
-    return Evacuate("", now_s, deadline_s=now_s + wanted.within_s, reason=wanted.reason)
+    return Evacuate(
+        "",
+        now_s,
+        deadline_s=now_s + wanted.within_s,
+        reason=wanted.reason,
+        warm_s=wanted.warm_s,
+    )
 
 
 def deadline_of(wanted: DrainRequest | RestartRequest | ScaleRequest) -> float | None:
@@ -524,6 +541,7 @@ def _end(claims: Claims) -> dict[str, Any]:
         "removes_instance": claims.goes,
         "evacuates_instance": claims.notice is not None,
         "restarts_instance": claims.restarts,
+        "warm_s": strongest.warm_s,
     }
 
 

@@ -32,7 +32,7 @@ from controller.api.operations.order import (
     Plan,
     SpecOrderBody,
 )
-from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES, PYTHON
+from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES, MAX_WARM_S, PYTHON
 from controller.api.text.quantities import duration, setting_value
 from controller.api.text.status_words import (
     RELEASE,
@@ -68,6 +68,9 @@ class ScaleRequest(SpecOrderBody):
     running requests."""
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     on_deadline: OnDeadline = "keep"
+    warm_s: float = Field(default=0.0, ge=0, le=MAX_WARM_S)
+    """For how long an emptied instance stays before it is removed, so that other instances can
+    fetch what it has cached."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "ScaleRequest":
@@ -184,6 +187,9 @@ class RollingRequest(SpecOrderBody):
     """How many instances may be away at a time; 0: as many as the others have room for."""
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     """Seconds that emptying one instance may take. None: any time."""
+    warm_s: float = Field(default=0.0, ge=0, le=MAX_WARM_S)
+    """For how long each emptied process stays, so that other instances can fetch what it has
+    cached."""
     start_timeout_s: float = Field(default=600.0, gt=0, le=MAX_DEADLINE_S)
     """Seconds that a new process may take until it serves."""
     force: bool = False

@@ -22,7 +22,7 @@ from controller.api.operations.order import (
     SpecOrderBody,
     Wanted,
 )
-from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES
+from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES, MAX_WARM_S
 from controller.api.text.quantities import duration, printable
 from controller.api.text.status_words import no_requests
 from controller.api.wire import AnswerModel, WireModel
@@ -98,6 +98,12 @@ class DrainReport(AnswerModel):
     incarnation: int | None = None
     pid: int | None = None
     """`incarnation` and `pid` belong to the present process; a restart changes both."""
+    warm_s: float = 0.0
+    """For how long the emptied process stays, so that other instances can fetch what it has
+    cached."""
+    num_cold_tokens: int = 0
+    """Cached tokens of prompts and answers that no other instance has. What is not fetched or moved
+    by the time that the process ends is computed again when it is needed."""
     changes: bool = False
     """Whether the call changed something or, in a dry run, would change something."""
 
@@ -340,6 +346,9 @@ class RestartRequest(SpecOrderBody):
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now. None: no deadline."""
     now: bool = False
+    warm_s: float = Field(default=0.0, ge=0, le=MAX_WARM_S)
+    """For how long the emptied process stays, so that other instances can fetch what it has
+    cached."""
     force: bool = False
     """Restarts the instance even if no other instance serves; meanwhile new requests are held."""
 
@@ -347,6 +356,8 @@ class RestartRequest(SpecOrderBody):
     def _one_of_both(self) -> "RestartRequest":
         if self.now and self.deadline_s is not None:
             raise ValueError("a restart at once has no deadline")
+        if self.now and self.warm_s:
+            raise ValueError("a restart at once leaves no time to fetch what is cached")
         return self
 
 
@@ -385,6 +396,9 @@ class EvacuateRequest(SpecOrderBody):
 
     within_s: float = Field(default=30.0, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now."""
+    warm_s: float = Field(default=0.0, ge=0, le=MAX_WARM_S)
+    """For how long the emptied instance stays, within `within_s`, so that other instances can fetch
+    what it has cached."""
     force: bool = False
     """Evacuates the instance even if no other instance serves."""
 
@@ -405,7 +419,8 @@ class Evacuate(_Emptying[EvacuateRequest]):
 
     @property
     def command(self) -> str:
-        return f"{super().command} --remove --within {duration(self.wanted.within_s)}"
+        warm = f" --warm {duration(self.wanted.warm_s)}" if self.wanted.warm_s else ""
+        return f"{super().command} --remove --within {duration(self.wanted.within_s)}{warm}"
 
     @property
     def question(self) -> str:
@@ -440,8 +455,20 @@ def emptying(
     return (
         would_move(report),
         capacity(status, (report.instance_id, *others)),
+        *cold(report),
         *(departure(each) for each in report.plan),
     )
+
+
+def cold(report: DrainReport) -> tuple[str, ...]:
+    """What is lost with the process's cache; nothing if the process stays."""
+    ends = report.removes_instance or report.restarts_instance
+    if not ends or not report.num_cold_tokens:
+        return ()
+    tokens = f"{report.num_cold_tokens:,} cached tokens are on no other instance"
+    if report.warm_s:
+        return (f"{tokens}: they can be fetched for {duration(report.warm_s)} after it is empty",)
+    return (f"{tokens}, and are lost; --warm 10s lets others fetch them",)
 
 
 def cordoned(report: CordonReport) -> str:
@@ -514,7 +541,8 @@ def drain_progress(report: DrainReport) -> str:
     if report.state == "failed":
         return f"{name}: its new process could not start"
     if report.safe_to_delete:
-        return f"{name}: safe to delete ({report.num_moved} moved)"
+        stays = f", ends within {duration(report.warm_s)}" if report.warm_s else ""
+        return f"{name}: safe to delete ({report.num_moved} moved){stays}"
     if report.state == "active":
         return f"{name}: not draining"
     facts = [f"{report.num_requests_left} left", f"{report.num_moving} moving"]

@@ -11,5 +11,6 @@ from controller.core.bounds import PYTHON as PYTHON
 from controller.core.bounds import without_python as without_python
 
 MAX_DEADLINE_S = 7 * 86400.0
+MAX_WARM_S = 3600.0
 """The longest deadline of a drain."""
 MAX_REASON_CHARS = 200

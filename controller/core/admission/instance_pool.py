@@ -15,6 +15,7 @@ from typing import assert_never
 
 from controller.core.admission.first_token import fetch_from, fetch_s
 from controller.core.admission.policies import FetchSource, History, Policy, Prompt, SchedulerConfig
+from controller.core.load.cached_prefixes import PREFIX_TOKENS
 from controller.core.load.closed import (
     OPEN,
     Closed,
@@ -673,6 +674,10 @@ class InstancePool:
         if not num_tokens or not source.reports:
             return None
         return FetchSource(source.instance_id, num_tokens, source.sent_s)
+
+    def num_cold_tokens(self, instance_id: str) -> int:
+        """How many tokens only this instance has cached."""
+        return self._history.prefixes.num_alone(instance_id) * PREFIX_TOKENS
 
     def adapter_wait(self, request: DispatchRequested) -> Callable[[str], int] | None:
         """Returns a function from an instance's id to `InstanceRecord.adapter_wait`; None if the

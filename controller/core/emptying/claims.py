@@ -21,7 +21,8 @@ class Claim:
     """The base of all claims. Times are seconds since the epoch. `cause_id`: the id of the order
     that made the claim. `deadline_s`: None means that there is no deadline. `on_deadline`: with
     "abort", the claim is taken back at the deadline, and the requests that are left stay on the
-    instance."""
+    instance. `warm_s`: for how long the process stays once it is empty, before it ends: other
+    instances fetch meanwhile what it has cached. Not beyond the deadline."""
 
     cause_id: str
     made_s: float
@@ -29,6 +30,7 @@ class Claim:
     on_deadline: Literal["keep", "abort"] = "keep"
     actor: str = ""
     reason: str = ""
+    warm_s: float = 0.0
 
     def is_overdue(self, now_s: float) -> bool:
         """Whether the deadline has passed. `now_s`: seconds since the epoch."""

@@ -17,6 +17,9 @@ What is done with a drained instance, and at a deadline, is up to the strongest 
     Remove       ended, then forgotten        as Drain
     Evacuate     ended, then forgotten        ended, then forgotten, whatever requests it has
 
+A process that is to end stays `warm_s` of its claim longer once it is drained, but not beyond the
+deadline: other instances fetch what it has cached.
+
 Claims are on disk before this machine hears of them, so a controller that starts again goes on with
 them (`Resumed`); only the number of requests that have moved is lost. A process is ended before its
 instance is forgotten: if a controller dies in between, the next one starts an empty instance and
@@ -388,6 +391,8 @@ class _Drain:
     drain_id: str
     num_moved: int = 0
     drained: bool = False
+    drained_at_s: float = float("inf")
+    """Since when it is drained."""
     told_drained: bool = False
     told_overdue: bool = False
     """Whether it was already reported that the deadline of the strongest claim has passed."""
@@ -591,14 +596,22 @@ class Drains:
         if left is not None:
             empty = left.nothing and seen.takes_nothing
             drain.drained = drain.drained and empty
+            if not drain.drained:
+                drain.drained_at_s = float("inf")
             all_heard = event.frontends_heard or self._waited(now_s)
             may_ask = all_heard and not drain.asked and now_s >= drain.ask_at_s
             if empty and may_ask and not drain.drained:
                 drain.asked, drain.ask_at_s = True, now_s + CHECK_EVERY_S
                 out.append(AskFrontends(instance_id, drain.drain_id))
         claim = claims.strongest
+        is_cold = (
+            now_s >= drain.drained_at_s + claim.warm_s
+            or claim.is_overdue(event.epoch_s)
+            or seen.process is None
+            or not seen.process.serving
+        )
         if isinstance(claim, Restart) and seen.process is not None:
-            step = restart_step(claim, seen.process, is_empty=drain.drained)
+            step = restart_step(claim, seen.process, may_end=drain.drained and is_cold)
             if step is RestartStep.REPLACE and now_s >= drain.replace_at_s:
                 out.append(Replace(instance_id, claim.nonce))
             elif step is RestartStep.DONE:
@@ -613,7 +626,7 @@ class Drains:
                 drain.asked, drain.replay_at_s = True, now_s + REPLAY_EVERY_S
                 out.append(FindStayers(instance_id, drain.drain_id))
         if drain.drained:
-            if claims.goes:
+            if claims.goes and is_cold:
                 out += [Terminate(instance_id), Forget(instance_id, 0)]
         elif claim.is_overdue(event.epoch_s):
             if isinstance(claim, Evacuate):
@@ -636,7 +649,8 @@ class Drains:
         left = self._left(event.seen, now_s)
         if not event.empty or left is None or not left.nothing:
             return []
-        drain.drained, is_told, drain.told_drained = True, drain.told_drained, True
+        drain.drained, drain.drained_at_s = True, now_s
+        is_told, drain.told_drained = drain.told_drained, True
         if is_told:
             return []
         claims = self.claims[instance_id]
@@ -722,13 +736,13 @@ class RestartStep(StrEnum):
     """Nothing: the next process cannot start, and no further attempt is made."""
 
 
-def restart_step(claim: Restart, process: InstanceProcess, *, is_empty: bool) -> RestartStep:
+def restart_step(claim: Restart, process: InstanceProcess, *, may_end: bool) -> RestartStep:
     """The next step of a claim to restart. A process is known by its nonce, which it has before a
     controller numbers it. If the process was replaced for another reason, for example because it
-    died, no second restart is needed."""
+    died, no second restart is needed. `may_end`: the instance has been empty for long enough."""
     if process.nonce != claim.nonce:
         if process.serving:
             return RestartStep.DONE
         return RestartStep.FAILED if process.failed else RestartStep.WAIT
-    may_end = is_empty or claim.at_once
-    return RestartStep.REPLACE if process.alive and may_end else RestartStep.WAIT
+    ends = may_end or claim.at_once
+    return RestartStep.REPLACE if process.alive and ends else RestartStep.WAIT

@@ -103,9 +103,9 @@ class RollingOrder:
     epoch.
 
     `at_once`: how many instances may be away at a time. `deadline_s`: how many seconds the emptying
-    of one instance may take; None: no limit. `start_timeout_s`: how long a new process may take
-    until it serves. `force`: the restart begins even if no other instance serves. `why`: the reason
-    of a failure or a stop."""
+    of one instance may take; None: no limit. `warm_s`: as in `Claim`. `start_timeout_s`: how long a
+    new process may take until it serves. `force`: the restart begins even if no other instance
+    serves. `why`: the reason of a failure or a stop."""
 
     order_id: str
     began_s: float
@@ -127,6 +127,7 @@ class RollingOrder:
     reason: str = ""
     engine: EngineChange = AS_STARTED
     """The engine arguments with which every instance starts again."""
+    warm_s: float = 0.0
     dismissed: bool = False
     """Whether an operator has read how the rolling restart ended."""
 

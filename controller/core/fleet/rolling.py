@@ -558,6 +558,7 @@ def _restart(order: RollingOrder, seen: InstanceNow, wall_s: float) -> Restart:
         wall_s,
         deadline_s=None if order.deadline_s is None else wall_s + order.deadline_s,
         on_deadline="keep" if order.deadline_s is None else "abort",
+        warm_s=order.warm_s,
         nonce=seen.nonce,
         replays=seen.engine.kind != order.engine.kind,
         actor=order.actor,

@@ -231,10 +231,12 @@ class World:
         dice, known = self.dice, (f"op-{self.num_made}", self.now_s)
         kind = dice.choice(KINDS)
         deadline_s = self.now_s + dice.uniform(1.0, 20.0)
+        warm_s = dice.choice((0.0, 0.0, 8.0))
         if kind is Evacuate:
-            return Evacuate(*known, deadline_s=deadline_s)
+            return Evacuate(*known, deadline_s=deadline_s, warm_s=warm_s)
         if kind is Restart:
-            return Restart(*known, nonce=found.nonce, at_once=dice.random() < 0.3)
+            at_once = dice.random() < 0.3
+            return Restart(*known, nonce=found.nonce, at_once=at_once, warm_s=warm_s)
         if kind is SlowDrain or dice.random() < 0.5:
             return kind(*known)
         return kind(*known, deadline_s, dice.choice(["keep", "abort"]))
@@ -353,6 +355,64 @@ def test_a_restart_that_begins_anew_is_of_the_new_process_and_at_once() -> None:
     assert world.drains["i-0"].strongest == Drain("op-1", 1000.0)
 
 
+WARM_S = 10.0
+
+
+def drained_with(claim: Claim) -> World:
+    world = empty_world()
+    world.claim("i-0", claim)
+    world.tick()
+    world.questions.pop()()
+    world.tick()
+    assert state(world) is emptying.DrainState.DRAINED
+    return world
+
+
+def ends(world: World) -> bool:
+    """Whether the process has been told to end."""
+    return "i-0" not in world.instances or not world.instances["i-0"].alive
+
+
+@pytest.mark.parametrize("kind", [Remove, Evacuate, Restart])
+def test_an_emptied_process_stays_while_others_fetch_what_it_has_cached(kind: type[Claim]) -> None:
+    claim: Claim = Remove("op-1", 1000.0, warm_s=WARM_S)
+    if kind is Evacuate:
+        claim = Evacuate("op-1", 1000.0, deadline_s=1060.0, warm_s=WARM_S)
+    elif kind is Restart:
+        claim = Restart("op-1", 1000.0, nonce="n-0", warm_s=WARM_S)
+    world = drained_with(claim)
+    assert not ends(world)
+    world.tick(WARM_S - 0.5)
+    assert not ends(world)
+    world.tick(0.6)
+    assert ends(world)
+
+
+def test_it_stays_no_longer_than_its_deadline_and_not_if_it_is_dead_or_has_a_request_again() -> (
+    None
+):
+    evacuated = drained_with(Evacuate("op-1", 1000.0, deadline_s=1003.0, warm_s=WARM_S))
+    evacuated.tick(1.0)
+    assert not ends(evacuated)
+    evacuated.tick(2.0)
+    assert ends(evacuated)
+    dead = drained_with(Remove("op-1", 1000.0, warm_s=WARM_S))
+    dead.instances["i-0"].alive = dead.instances["i-0"].serving = False
+    dead.tick()
+    assert "i-0" not in dead.instances
+    again = drained_with(Remove("op-1", 1000.0, warm_s=WARM_S))
+    again.tick(WARM_S / 2)
+    again.instances["i-0"].num_requests = 1
+    again.tick()
+    again.instances["i-0"].num_requests = 0
+    again.tick()
+    again.questions.pop()()
+    again.tick(WARM_S - 0.5)
+    assert not ends(again), "it counts from when it is empty again"
+    again.tick(0.6)
+    assert ends(again)
+
+
 def test_a_claim_that_comes_while_stayers_are_looked_for_has_its_own_deadline() -> None:
     world = empty_world()
     world.instances["i-0"].num_requests = 1
@@ -414,10 +474,10 @@ def test_the_old_process_ends_once_it_may_and_the_next_one_never(
     nonce, alive, serving, failed, step, step_at_once
 ) -> None:
     process = InstanceProcess(nonce, alive=alive, serving=serving, failed=failed)
-    assert restart_step(EMPTIED, process, is_empty=False) is step
-    assert restart_step(EMPTIED, process, is_empty=True) is step_at_once
+    assert restart_step(EMPTIED, process, may_end=False) is step
+    assert restart_step(EMPTIED, process, may_end=True) is step_at_once
     for is_empty in (False, True):
-        assert restart_step(AT_ONCE, process, is_empty=is_empty) is step_at_once
+        assert restart_step(AT_ONCE, process, may_end=is_empty) is step_at_once
 
 
 def test_requests_that_cannot_move_are_replayed_for_a_restart_that_says_so() -> None:

@@ -363,7 +363,7 @@ class World:
         serves, failed = process.state == "serves", process.state == "failed"
         now = InstanceProcess(process.nonce, alive, serves, failed)
         is_empty = not serves or self.draw.random() < 0.2
-        step = restart_step(restart, now, is_empty=is_empty)
+        step = restart_step(restart, now, may_end=is_empty)
         if step in (RestartStep.DONE, RestartStep.FAILED):
             self.gone.discard(key)
             self.spec = self.spec.without_claim(key, Restart)
