@@ -150,6 +150,16 @@ def test_members_that_do_not_serve_come_first_and_in_words() -> None:
     assert not texts(failed, state=ClusterState.STOPPING)
 
 
+def test_copies_that_arrive_changed_are_worse_than_load_and_name_their_sources() -> None:
+    found = texts(
+        waiting(num_waiting_reqs=99),
+        instance("i-1", corrupt_links=("i-0", "i-2"), ttft_p99_s=11.0),
+        instance("i-2", state=InstanceState.STALLED, age_s=9.0),
+    )
+    assert [text.partition(":")[0] for text in found] == ["i-2", "i-1", "i-0"]
+    assert found[1] == "i-1: KV copies from i-0, i-2 arrived changed; P99 TTFT 11s"
+
+
 def test_a_frontend_is_not_blamed_for_what_an_instance_says() -> None:
     down = FrontendStatus(id="f-0", state=InstanceState.RESTARTING, incarnation=2)
     slow = FrontendStatus(id="f-1", state=InstanceState.ACTIVE, incarnation=1, ttft_p99_s=20.0)

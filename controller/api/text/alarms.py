@@ -38,7 +38,7 @@ Otherwise an alarm would come and go with every status when its figure goes up a
 limit."""
 _STATES = ("failed", "stalled", "restarting")
 """The states of a member that are alarms by themselves, the worst first."""
-_LOAD, _MOVES, _BUSY = len(_STATES), len(_STATES) + 1, len(_STATES) + 2
+_CORRUPT, _LOAD, _MOVES, _BUSY = range(len(_STATES), len(_STATES) + 4)
 
 GIANT_RATIO = 0.25
 """The words about a queue head that needs at least this share of an instance name the share."""
@@ -110,7 +110,9 @@ def alarms(
 
 def _of_instance(item: "InstanceStatus", status: "ClusterStatus", limits: _Limits) -> Alarm | None:
     causes = list(_of_state(item))
-    rank = _STATES.index(item.state) if causes else _LOAD
+    if_well = _CORRUPT if item.corrupt_links else _LOAD
+    rank = _STATES.index(item.state) if causes else if_well
+    causes += _of_links(item)
     if item.state == "stalled":
         causes += _hurt_by_silence(item)
     head, waiting = item.queue_head, item.num_waiting_reqs or 0
@@ -174,6 +176,12 @@ def _of_state(item: "InstanceStatus | FrontendStatus") -> Iterator[str]:
     if item.state in _STATES:
         silent = f", last heard of {duration(item.age_s)} ago" if item.age_s is not None else ""
         yield f"{item.state}{f' ({item.detail})' if item.detail else silent}"
+
+
+def _of_links(item: "InstanceStatus") -> Iterator[str]:
+    """Says from where KV blocks came that were changed on their way."""
+    if item.corrupt_links:
+        yield f"KV copies from {', '.join(item.corrupt_links)} arrived changed"
 
 
 def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm | None:

@@ -136,6 +136,9 @@ class InstanceStatus(MemberStatus):
     num_cached_tokens_last_minute: int | None = None
     num_fetched_tokens: int | None = None
     num_fetched_tokens_last_minute: int | None = None
+    corrupt_links: tuple[str, ...] = ()
+    """The instances from which this one fetches nothing for now, because KV blocks that it copied
+    from there arrived changed (docs/metrics.md)."""
     backlog_s: float | None = None
     num_moves_in: int | None = None
     num_moves_out: int | None = None

@@ -3,26 +3,35 @@ copies from another one what that one has cached of the prompt.
 
     RESERVING   the engine reserves blocks for the part that it lacks
     COPYING     the source sends this part, or what it still has of it
-    GIVING_UP   the copy takes too long, the source is gone, or the client has left; the blocks
-                cannot be used before nothing touches them any more
+    VERIFYING   both sides take a digest of what was copied; not every fetch is verified
+    GIVING_UP   the copy takes too long, the source is gone or not trusted any more, or the client
+                has left; the blocks cannot be used before nothing touches them any more
     STORING     the engine puts what has arrived into its prefix cache, and frees the rest
     OVER        the request has entered the engine, which finds the blocks, or it has left
 
     state       event                     next        instructions
     -           start                     RESERVING   Reserve
+    -           start, not trusted        OVER        Enter
     RESERVING   Reserved, with blocks     COPYING     Copy
     RESERVING   Reserved, without         OVER        Enter
-    RESERVING   RequestLeft               RESERVING
+    RESERVING   RequestLeft, Distrusted   RESERVING
     COPYING     Copied                    STORING     Store
+    COPYING     Copied, to be verified    VERIFYING   Verify
     COPYING     CopyFailed                STORING     Store nothing
     COPYING     Ticked after the limit,   GIVING_UP   CancelCopy
-                RequestLeft
-    GIVING_UP   Copied                    STORING     Store
+                RequestLeft, Distrusted
+    VERIFYING   Digested, the same        STORING     Store
+    VERIFYING   Digested, another one     STORING     TellCorrupt, Store nothing
+    VERIFYING   NoDigest, RequestLeft,    STORING     Store nothing
+                Ticked after the limit
+    GIVING_UP   Copied                    STORING     Store, unless it was to be verified or the
+                                                      source is not trusted: then nothing
     GIVING_UP   CopyFailed                STORING     Store nothing
     STORING     Stored                    OVER        Enter, unless the request has left
 
 A fetch that fails in any way costs time and nothing else: the engine computes what it lacks. Other
-events change nothing.
+events change nothing. In particular a source that is distrusted while its copy is being verified
+changes nothing: the digest tells more about this copy.
 """
 
 from dataclasses import dataclass
@@ -38,6 +47,7 @@ short fetch must not fail for that."""
 class FetchState(StrEnum):
     RESERVING = "reserving"
     COPYING = "copying"
+    VERIFYING = "verifying"
     GIVING_UP = "giving-up"
     STORING = "storing"
     OVER = "over"
@@ -58,6 +68,10 @@ class FetchOutcome(StrEnum):
     """To compute the prefix is sooner."""
     LEFT = "left"
     """The client left."""
+    CORRUPT = "corrupt"
+    """What arrived differs from what the source has."""
+    DISTRUSTED = "distrusted"
+    """Another copy from the source was corrupt, not long ago or meanwhile."""
 
 
 @value
@@ -82,6 +96,23 @@ class CopyFailed:
 
 
 @value
+class Digested:
+    """Both sides have a digest of what was copied. `matches`: whether it is the same."""
+
+    matches: bool
+
+
+@value
+class NoDigest:
+    """One side cannot read its blocks, or the source is gone before it has told its digest."""
+
+
+@value
+class Distrusted:
+    """Another copy from this source was corrupt."""
+
+
+@value
 class Stored:
     """The engine has done what `Store` says."""
 
@@ -96,7 +127,17 @@ class Ticked:
     """Time has passed."""
 
 
-Event = Reserved | Copied | CopyFailed | Stored | RequestLeft | Ticked
+Event = (
+    Reserved
+    | Copied
+    | CopyFailed
+    | Digested
+    | NoDigest
+    | Distrusted
+    | Stored
+    | RequestLeft
+    | Ticked
+)
 
 
 @value
@@ -115,6 +156,19 @@ class CancelCopy:
 
 
 @value
+class Verify:
+    """Take a digest of the first `num_blocks` of the reserved blocks, and compare it with that of
+    the source. Digested or NoDigest follows, which may come too late."""
+
+    num_blocks: int
+
+
+@value
+class TellCorrupt:
+    """Say that the copy is corrupt: its source is not to be trusted for a while."""
+
+
+@value
 class Store:
     """Cache the first `num_blocks` of the reserved blocks, and free the others."""
 
@@ -126,7 +180,7 @@ class Enter:
     """Hand the request to the engine."""
 
 
-Instruction = Reserve | Copy | CancelCopy | Store | Enter
+Instruction = Reserve | Copy | CancelCopy | Verify | TellCorrupt | Store | Enter
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +195,29 @@ class FetchView:
 
 
 class PrefixFetch:
-    """`limit_s`: how long it would take to compute the prefix instead, from now on."""
+    """`limit_s`: how long it would take to compute the prefix instead, from now on. `verified`:
+    whether what is copied is compared with what the source has."""
 
-    def __init__(self, limit_s: float, now_s: float) -> None:
+    def __init__(self, limit_s: float, now_s: float, *, verified: bool = False) -> None:
         self.state = FetchState.RESERVING
         self.outcome: FetchOutcome | None = None
+        self.verified = verified
         self._began_s = self._ended_s = now_s
         self.until_s = now_s + limit_s + PATIENCE_S
-        """When the copy is given up, if it is not over."""
+        """When the fetch is given up if its blocks are not copied, or not verified, by then."""
         self._has_left = False
+        self._trusts = True
         self._num_reserved = 0
         self._num_copied = 0
+        self._num_stored = 0
 
-    def start(self) -> list[Instruction]:
-        return [Reserve()]
+    def start(self, *, trusts: bool = True) -> list[Instruction]:
+        """`trusts`: whether copies from the source may be used."""
+        if trusts:
+            return [Reserve()]
+        self._trusts = False
+        self.outcome = FetchOutcome.DISTRUSTED
+        return self._end()
 
     @property
     def over(self) -> bool:
@@ -167,17 +230,24 @@ class PrefixFetch:
             case Reserved() if self.state is FetchState.RESERVING:
                 return self._on_reserved(event)
             case Copied(num_blocks) if self._copies:
-                self._num_copied = num_blocks
-                return self._store(FetchOutcome.FETCHED if num_blocks else FetchOutcome.NOT_THERE)
+                return self._on_copied(num_blocks)
             case CopyFailed() if self._copies:
-                return self._store(FetchOutcome.FAILED)
+                return self._store(FetchOutcome.FAILED, 0)
+            case Digested(matches) if self.state is FetchState.VERIFYING:
+                if matches:
+                    return self._store(FetchOutcome.FETCHED, self._num_copied)
+                return [TellCorrupt(), *self._store(FetchOutcome.CORRUPT, 0)]
+            case NoDigest() if self.state is FetchState.VERIFYING:
+                return self._store(FetchOutcome.FAILED, 0)
             case Stored() if self.state is FetchState.STORING:
                 return self._end()
             case RequestLeft():
                 self._has_left = True
                 self.outcome = FetchOutcome.LEFT
                 return self._give_up()
-            case Ticked() if self.state is FetchState.COPYING and now_s >= self.until_s:
+            case Distrusted() if self.state is not FetchState.VERIFYING and not self.over:
+                return self._on_distrusted()
+            case Ticked() if self._may_be_late and now_s >= self.until_s:
                 self.outcome = FetchOutcome.LATE
                 return self._give_up()
         return []
@@ -188,13 +258,18 @@ class PrefixFetch:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        assert 0 <= self._num_copied <= self._num_reserved
-        assert self.outcome is not None or self.state in (FetchState.RESERVING, FetchState.COPYING)
+        assert 0 <= self._num_stored <= self._num_copied <= self._num_reserved
+        assert self.outcome is not None or self._may_be_late or self.state is FetchState.RESERVING
         assert not self._has_left or self.outcome is FetchOutcome.LEFT
+        assert self.outcome is not FetchOutcome.CORRUPT or not self._num_stored
 
     @property
     def _copies(self) -> bool:
         return self.state in (FetchState.COPYING, FetchState.GIVING_UP)
+
+    @property
+    def _may_be_late(self) -> bool:
+        return self.state in (FetchState.COPYING, FetchState.VERIFYING)
 
     def _on_reserved(self, event: Reserved) -> list[Instruction]:
         self._num_reserved = event.num_blocks
@@ -202,22 +277,44 @@ class PrefixFetch:
             lacks = event.num_lacking > 0
             self.outcome = self.outcome or (FetchOutcome.NO_ROOM if lacks else FetchOutcome.HAD_IT)
             return self._end()
-        if self._has_left:
+        if self._has_left or not self._trusts:
             self.state = FetchState.STORING
             return [Store(0)]
         self.state = FetchState.COPYING
         return [Copy()]
 
+    def _on_copied(self, num_blocks: int) -> list[Instruction]:
+        self._num_copied = num_blocks
+        if not num_blocks:
+            return self._store(FetchOutcome.NOT_THERE, 0)
+        if not self.verified:
+            return self._store(FetchOutcome.FETCHED, num_blocks if self._trusts else 0)
+        if self.state is FetchState.GIVING_UP:
+            return self._store(FetchOutcome.FETCHED, 0)
+        self.state = FetchState.VERIFYING
+        return [Verify(num_blocks)]
+
+    def _on_distrusted(self) -> list[Instruction]:
+        self._trusts = False
+        if self.state in (FetchState.RESERVING, FetchState.COPYING):
+            self.outcome = self.outcome or FetchOutcome.DISTRUSTED
+        return self._give_up() if self.state is FetchState.COPYING else []
+
     def _give_up(self) -> list[Instruction]:
+        if self.state is FetchState.VERIFYING:
+            self.state = FetchState.STORING
+            return [Store(0)]
         if self.state is not FetchState.COPYING:
             return []
         self.state = FetchState.GIVING_UP
         return [CancelCopy()]
 
-    def _store(self, outcome: FetchOutcome) -> list[Instruction]:
+    def _store(self, outcome: FetchOutcome, num_blocks: int) -> list[Instruction]:
+        """Stores so many blocks. `outcome` is that of the fetch, unless it was given up before."""
         self.outcome = self.outcome or outcome
         self.state = FetchState.STORING
-        return [Store(self._num_copied)]
+        self._num_stored = num_blocks
+        return [Store(num_blocks)]
 
     def _end(self) -> list[Instruction]:
         self.state = FetchState.OVER

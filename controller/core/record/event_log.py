@@ -54,6 +54,10 @@ class EventKind(StrEnum):
     """Before the request was computed, its instance copied what another one had cached of its
     prompt, or failed to. The figures: the tokens and blocks that were copied, and how long it took.
     """
+    COPY_CORRUPT = "copy_corrupt"
+    """KV blocks that an instance copied from another one differ from those of their source, by
+    their digests, and were not used. The event says what was copied, from where and to where, and
+    whose request it was for. The figure: the blocks of the copy."""
     MIGRATED = "migrated"
     """The request has its first token from another instance. The figures: downtime, excess, the
     time of the step that made the token, and the tokens, blocks, bytes and time of the copy, in all

@@ -44,6 +44,7 @@ from controller.core.emptying.relieving import (
 from controller.core.load.freeness import finite
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, blocks_for
 from controller.core.migration import destination, source
+from controller.core.migration.copy_checks import MoveSample
 from controller.core.migration.move_records import (
     CopyRates,
     MoveInFlight,
@@ -398,6 +399,7 @@ class ChosenMoves:
         self.step_times_s: deque[float] = deque(maxlen=NUM_STEPS_MEASURED)
         here = _Here(host, instance_moves, self.step_times_s)
         self.machine = RelievingSource(here, secrets.token_hex(3))
+        self._sample = MoveSample()
 
     # -- what happens --------------------------------------------------------------------
 
@@ -476,8 +478,15 @@ class ChosenMoves:
         return self._host.requests[request_id].past_instances.ages(self._host.now_s())
 
     def _begin(self, begin: BeginMove) -> MoveBegan | MoveRefused:
+        candidate = begin.candidate
+        num_bytes = candidate.num_blocks * self._host.blocks.block_bytes
+        hurried = self._moves.leaves_at_s is not None
         order = MoveOrder(
-            begin.migration_id, begin.candidate.request_id, begin.destination, begin.reason
+            begin.migration_id,
+            candidate.request_id,
+            begin.destination,
+            begin.reason,
+            verify_kv=self._sample.begins(num_bytes, hurried=hurried),
         )
         move = self._moves.begin(order, self._on_closed, begin.figures)
         if isinstance(move, MoveRefusal):

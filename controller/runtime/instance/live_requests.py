@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from controller.core.emptying.relief import PastMoves
 from controller.core.load.snapshot import InstanceRef
+from controller.core.migration.copy_checks import LinkChecks
 from controller.core.migration.move_records import MoveRecord
 from controller.core.migration.ownership import Epoch
 from controller.core.record.event_log import LoggedEvent
@@ -96,6 +97,18 @@ class LiveRequest:
             outputs.popleft()
 
 
+@dataclass(frozen=True, slots=True)
+class CorruptCopy:
+    """A copy whose digest is not that of its source. `cause_id`: names the move or the fetch.
+    `what`: in words, what was copied."""
+
+    source: InstanceRef
+    cause_id: str
+    request_id: str
+    what: str
+    num_blocks: int
+
+
 T = TypeVar("T")
 
 
@@ -108,6 +121,7 @@ class MoveHost(Protocol):
     fingerprint: str
     allow_inexact: bool
     """Whether a request may come from an engine that computes with another rounding."""
+    links: LinkChecks
 
     @property
     def me(self) -> InstanceRef: ...
@@ -128,6 +142,10 @@ class MoveHost(Protocol):
 
     def tell(self, event: LoggedEvent, frontend: str) -> None:
         """Sends an event to the cluster's log and to the request's history at its frontend."""
+
+    def copy_differed(self, copied: "CorruptCopy", frontend: str) -> None:
+        """Called when the digest of a copy from another instance is not that of its source. Puts
+        the link into quarantine and tells everybody."""
 
     def prepare(self, frames: Sequence[Any], frontend: str) -> Any:
         """Decodes a request for the engine. Raises ValueError for a request that this engine cannot

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, QueueHead
+from controller.core.migration.copy_checks import LinkChecks
 from controller.core.migration.ownership import FIRST_EPOCH, Epoch
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import EventKind, LoggedEvent
@@ -59,7 +60,7 @@ from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.adapters import AdapterFailedError, AdapterRunner
 from controller.runtime.instance.engine_thread import EngineListener, EngineThread
 from controller.runtime.instance.instance_moves import ChosenMoves, InstanceMoves, OrderedMoves
-from controller.runtime.instance.live_requests import Emission, LiveRequest
+from controller.runtime.instance.live_requests import CorruptCopy, Emission, LiveRequest
 from controller.runtime.instance.prefix_fetches import PrefixFetches
 from controller.runtime.messages.codec import (
     Handlers,
@@ -91,6 +92,7 @@ from controller.runtime.messages.move_messages import (
     OwnerAsked,
     OwnerConfirmed,
     PrefixAsked,
+    PrefixDigest,
     ReliefOrdered,
     RequestLost,
     RoomOrdered,
@@ -463,6 +465,7 @@ class Serving:
         self.requests: dict[str, LiveRequest] = {}
         self.blocks, self.fingerprint = engine.moves.blocks, engine.moves.fingerprint
         self.allow_inexact = False
+        self.links = LinkChecks()
         self.transfer = transfer
         transfer.start(self.blocks, self._tell_transfer)
         # These two methods of MoveHost are methods of other objects.
@@ -529,6 +532,7 @@ class Serving:
             AddRequest: self._take_in,
             MoveEnvelope: self.instance_moves.receive,
             PrefixAsked: self.fetches.asked,
+            PrefixDigest: lambda told, _: self.fetches.digest_told(told),
             TransferMessage: lambda told, frames: self.transfer.told(told.sender, frames),
         }
 
@@ -759,6 +763,7 @@ class Serving:
             ),
             num_fetched_tokens=self.fetches.num_fetched_tokens,
             num_fetched_tokens_last_minute=self.fetches.fetched_last_minute(),
+            corrupt_links=self.links.view(self.now_s()),
             ttft_p99_s=ttft_p99.all_s,
             ttft_p99_by_rank_s=ttft_p99.by_kind_s,
             moves=self.instance_moves.in_flight(),
@@ -818,6 +823,24 @@ class Serving:
     def tell(self, event: LoggedEvent, frontend: str) -> None:
         self._member.tell(event)
         self.send(frontend, RequestEvents((event,)))
+
+    def copy_differed(self, copied: CorruptCopy, frontend: str) -> None:
+        source = copied.source.instance_id
+        self.links.differed(copied.source, self.now_s())
+        event = LoggedEvent(
+            EventKind.COPY_CORRUPT,
+            time.time(),
+            copied.cause_id,
+            f"{copied.what} from {source} arrived changed, and was not used",
+            instance_id=self._member.member_id,
+            incarnation=self._member.incarnation,
+            request_id=copied.request_id,
+            numbers={"num_blocks": copied.num_blocks},
+            labels={"from": source, "to": self._member.member_id, "copied": copied.what},
+        )
+        self.tell(event, frontend)
+        self.fetches.distrust(copied.source)
+        self.push_status()
 
     def prepare(self, frames: Sequence[Any], frontend: str) -> Any:
         if frontend not in self._frontends:

@@ -49,6 +49,7 @@ from controller.ports.engine import (
     SuspendedRequest,
 )
 from controller.runtime.instance.live_requests import (
+    CorruptCopy,
     LiveRequest,
     MoveHost,
     PastInstances,
@@ -521,6 +522,8 @@ class IncomingMove:
         self._holds_something = False
         """Whether the engine has a reservation of this move. Used on the engine's thread."""
         self._num_received = 0
+        """How many of the request's first blocks are here, cached or copied."""
+        self._num_cached = 0
         self._digest = KvDigest(host.blocks) if self._arriving.verify_kv else None
         self._receiving = ""
         self._differing: tuple[str, ...] = ()
@@ -668,7 +671,7 @@ class IncomingMove:
             self.handle(destination.NotReserved(reserved))
             return
         if self._reserved is None:
-            self._num_received = reserved.num_cached
+            self._num_received = self._num_cached = reserved.num_cached
         self._reserved = reserved
         self.handle(destination.Reserved(reserved.num_cached))
 
@@ -715,12 +718,19 @@ class IncomingMove:
 
     def _on_digested(self, rank: int | None, digest: "asyncio.Future[bytes]") -> None:
         assert self._committed is not None
+        told = self._committed.digest
         taken = not digest.cancelled() and digest.exception() is None
-        if taken and digest.result() == self._committed.digest:
+        if taken and digest.result() == told:
             self._commit(rank)
-        else:
-            log.error("the KV blocks of %s differ from its source's", self.request_id)
-            self.handle(destination.CommitNotApplied("kv_mismatch"))
+            return
+        log.error("the KV blocks of %s differ from its source's", self.request_id)
+        if taken and told:
+            num_copied = self._num_received - self._num_cached
+            copied = CorruptCopy(
+                self.source, self.migration_id, self.request_id, "its blocks", num_copied
+            )
+            self._host.copy_differed(copied, self.frontend)
+        self.handle(destination.CommitNotApplied("kv_mismatch"))
 
     def _commit(self, rank: int | None) -> None:
         self._host.between_steps(
@@ -803,12 +813,12 @@ SLICE_BYTES = 4 << 20
 
 
 class KvDigest:
-    """A digest of the copied blocks of one move, to compare both sides with (`--verify-kv`). Used
-    from the event loop's thread; another thread reads the blocks in slices, about 1 s per GiB.
+    """A digest of the copied blocks of one move or fetch, to compare both sides with. Used from the
+    event loop's thread; another thread reads the blocks in slices, about 1 s per GiB.
 
-    Full blocks do not change any more, so each stage's blocks are read after their copy, while the
-    request decodes on. Only the blocks of the last stage, one or two, are read while the request is
-    suspended.
+    Full blocks do not change any more, so each stage's blocks of a move are read after their copy,
+    while the request decodes on. Only the blocks of the last stage, one or two, are read while the
+    request is suspended.
     """
 
     def __init__(self, blocks: KvBlocks) -> None:

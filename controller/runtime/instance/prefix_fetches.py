@@ -13,28 +13,35 @@ from itertools import count
 from typing import Any
 
 from controller.core.load.snapshot import InstanceRef
+from controller.core.migration.copy_checks import sample_of
 from controller.core.migration.prefix_fetch import (
     CancelCopy,
     Copied,
     Copy,
     CopyFailed,
+    Digested,
+    Distrusted,
     Enter,
     Event,
     FetchOutcome,
     Instruction,
+    NoDigest,
     PrefixFetch,
     RequestLeft,
     Reserve,
     Reserved,
     Store,
     Stored,
+    TellCorrupt,
     Ticked,
+    Verify,
 )
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.windows import CountWindow
 from controller.ports.engine import Engine, ReservedPrefix, StageCopy
-from controller.runtime.instance.live_requests import MoveHost
-from controller.runtime.messages.move_messages import PrefixAsked
+from controller.runtime.instance.live_requests import CorruptCopy, MoveHost
+from controller.runtime.instance.move_ends import KvDigest
+from controller.runtime.messages.move_messages import PrefixAsked, PrefixDigest
 from controller.runtime.messages.requests import AddRequest, FetchFrom
 
 log = logging.getLogger(__name__)
@@ -57,6 +64,8 @@ WORDS = {
     FetchOutcome.FAILED: "not copied, the link failed or the source is gone",
     FetchOutcome.LATE: "not copied in time",
     FetchOutcome.LEFT: "not copied, the client left",
+    FetchOutcome.CORRUPT: "not used, what arrived differs from what the source has",
+    FetchOutcome.DISTRUSTED: "not copied, another copy from there was corrupt",
 }
 
 
@@ -72,6 +81,8 @@ class _Fetch:
     reserved: ReservedPrefix | None = None
     followers: dict[str, "_Follower"] = field(default_factory=dict)
     """The requests that begin alike and wait for this fetch, by id."""
+    told_digest: "asyncio.Future[bytes] | None" = None
+    """The source's digest, when it comes; None if the fetch is not verified."""
 
 
 @dataclass(slots=True)
@@ -95,6 +106,8 @@ class PrefixFetches:
         """By request id, the fetch for which the request waits."""
         self._sending: dict[str, InstanceRef] = {}
         """By key, the destination of each prefix that is sent from here."""
+        self._verifying: dict[str, _Fetch] = {}
+        """By key, the fetches whose sources are to tell digests."""
         self._measured: deque[tuple[float, int, float]] = deque(maxlen=NUM_MEASURED)
         """The latest copies: when they ended, their bytes, and how long they took."""
         self.num_fetched_tokens = 0
@@ -103,6 +116,11 @@ class PrefixFetches:
 
     def __len__(self) -> int:
         return len(self._fetches) + len(self._following)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is fetched, and no block is held to be sent."""
+        return not (len(self) or self._verifying or self._sending)
 
     def waiting(self) -> Iterator[tuple[AddRequest, FetchFrom]]:
         """The requests that are not in the engine yet because their prefixes are being fetched."""
@@ -145,10 +163,11 @@ class PrefixFetches:
             return
         me = self._host.me
         key = f"prefix-{me.instance_id}-{me.incarnation}-{next(self._numbers)}"
-        machine = PrefixFetch(fetch.limit_s, self._host.now_s())
+        links, now_s = self._host.links, self._host.now_s()
+        machine = PrefixFetch(fetch.limit_s, now_s, verified=links.verifies(source))
         found = _Fetch(key, add, fetch, source, prepared, enter, machine)
         self._fetches[add.request_id] = found
-        self._carry_out(found, machine.start())
+        self._follow(found, machine.start(trusts=links.trusts(source, now_s)))
 
     def left(self, request_ids: Collection[str]) -> None:
         """These requests are not to enter the engine."""
@@ -164,15 +183,29 @@ class PrefixFetches:
         for peer in {*sources, *self._sending.values()}:
             if is_lost(peer):
                 self._host.transfer.forget(peer)
+        for found in list(self._verifying.values()):
+            if is_lost(found.source):
+                _resolve(found.told_digest, b"")
+        self._host.links.lost(is_lost)
+
+    def distrust(self, source: InstanceRef) -> None:
+        """A copy from there was corrupt: ends the other fetches from there."""
+        for found in list(self._fetches.values()):
+            if found.source.instance_id == source.instance_id:
+                self._tell(found, Distrusted())
 
     def _tell(self, found: _Fetch, event: Event) -> None:
-        was_over = found.machine.over
-        instructions = found.machine.handle(event, self._host.now_s())
-        if found.machine.over and not was_over:
+        if not found.machine.over:
+            self._follow(found, found.machine.handle(event, self._host.now_s()))
+
+    def _follow(self, found: _Fetch, instructions: Sequence[Instruction]) -> None:
+        if found.machine.over:
             self._fetches.pop(found.add.request_id, None)
             self._report(found)
         self._carry_out(found, instructions)
         if found.machine.over:
+            if self._verifying.pop(found.key, None) is not None:
+                _resolve(found.told_digest, b"")  # nobody waits for it any more
             for request_id, follower in list(found.followers.items()):
                 del found.followers[request_id], self._following[request_id]
                 follower.enter()
@@ -187,7 +220,17 @@ class PrefixFetches:
                     self._copy(found)
                 case CancelCopy():
                     host.transfer.cancel(found.key)
+                case Verify(num_blocks):
+                    self._verify(found, num_blocks)
+                case TellCorrupt():
+                    log.error("what came as %s differs from what its source has", found.key)
+                    num_blocks, request_id = found.machine.view().num_blocks, found.add.request_id
+                    copied = CorruptCopy(
+                        found.source, found.key, request_id, "its prefix", num_blocks
+                    )
+                    host.copy_differed(copied, found.add.reply_to)
                 case Store(num_blocks):
+                    self._count(num_blocks)
                     host.between_steps(
                         partial(_store, found.key, num_blocks),
                         lambda _: self._tell(found, Stored()),
@@ -207,7 +250,10 @@ class PrefixFetches:
         assert reserved is not None
         receiving = host.transfer.receive(source, found.key, reserved.block_ids)
         receiving.add_done_callback(partial(self._copied, found))
-        asked = PrefixAsked(found.key, host.me, host.fingerprint)
+        if found.machine.verified:
+            found.told_digest = asyncio.get_running_loop().create_future()
+            self._verifying[found.key] = found
+        asked = PrefixAsked(found.key, host.me, host.fingerprint, found.machine.verified)
         host.send(source.address, asked, [reserved.names])
         wait_s = found.machine.until_s - host.now_s()
         asyncio.get_running_loop().call_later(wait_s, self._tell, found, Ticked())
@@ -219,10 +265,38 @@ class PrefixFetches:
             return
         done = receiving.result()
         self._measure(done.num_bytes, done.copy_time_s)
-        num_tokens = done.num_blocks * self._block_size
+        if done.num_blocks:
+            self._host.links.copied(found.source, verified=found.machine.verified)
+        self._tell(found, Copied(done.num_blocks))
+
+    def _count(self, num_blocks: int) -> None:
+        num_tokens = num_blocks * self._block_size
         self.num_fetched_tokens += num_tokens
         self._lately.add(num_tokens, self._host.now_s())
-        self._tell(found, Copied(done.num_blocks))
+
+    def _verify(self, found: _Fetch, num_blocks: int) -> None:
+        assert found.reserved is not None
+        assert found.told_digest is not None
+        own = self._digest(found.reserved.block_ids[:num_blocks])
+        both = asyncio.gather(found.told_digest, own)
+        both.add_done_callback(partial(self._digested, found))
+
+    def _digest(self, block_ids: Sequence[int]) -> "asyncio.Future[bytes]":
+        blocks = self._host.blocks
+        return KvDigest(blocks).add(sample_of(block_ids, blocks.block_bytes))
+
+    def _digested(self, found: _Fetch, both: "asyncio.Future[list[bytes]]") -> None:
+        if both.cancelled() or (error := both.exception()) is not None:
+            log.info("no digest of %s: %s", found.key, None if both.cancelled() else error)
+            self._tell(found, NoDigest())
+            return
+        told, own = both.result()
+        self._tell(found, Digested(told == own) if told else NoDigest())
+
+    def digest_told(self, told: PrefixDigest) -> None:
+        """Takes the digest of a source."""
+        if (found := self._verifying.get(told.key)) is not None:
+            _resolve(found.told_digest, told.digest)
 
     def _measure(self, num_bytes: int, took_s: float) -> None:
         if num_bytes >= MEASURED_BYTES:
@@ -231,7 +305,8 @@ class PrefixFetches:
     def _report(self, found: _Fetch) -> None:
         view, add, host = found.machine.view(), found.add, self._host
         assert view.outcome is not None
-        if view.outcome is FetchOutcome.LATE and found.reserved is not None:
+        is_late = view.outcome is FetchOutcome.LATE and not view.num_blocks
+        if is_late and found.reserved is not None:
             # It was at most so fast.
             self._measure(len(found.reserved.block_ids) * host.blocks.block_bytes, view.took_s)
         source = found.source.instance_id
@@ -265,13 +340,32 @@ class PrefixFetches:
     def _send(self, asked: PrefixAsked, block_ids: tuple[int, ...]) -> None:
         self._sending[asked.key] = asked.destination
         sending = self._host.transfer.send(asked.destination, asked.key, block_ids)
-        sending.add_done_callback(partial(self._sent, asked))
+        reading: list[asyncio.Future[Any]] = [sending]
+        if asked.verify and block_ids:
+            digest = self._digest(block_ids)
+            digest.add_done_callback(partial(self._tell_digest, asked))
+            reading.append(digest)
+        elif asked.verify:
+            self._host.send(asked.destination.address, PrefixDigest(asked.key, b""))
+        both = asyncio.gather(*reading, return_exceptions=True)
+        both.add_done_callback(partial(self._sent, asked))
 
-    def _sent(self, asked: PrefixAsked, sending: "asyncio.Future[StageCopy]") -> None:
-        if not sending.cancelled() and (error := sending.exception()) is not None:
+    def _tell_digest(self, asked: PrefixAsked, digest: "asyncio.Future[bytes]") -> None:
+        taken = not digest.cancelled() and digest.exception() is None
+        told = PrefixDigest(asked.key, digest.result() if taken else b"")
+        self._host.send(asked.destination.address, told)
+
+    def _sent(self, asked: PrefixAsked, both: "asyncio.Future[list[Any]]") -> None:
+        """Called when nothing reads the blocks any more."""
+        if isinstance(error := both.result()[0], Exception):
             log.info("%s was not sent: %s", asked.key, error)
         del self._sending[asked.key]
         self._host.between_steps(partial(_take_back, asked.key))
+
+
+def _resolve(digest: "asyncio.Future[bytes] | None", told: bytes) -> None:
+    if digest is not None and not digest.done():
+        digest.set_result(told)
 
 
 # -- on the engine's thread ------------------------------------------------------------------------

@@ -58,11 +58,21 @@ class MoveLimitsSet(Message, frozen=True):
 class PrefixAsked(Message, frozen=True):
     """Destination of a fetch to its source: send what your cache has of a prefix, as the stage
     `key`. Payload frame: the names of its blocks (`ReservedPrefix`). The stage has no blocks if you
-    have none of them, or if your engine has another fingerprint."""
+    have none of them, or if your engine has another fingerprint. `verify`: tell the digest of what
+    you send, too."""
 
     key: str
     destination: InstanceRef
     fingerprint: str
+    verify: bool = False
+
+
+class PrefixDigest(Message, frozen=True):
+    """Source of a fetch to its destination: the digest of the blocks that are sent as the stage
+    `key`, or of some of them (`sample_of`). Empty if none are sent, or if they cannot be read."""
+
+    key: str
+    digest: bytes
 
 
 class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):

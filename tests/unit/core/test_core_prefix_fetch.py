@@ -11,26 +11,34 @@ from controller.core.migration.prefix_fetch import (
     Copied,
     Copy,
     CopyFailed,
+    Digested,
+    Distrusted,
     Enter,
     Event,
     FetchOutcome,
+    FetchState,
     Instruction,
+    NoDigest,
     PrefixFetch,
     RequestLeft,
     Reserve,
     Reserved,
     Store,
     Stored,
+    TellCorrupt,
     Ticked,
+    Verify,
 )
 
 LIMIT_S = 2.0
 LATE_S = LIMIT_S + PATIENCE_S
 
 
-def after(*events: Event, now_s: float = 0.0) -> tuple[PrefixFetch, list[Instruction]]:
+def after(
+    *events: Event, now_s: float = 0.0, is_verified: bool = False
+) -> tuple[PrefixFetch, list[Instruction]]:
     """The fetch after these events, and its last instructions."""
-    found = PrefixFetch(LIMIT_S, 0.0)
+    found = PrefixFetch(LIMIT_S, 0.0, verified=is_verified)
     told = found.start()
     for event in events:
         told = found.handle(event, now_s)
@@ -72,13 +80,100 @@ def test_a_copy_that_takes_longer_than_computing_is_given_up() -> None:
     assert fetch.handle(Copied(3), LATE_S) == [Store(3)], "it was complete by then"
 
 
-EVENTS = st.sampled_from([Copied(2), CopyFailed(), Stored(), RequestLeft(), Ticked(), Reserved(4)])
+# -- verified -----------------------------------------------------------------------------
 
 
-@given(st.lists(EVENTS, max_size=12), st.integers(0, 4))
-def test_blocks_and_requests_are_never_handled_twice(events, num_reserved) -> None:
+def verified(*events: Event, now_s: float = 0.0) -> tuple[PrefixFetch, list[Instruction]]:
+    """A fetch that is verified, after the copy of three blocks and these events."""
+    return after(Reserved(3), Copied(3), *events, now_s=now_s, is_verified=True)
+
+
+def test_what_is_verified_is_stored_once_both_sides_have_the_same_digest() -> None:
+    fetch, told = verified()
+    assert (fetch.state, told) == (FetchState.VERIFYING, [Verify(3)])
+    assert fetch.handle(Digested(matches=True), 0.0) == [Store(3)]
+    assert fetch.view().outcome is FetchOutcome.FETCHED
+    assert fetch.handle(Digested(matches=False), 0.0) == [], "once"
+
+
+@pytest.mark.parametrize(
+    ("event", "outcome"),
+    [(NoDigest(), FetchOutcome.FAILED), (RequestLeft(), FetchOutcome.LEFT)],
+)
+def test_what_cannot_be_verified_is_not_stored(event, outcome) -> None:
+    fetch, told = verified(event)
+    assert told == [Store(0)]
+    assert fetch.view().outcome is outcome
+    assert fetch.handle(Digested(matches=True), 0.0) == [], "it comes too late"
+
+
+def test_a_corrupt_copy_is_told_and_not_stored() -> None:
+    fetch, told = verified(Digested(matches=False))
+    assert told == [TellCorrupt(), Store(0)]
+    assert fetch.view().outcome is FetchOutcome.CORRUPT
+    assert fetch.handle(Stored(), 0.0) == [Enter()]
+
+
+def test_a_digest_that_takes_too_long_is_not_waited_for() -> None:
+    fetch, _ = verified()
+    assert fetch.handle(Ticked(), LATE_S - 0.01) == []
+    assert fetch.handle(Ticked(), LATE_S) == [Store(0)]
+    assert fetch.view().outcome is FetchOutcome.LATE
+
+
+def test_what_was_given_up_before_it_could_be_verified_is_not_stored() -> None:
+    fetch, _ = after(Reserved(3), is_verified=True)
+    assert fetch.handle(Ticked(), LATE_S) == [CancelCopy()]
+    assert fetch.handle(Copied(3), LATE_S) == [Store(0)]
+
+
+def test_nothing_is_verified_where_nothing_came() -> None:
+    fetch, told = after(Reserved(3), Copied(0), is_verified=True)
+    assert (told, fetch.view().outcome) == ([Store(0)], FetchOutcome.NOT_THERE)
+
+
+# -- another copy from the source was corrupt ---------------------------------------------
+
+
+def test_from_a_source_that_is_not_trusted_nothing_is_fetched() -> None:
+    fetch = PrefixFetch(LIMIT_S, 0.0)
+    assert fetch.start(trusts=False) == [Enter()]
+    assert fetch.over
+    assert fetch.view().outcome is FetchOutcome.DISTRUSTED
+
+
+@pytest.mark.parametrize(
+    ("before", "told", "then"),
+    [((), [], Reserved(3)), ((Reserved(3),), [CancelCopy()], Copied(3))],
+)
+def test_a_copy_under_way_from_there_is_given_up_and_not_stored(before, told, then) -> None:
+    fetch, found = after(*before, Distrusted())
+    assert found == told
+    assert fetch.handle(then, 0.0) == [Store(0)]
+    assert fetch.view().outcome is FetchOutcome.DISTRUSTED
+
+
+def test_a_copy_that_is_being_verified_is_judged_by_its_own_digest() -> None:
+    fetch, told = verified(Distrusted())
+    assert told == []
+    assert fetch.handle(Digested(matches=True), 0.0) == [Store(3)]
+
+
+# -- whatever happens ---------------------------------------------------------------------
+
+ANSWERS = st.sampled_from([Digested(matches=True), Digested(matches=False), NoDigest()])
+NEXT = None
+"""The engine, the link or the digests answer what has been waiting longest."""
+EVENTS = st.sampled_from([NEXT, NEXT, RequestLeft(), Ticked(), Distrusted()])
+
+
+@given(st.lists(EVENTS, max_size=12), st.integers(0, 4), st.booleans(), ANSWERS)
+def test_blocks_and_requests_are_never_handled_twice(
+    events, num_reserved, is_verified, answer
+) -> None:
     """The engine and the link answer each instruction once; all other events come at any time."""
-    fetch, now_s, told = PrefixFetch(LIMIT_S, 0.0), 0.0, list[Instruction]()
+    fetch, now_s = PrefixFetch(LIMIT_S, 0.0, verified=is_verified), 0.0
+    told = list[Instruction]()
     owed: list[Event] = []
     todo = fetch.start()
     num_left = 0
@@ -93,14 +188,18 @@ def test_blocks_and_requests_are_never_handled_twice(events, num_reserved) -> No
                     owed.append(Copied(min(2, num_reserved)))
                 case CancelCopy():
                     owed[:] = [CopyFailed()]
+                case Verify(num_blocks):
+                    assert num_blocks == min(2, num_reserved)
+                    owed.append(answer)
                 case Store(num_blocks):
                     assert num_blocks <= num_reserved
+                    assert not (num_blocks and is_verified) or answer == Digested(matches=True)
                     owed.append(Stored())
 
     follow(todo)
     for event in events:
         now_s += 0.5
-        if isinstance(event, RequestLeft | Ticked):
+        if event is not NEXT:
             num_left += isinstance(event, RequestLeft)
             follow(fetch.handle(event, now_s))
         elif owed:
@@ -114,5 +213,8 @@ def test_blocks_and_requests_are_never_handled_twice(events, num_reserved) -> No
     assert kinds.count(Enter) + bool(num_left) <= 1 + (kinds.count(Enter) and num_left > 0)
     assert kinds.count(Enter) <= 1
     assert kinds.count(Enter) == 1 or num_left
-    for event in (Copied(1), CopyFailed(), Stored(), Reserved(3), RequestLeft(), Ticked()):
+    is_corrupt = fetch.view().outcome is FetchOutcome.CORRUPT
+    assert kinds.count(TellCorrupt) == 1 if is_corrupt else kinds.count(TellCorrupt) <= num_left
+    late = (Copied(1), CopyFailed(), Stored(), Reserved(3), RequestLeft(), Ticked())
+    for event in (*late, Digested(matches=False), NoDigest(), Distrusted()):
         assert fetch.handle(event, now_s + 99) == []

@@ -188,6 +188,11 @@ class FakePrefixes:
         self.blocks.scatter(new, contents)
         self.cached += new
 
+    def forget(self) -> None:
+        """Caches nothing any more."""
+        self.blocks.drop(self.cached)
+        self.cached = []
+
     def is_right(self) -> bool:
         """Whether the cached blocks have the right contents."""
         found = self.blocks.gather(self.cached, self.blocks.buffer(len(self.cached)))

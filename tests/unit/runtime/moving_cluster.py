@@ -337,7 +337,7 @@ class MovingCluster:
             self.clock.now_s += 5.0
             return all(
                 not instance.serving.requests
-                and not len(instance.serving.fetches)
+                and instance.serving.fetches.quiet
                 and instance.serving.instance_moves.quiet
                 for instance in self.instances.values()
             )

@@ -12,9 +12,10 @@ from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import ReschedulingConfig
-from controller.runtime.messages.members import DrainSet
+from controller.runtime.messages.members import DrainSet, Message
 from controller.runtime.messages.move_messages import (
     HeadMoveOrdered,
+    MoveEnvelope,
     MoveLimitsSet,
     ReliefFruitless,
     ReliefOrdered,
@@ -129,6 +130,23 @@ async def test_when_a_drain_is_cancelled_whoever_it_sends_and_is_not_handed_over
         ("kept", "drain_cancelled") if stays else ("migrated", "")
     )
     assert at(moving, "i-0" if stays else "i-1") == {"r"}
+
+
+async def test_one_in_16_of_the_moves_that_it_begins_is_verified(moving: MovingCluster) -> None:
+    """The first one, and later ones after 15 others; and none in a hurry."""
+    asked: dict[str, bool] = {}
+
+    def note(message: Message) -> bool:
+        if isinstance(message, MoveEnvelope) and message.arriving is not None:
+            asked[message.request_id] = message.arriving.verify_kv
+        return False
+
+    moving.network.drops = note
+    await moving.crowd(LENGTHS)
+    await order(moving, config=TWO)
+    await moving.until(lambda: len(moving.controller.records) == 2)
+    assert asked == {"r0": True, "r1": False}
+    assert {record.outcome for record in moving.controller.records} == {"migrated"}
 
 
 # -- nothing that may go there ----------------------------------------------------------------
