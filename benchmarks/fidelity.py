@@ -1,8 +1,8 @@
 """The simulator beside what it simulates: one trace live and in virtual time, with the same policy,
 the same profile and the same settings.
 
-Each call makes the missing runs of one part, `emulated` or `vllm`, on one cluster, and keeps them
-in benchmarks/results/fidelity. `--short`: fewer requests and one run each.
+Each call makes the missing runs of one part, `emulated`, `sessions` or `vllm`, on one cluster, and
+keeps them in benchmarks/results/fidelity. `--short`: fewer requests and one run each.
 """
 
 import argparse
@@ -97,6 +97,9 @@ def step_on_a_core_s(run: Mapping[str, Any]) -> float | None:
 # vllm: one real engine of the embedded model. Two engines would share two cores with the frontend
 # and the client and slow each other's steps, which no profile of one engine can tell.
 #
+# sessions: eight emulated engines with prefix caches, and agents, whose turns wait for each other.
+# The memory is never short; what counts is where a prompt is cached, and what is fetched.
+#
 # The probe sends one request at a time: what its client waits for besides the engine is the
 # overhead that is added to the simulator's TTFT.
 
@@ -108,6 +111,11 @@ RATE = 4.6
 estimate. Requests move, and hardly any is evicted."""
 LOAD_OF_ONE = 0.6
 """The load of the real engine, as a share of the rate at which it saturates by that estimate."""
+SESSIONS = "agents"
+SESSIONS_PROFILE = "h100-llama-8b-256k"
+NUM_FOR_SESSIONS = 8
+SESSIONS_RATE = 1.5
+"""Requests per second of all sessions: 0.8 of what `llumnix+` serves well, by decision 0062."""
 PROBE_LENGTHS = (32, 96, 192)
 PROBE_GAP_S = 0.5
 NUM_PROBES = 24
@@ -131,10 +139,20 @@ class Part:
     num_instances: int
     speed: float
     make_cluster: Callable[[], LlumctlServer]
+    lengths: str = LENGTHS
+    rate: float = RATE
+
+    @property
+    def has_sessions(self) -> bool:
+        return self.lengths == SESSIONS
 
     def setup(self) -> ClusterSetup:
         return ClusterSetup(
-            self.profile, self.policy, self.num_instances, limit_factor=LIMIT_FACTOR
+            self.profile,
+            self.policy,
+            self.num_instances,
+            prefix_caching=self.has_sessions,
+            limit_factor=LIMIT_FACTOR,
         )
 
     def busy_setup(self, slowdown: float) -> ClusterSetup:
@@ -148,9 +166,9 @@ class Part:
     def trace(self, num_requests: int, seed: int) -> Trace:
         """The trace, without requests that are too long for an instance."""
         setup = self.setup()
-        load = Load(LENGTHS, RATE, num_requests, drop_too_long=True)
+        load = Load(self.lengths, self.rate, num_requests, drop_too_long=True)
         trace, _ = fitting(load.trace(seed), setup, load)
-        if self.name == "emulated":
+        if self.name != "vllm":
             return trace
         rate = LOAD_OF_ONE * saturation_rate(trace, setup.profile, 1, setup.mode)
         faster = [each.arriving(each.arrival_s * RATE / rate) for each in trace.requests]
@@ -173,6 +191,17 @@ def emulated(speed: float) -> Part:
     policy = _policy()
     cast = Cast(policy, NUM_EMULATED, "a10-llama-7b", speed, NUM_BLOCKS)
     return Part("emulated", profile, policy, NUM_EMULATED, speed, lambda: emulated_cluster(cast))
+
+
+def sessions(speed: float) -> Part:
+    profile, policy = load_profile(SESSIONS_PROFILE), sim_policy("llumnix+")
+    cast = Cast(policy, NUM_FOR_SESSIONS, SESSIONS_PROFILE, speed, prefix_caching=True)
+    return Part(
+        *("sessions", profile, policy, NUM_FOR_SESSIONS, speed),
+        lambda: emulated_cluster(cast),
+        SESSIONS,
+        SESSIONS_RATE,
+    )
 
 
 def vllm(folder: Path) -> Part:
@@ -352,7 +381,7 @@ def health(live: Sequence[Mapping[str, Any]]) -> Table:
 
 # The runs
 
-PARTS = ("emulated", "vllm")
+PARTS = ("emulated", "sessions", "vllm")
 LONG = Size(num_requests=1200, num_runs=5)
 SHORT = Size(num_requests=250, num_runs=1)
 NUM_SIMULATED = 40
@@ -369,7 +398,7 @@ def main() -> int:
     for name in (options.part,) if options.part else PARTS:
         try:
             with stops_interrupt():
-                part = emulated(options.speed) if name == "emulated" else vllm(RESULTS / "fidelity")
+                part = _part(name, options.speed)
                 if not options.show:
                     _play_missing(console, part, folder / name, size, options)
         except KeyboardInterrupt:
@@ -381,6 +410,12 @@ def main() -> int:
             continue
         _show(console, part, folder / name, part.trace(size.num_requests, options.seed))
     return code
+
+
+def _part(name: str, speed: float) -> Part:
+    if name == "vllm":
+        return vllm(RESULTS / "fidelity")
+    return emulated(speed) if name == "emulated" else sessions(speed)
 
 
 def _play_missing(
@@ -427,8 +462,11 @@ def _show(console: Console, part: Part, folder: Path, trace: Trace) -> None:
         return
     overheads_s = [run["overhead_s"] for run in live]
     overhead_s = median(overheads_s)
-    sent = [as_sent(trace, run["lags_s"]) for run in live]
-    delays = [delayed(sent[n % len(sent)], overhead_s, n) for n in range(NUM_SIMULATED)]
+    if part.has_sessions:
+        delays = [trace]  # a turn comes when the one before was answered, whatever its time says
+    else:
+        sent = [as_sent(trace, run["lags_s"]) for run in live]
+        delays = [delayed(sent[n % len(sent)], overhead_s, n) for n in range(NUM_SIMULATED)]
     found = [simulated(part.setup(), each) for each in delays]
     slow = part.busy_setup(fmean(slowdown(run) for run in live))
     busy = [simulated(slow, each) for each in delays]
@@ -461,7 +499,7 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--part", choices=PARTS, help="both, one after the other, if not given")
+    parser.add_argument("--part", choices=PARTS, help="all, one after the other, if not given")
     parser.add_argument("--short", action="store_true", help="two minutes for each part")
     parser.add_argument("--speed", type=float, default=1.0, help="of the emulated engines")
     parser.add_argument("--seed", type=int, default=1)

@@ -150,12 +150,13 @@ class Cast:
     speed: float
     num_blocks: int | None = None
     """The number of KV blocks of an engine; None for the profile's."""
+    prefix_caching: bool = False
 
     def settings(self) -> Mapping[str, Any]:
         settings = live_settings(self.policy, self.speed) | {
             "emulated.speed": self.speed,
             "emulated.profile": self.profile,
-            "emulated.prefix_caching": False,
+            "emulated.prefix_caching": self.prefix_caching,
             "control.max_events": MAX_EVENTS,
         }
         if self.num_blocks is not None:

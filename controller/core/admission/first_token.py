@@ -18,7 +18,9 @@ def first_token_s(rooms: Sequence[Room], prompt: Prompt, now_s: float) -> list[f
     decision."""
     times_s = []
     num_tokens, num_cached, source = prompt.num_tokens, prompt.num_cached, prompt.source
-    num_source, free_s = (0, 0.0) if source is None else (source.num_tokens, source.free_s)
+    num_source, free_s, source_id = 0, 0.0, ""
+    if source is not None:
+        num_source, free_s, source_id = source.num_tokens, source.free_s, source.instance_id
     free_s, num_rest, both = max(free_s, now_s), num_tokens - num_source, num_tokens + num_source
     for room in rooms:
         found, speed = num_cached.get(room.instance_id, 0), room.speed
@@ -27,7 +29,8 @@ def first_token_s(rooms: Sequence[Room], prompt: Prompt, now_s: float) -> list[f
         backlog_s = room.ready_s - now_s
         if backlog_s > 0:
             time_s += backlog_s
-        if found < num_source and room.copy_token_s:  # `_fetched_s`
+        # As `_may_fetch` and `_fetched_s`.
+        if found < num_source and room.copy_token_s and source_id not in room.corrupt_links:
             begins_s = (room.fetched_s if room.fetched_s > free_s else free_s) - now_s
             begins_s += (num_source - found) * room.copy_token_s
             if backlog_s > begins_s:
@@ -37,6 +40,12 @@ def first_token_s(rooms: Sequence[Room], prompt: Prompt, now_s: float) -> list[f
                 time_s = begins_s + rest_s
         times_s.append(time_s)
     return times_s
+
+
+def _may_fetch(room: Room, source: FetchSource, num_cached: int) -> bool:
+    """Whether the instance can fetch something from the source."""
+    can = room.copy_token_s > 0 and source.instance_id not in room.corrupt_links
+    return can and num_cached < source.num_tokens
 
 
 def _fetched_s(
@@ -62,7 +71,7 @@ def fetch_from(
     """The source from which the instance should fetch; None if computing is about as soon."""
     source = prompt.source
     num_cached = prompt.num_cached.get(room.instance_id, 0)
-    if source is None or not room.copy_token_s or num_cached >= source.num_tokens:
+    if source is None or not _may_fetch(room, source, num_cached):
         return None
     compute_s = room.speed.time_s(num_cached, prompt.num_tokens) + room.decode_step_s
     compute_s += room.backlog_s(now_s)

@@ -211,8 +211,8 @@ class Room:
     whatever its memory can hold, as its engine does. `claimed_blocks`: all blocks that these
     requests have or wait for. `ready_s`: when their prompts will be computed, by the clock of the
     decisions; `speed`: how fast prompts are computed there; `full_step_s`: the time of a step that
-    computes as many tokens of prompts as it can; `copy_token_s`: as in `InstanceSnapshot`;
-    `fetched_s`: when the prefixes that it fetches will have arrived."""
+    computes as many tokens of prompts as it can; `copy_token_s`, `corrupt_links`: as in
+    `InstanceSnapshot`; `fetched_s`: when the prefixes that it fetches will have arrived."""
 
     instance_id: str
     free_blocks: int
@@ -227,6 +227,7 @@ class Room:
     full_step_s: float = 0.0
     copy_token_s: float = 0.0
     fetched_s: float = -math.inf
+    corrupt_links: tuple[str, ...] = ()
     spare_blocks: int = field(init=False)
     """The most blocks that a request may need in order to fit; 0 if no place is free. It is stored
     because a decision looks at many rooms, and few of them have changed since the last decision."""
@@ -278,6 +279,7 @@ class Room:
             speed.token_s * step_tokens,
             snapshot.copy_token_s,
             fetched_s,
+            snapshot.corrupt_links,
         )
 
     @property

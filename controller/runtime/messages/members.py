@@ -157,9 +157,6 @@ class StatusPushed(Message, frozen=True):
     num_fetched_tokens: int = 0
     """How many of the cached tokens were copied from other instances before."""
     num_fetched_tokens_last_minute: int = 0
-    corrupt_links: tuple[str, ...] = ()
-    """The instances from which it fetches nothing for now, because a copy from there was
-    corrupt."""
 
 
 class CacheAsked(Message, frozen=True):

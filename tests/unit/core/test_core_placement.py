@@ -827,7 +827,9 @@ def test_fetches_wait_for_each_other_on_both_links() -> None:
     assert dispatched(found, "r2", *names[:9], 99).instance_id == "b", "it is due there"
 
 
-@pytest.mark.parametrize("why", ["off", "another engine", "replayed", "adapter", "only due"])
+@pytest.mark.parametrize(
+    "why", ["off", "another engine", "replayed", "adapter", "only due", "corrupt"]
+)
 def test_nothing_is_fetched_that_cannot_be(why: str) -> None:
     found = fetching(5.0)
     names = tuple(range(10))
@@ -840,6 +842,10 @@ def test_nothing_is_fetched_that_cannot_be(why: str) -> None:
             event = large_status("b", [], copy_token_s=COPY_TOKEN_S)
             again = replace(event.snapshot, incarnation=2)
             found.handle(StatusReported(again, 0), 0.0)
+        case "corrupt":
+            event = large_status("b", [], copy_token_s=COPY_TOKEN_S)
+            snapshot = replace(event.snapshot, corrupt_links=("a",))
+            found.handle(StatusReported(snapshot, 0), 0.0)
         case "only due":
             found = with_load([], [])
             for name in "ab":

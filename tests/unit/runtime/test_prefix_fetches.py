@@ -243,7 +243,7 @@ async def test_a_copy_that_arrives_changed_is_not_cached(moving: MovingCluster) 
     assert event.labels == {"from": "i-0", "to": "i-1", "copied": "its prefix"}
     assert (event.numbers, event.instance_id) == ({"num_blocks": NUM_CACHED}, "i-1")
     await moving.until(lambda: event in moving.controller.events)
-    await moving.until(lambda: moving.controller.statuses["i-1"].corrupt_links == ("i-0",))
+    await moving.until(lambda: moving.controller.statuses["i-1"].snapshot.corrupt_links == ("i-0",))
     assert moving.b.serving.fetches.num_fetched_tokens == 0
 
 
@@ -259,7 +259,7 @@ async def test_nothing_more_is_fetched_over_that_link_for_a_while(moving: Moving
     assert await fetches(moving, "later") == "fetched"
     asked = [message.verify for message in messages if isinstance(message, PrefixAsked)]
     assert asked == [True, True]
-    await moving.until(lambda: moving.controller.statuses["i-1"].corrupt_links == ())
+    await moving.until(lambda: moving.controller.statuses["i-1"].snapshot.corrupt_links == ())
 
 
 async def test_a_copy_under_way_over_that_link_is_given_up(moving: MovingCluster) -> None:
