@@ -13,6 +13,7 @@ from controller.adapters.files.adapter_files import facts_of
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.lora import request_of
 from controller.core.fleet.adapters import Adapter
+from controller.core.load.cached_prefixes import PrefixNames
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import ReservedBlocks
 from tests.adapters import RANK, make_adapter
@@ -98,6 +99,22 @@ def test_a_request_with_an_adapter_moves_and_stays_if_the_adapter_is_unknown(
         assert engine.moves.reserve(prepared, [], 2) == MoveRefusal.NO_ADAPTER
         with pytest.raises(ValueError, match=f"LoRA adapter {unknown.name} {told}"):
             engine.add(prepared)
+
+
+def test_its_cached_prefixes_have_the_names_that_frontends_give_them(
+    readers: Readers, adapters: list[Adapter]
+) -> None:
+    """As the frontend's `_prefix_hashes`: by the adapter's name and number."""
+    (engine,) = readers.engines
+    prompt = list(range(300, 600))
+    engine.take_cache_changes()
+    readers.add("r", prompt=prompt, max_tokens=2, lora_request=request_of(adapters[0]))
+    readers.finish()
+    names = PrefixNames(None, f"{adapters[0].name}#{adapters[0].number}")
+    expected = names.within(len(prompt), lambda first, end: prompt[first:end])
+    assert len(expected) == 1
+    changes = engine.take_cache_changes()
+    assert {name for name, is_cached in changes.items() if is_cached} == {*expected}
 
 
 def test_one_that_comes_back_waits_for_room_for_its_adapter(
