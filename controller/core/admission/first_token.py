@@ -52,15 +52,13 @@ def _fetched_s(
     room: Room, prompt: Prompt, source: FetchSource, num_cached: int, now_s: float
 ) -> float:
     """The time to the first token if the instance fetches what the source has."""
-    arrives_s = max(room.fetched_s, source.free_s, now_s) - now_s
-    arrives_s += (source.num_tokens - num_cached) * room.copy_token_s
-    begins_s = max(room.ready_s - now_s, arrives_s)
+    begins_s = max(room.ready_s - now_s, fetch_s(room, source, num_cached, now_s))
     return begins_s + room.speed.time_s(source.num_tokens, prompt.num_tokens) + room.decode_step_s
 
 
-def fetch_s(room: Room, prompt: Prompt, source: FetchSource, now_s: float) -> float:
-    """In how many seconds the source's part of the prompt would have arrived."""
-    num_cached = prompt.num_cached.get(room.instance_id, 0)
+def fetch_s(room: Room, source: FetchSource, num_cached: int, now_s: float) -> float:
+    """In how many seconds the source's part of a prompt would have arrived at an instance that has
+    `num_cached` tokens of it."""
     begins_s = max(room.fetched_s, source.free_s, now_s) - now_s
     return begins_s + (source.num_tokens - num_cached) * room.copy_token_s
 

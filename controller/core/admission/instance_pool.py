@@ -357,8 +357,8 @@ class ScoreBoard:
         """With late binding: the rooms of all schedulable instances by id, after a call of
         `any_schedulable`. Like scores, the rooms are kept between decisions: to make 16 rooms anew
         took as long as to place a request."""
-        self.alike = False
-        """Whether all schedulable instances have the same engine."""
+        self.fingerprint: str | None = None
+        """That of all schedulable instances; None if they differ."""
         self._short: set[str] = set()
         """The instances in `rooms` that are short of memory."""
         self._scores: dict[int, tuple[Level, list[float]]] = {}
@@ -441,7 +441,8 @@ class ScoreBoard:
         self._ready = ready
         self._ids = tuple(record.instance_id for record in ready)
         self._places = {instance_id: place for place, instance_id in enumerate(self._ids)}
-        self.alike = len({record.fingerprint for record in ready}) == 1
+        fingerprints = {record.fingerprint for record in ready}
+        self.fingerprint = fingerprints.pop() if len(fingerprints) == 1 else None
         self._scores.clear()
         if self._room_to_grow_tokens is not None:
             self.rooms = {record.instance_id: self._room(record) for record in ready}
@@ -576,24 +577,26 @@ class InstancePool:
     def report(self, event: StatusReported, now_s: float) -> bool:
         """Takes a status in. Returns whether a request that did not fit before may fit now."""
         self._latest_prompt = None
-        record = self._records.get(event.snapshot.instance_id)
-        if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
-            record.report(event.snapshot, event.last_dispatch_seq, now_s, event.age_s)
-            snapshot = event.snapshot
+        snapshot, record = event.snapshot, self._reporting(event)
+        if record is not None:
+            record.report(snapshot, event.last_dispatch_seq, now_s, event.age_s)
             computes = snapshot.num_queued > 0 or snapshot.fill_blocks > 0
             num_computed = 0 if computes else event.last_dispatch_seq
             self._history.prefixes.settle(record.instance_id, num_computed, now_s)
             return self._board.changed(record)
         return False
 
+    def _reporting(self, event: StatusReported) -> InstanceRecord | None:
+        """The record of the incarnation that reports; None if it is dead or not known."""
+        record = self._records.get(event.snapshot.instance_id)
+        is_current = record is not None and record.incarnation == event.snapshot.incarnation
+        return record if record is not None and record.alive and is_current else None
+
     def report_cache(self, event: StatusReported, now_s: float) -> AskCache | None:
         """Takes in what a status says of the instance's prefix cache."""
         self._latest_prompt = None
-        record = self._records.get(event.snapshot.instance_id)
-        is_current = record is not None and (
-            record.alive and record.incarnation == event.snapshot.incarnation
-        )
-        if record is None or not is_current or event.cache is None:
+        record = self._reporting(event)
+        if record is None or event.cache is None:
             return None
         asks = self._history.prefixes.report(record.instance_id, event.cache, now_s)
         return AskCache(record.instance_id, record.incarnation) if asks else None
@@ -662,11 +665,15 @@ class InstancePool:
         if not num_cached or holding is None or not holding.fetches:
             return None
         # The blocks of an adapter have other names on each instance.
-        if request.replayed or request.adapter or not self._board.alike:
+        if request.replayed or request.adapter:
             return None
-        records = self._records
-        most = max(num_cached.values())
-        best = [records[i] for i, number in num_cached.items() if number == most]
+        # A draining instance, which may have another engine, lends what it has, too.
+        fingerprint, records = self._board.fingerprint, self._records
+        alike = {i: n for i, n in num_cached.items() if records[i].fingerprint == fingerprint}
+        most = max(alike.values(), default=0)
+        best = [records[i] for i, number in alike.items() if number == most]
+        if not best:
+            return None
         source = min(best, key=lambda record: (record.sent_s, record.instance_id))
         names, size = request.prefix_hashes, request.prefix_hash_tokens
         number = self._history.prefixes.num_reported(source.instance_id, names)
@@ -725,10 +732,10 @@ class InstancePool:
                 earlier, begins_s = THE_EARLIER_FETCH, chosen.fetched_s
                 return self._send(request, chosen, candidates, now_s, earlier, begins_s)
             return self._send(request, chosen, candidates, now_s)
-        arrives_s = now_s + fetch_s(room, prompt, source, now_s)
+        num_cached = prompt.num_cached.get(instance_id, 0)
+        arrives_s = now_s + fetch_s(room, source, num_cached, now_s)
         sender = self._records[source.instance_id]
         chosen.fetched_s = sender.sent_s = arrives_s
-        num_cached = prompt.num_cached.get(instance_id, 0)
         limit_s = room.backlog_s(now_s) + room.speed.time_s(num_cached, source.num_tokens)
         fetch = Fetch(sender.instance_id, sender.incarnation, source.num_tokens, limit_s)
         return self._send(request, chosen, candidates, now_s, fetch, arrives_s)

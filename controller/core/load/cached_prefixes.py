@@ -19,32 +19,47 @@ from controller.core.value import value
 PREFIX_TOKENS = 256
 """How many more tokens each prefix has than the one before it. This is coarser than an engine's
 blocks: a shorter cached beginning saves less than a step."""
-NAME_BYTES = 8
+HASH_BYTES = 8
 
-_BLOCK = struct.Struct(f"<{PREFIX_TOKENS}q")
+
+class HashChain:
+    """Hashes of a sequence of tokens, one for each block of `num_tokens` tokens. Each covers all
+    tokens from the beginning to the block's end. `key`: up to 64 bytes; with another key the hashes
+    are different.
+
+    A block of 16 tokens takes 0.7 us at any place in the sequence, and one of 256 tokens 5 us, as
+    each hash continues the one before it."""
+
+    __slots__ = ("_block", "_running")
+
+    def __init__(self, key: bytes, num_tokens: int) -> None:
+        self._block = struct.Struct(f"<{num_tokens}q")
+        self._running = blake2b(key=key, digest_size=HASH_BYTES)
+
+    def add(self, token_ids: Sequence[int]) -> bytes:
+        """The hash up to the end of the next block, which has these tokens."""
+        self._running.update(self._block.pack(*token_ids))
+        return self._running.copy().digest()
 
 
 class PrefixNames:
     """The names of the prefixes of one sequence of tokens, which may grow. `apart`: for example a
     cache salt or an adapter. Sequences with different values in it share no cached blocks, so they
-    have different names.
+    have different names."""
 
-    A name takes 5 us at any place in the sequence, as each hash continues the one before it."""
-
-    __slots__ = ("_names", "_running")
+    __slots__ = ("_chain", "_names")
 
     def __init__(self, *apart: str | None) -> None:
         key = b"" if not any(apart) else blake2b(repr(apart).encode(), digest_size=64).digest()
-        self._running = blake2b(key=key, digest_size=NAME_BYTES)
+        self._chain = HashChain(key, PREFIX_TOKENS)
         self._names: list[int] = []
 
     def within(self, num_tokens: int, tokens: Callable[[int, int], Sequence[int]]) -> Sequence[int]:
         """The names of all prefixes within the first `num_tokens` tokens, the shortest first.
         `tokens(first, end)` returns a part of the sequence; only new parts are asked for."""
-        names, running = self._names, self._running
+        names = self._names
         for end in range((len(names) + 1) * PREFIX_TOKENS, num_tokens + 1, PREFIX_TOKENS):
-            running.update(_BLOCK.pack(*tokens(end - PREFIX_TOKENS, end)))
-            names.append(int.from_bytes(running.copy().digest()))
+            names.append(int.from_bytes(self._chain.add(tokens(end - PREFIX_TOKENS, end))))
         return names[: num_tokens // PREFIX_TOKENS]
 
     def ending_in(

@@ -36,6 +36,7 @@ from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import StatusReported
 from controller.core.settings import HoldingConfig
 from tests.unit.core.core_builders import (
+    DRAINS,
     RequestSnapshot,
     all_as_soon,
     request,
@@ -828,7 +829,7 @@ def test_fetches_wait_for_each_other_on_both_links() -> None:
 
 
 @pytest.mark.parametrize(
-    "why", ["off", "another engine", "replayed", "adapter", "only due", "corrupt"]
+    "why", ["off", "another engine", "the leaver's", "replayed", "adapter", "only due", "corrupt"]
 )
 def test_nothing_is_fetched_that_cannot_be(why: str) -> None:
     found = fetching(5.0)
@@ -842,6 +843,11 @@ def test_nothing_is_fetched_that_cannot_be(why: str) -> None:
             event = large_status("b", [], copy_token_s=COPY_TOKEN_S)
             again = replace(event.snapshot, incarnation=2)
             found.handle(StatusReported(again, 0), 0.0)
+        case "the leaver's":
+            found.handle(events.InstanceStarted("b", 2, "another"), 0.0)
+            event = large_status("b", [], copy_token_s=COPY_TOKEN_S)
+            found.handle(StatusReported(replace(event.snapshot, incarnation=2), 0), 0.0)
+            found.handle(events.ClosedBy("a", DRAINS), 0.0)
         case "corrupt":
             event = large_status("b", [], copy_token_s=COPY_TOKEN_S)
             snapshot = replace(event.snapshot, corrupt_links=("a",))

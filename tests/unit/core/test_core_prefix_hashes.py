@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.runtime.frontend.traffic_recorder import HASH_BYTES, prefix_hashes, session_hash
+from controller.core.load.cached_prefixes import HASH_BYTES
+from controller.runtime.frontend.traffic_recorder import prefix_hashes, session_hash
 
 KEY = b"k" * 32
 TOKENS = st.lists(st.integers(0, 3) | st.sampled_from([2**31, 2**40]), max_size=40)
