@@ -33,6 +33,8 @@ class StatusReported:
     """How old the snapshot is. It counts for the prompts that were computed since then."""
     cache: CacheReport | None = None
     """What the instance's prefix cache has gained and lost; None: nothing."""
+    host_cache: CacheReport | None = None
+    """What its host cache has gained and lost; None: nothing, or it has none."""
 
 
 @value
@@ -170,9 +172,10 @@ Event = (
 @value
 class Fetch:
     """Before the request is computed, copy what this incarnation has cached of its prompt, up to
-    `num_tokens` tokens. `limit_s`: after this time it is sooner to compute them. Without an
-    instance, another fetch is already under way for an earlier request that begins alike: the
-    request is computed after it."""
+    `num_tokens` tokens. If it is the incarnation that computes the request, it has them in its host
+    cache. `limit_s`: after this time it is sooner to compute them. Without an instance, another
+    fetch is already under way for an earlier request that begins alike: the request is computed
+    after it."""
 
     instance_id: str
     incarnation: int
@@ -229,7 +232,7 @@ class Reject:
 
 @value
 class AskCache:
-    """Ask this incarnation to start over with the reports of its prefix cache. The scheduler does
+    """Ask this incarnation to start over with the reports of its caches. The scheduler does
     not know all reports so far, because one was lost or the controller has started again."""
 
     instance_id: str

@@ -40,6 +40,9 @@ from controller.model.model_fetches import ModelFetches
 from controller.model.model_moves import ModelMoves
 from controller.model.profile import LatencyProfile, ModelConfig
 
+HOST_BYTES_PER_S = 20e9
+"""How fast blocks come back from main memory. A PCIe 5 bus has 50 GB/s, but the blocks lie
+scattered at both ends, and steps use the bus, too."""
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 
@@ -167,6 +170,9 @@ class EngineModel:
         self.copy_token_s = (
             profile.kv_bytes_per_token / profile.copy_bytes_per_s if config.prefix_caching else 0.0
         )
+        self.load_token_s = (
+            profile.kv_bytes_per_token / HOST_BYTES_PER_S if config.num_host_blocks else 0.0
+        )
         self._state = EngineState(config)
         self.moves = ModelMoves(self._state)
         self.fetches = ModelFetches(self._state)
@@ -194,6 +200,11 @@ class EngineModel:
         """The segments that the prefix cache has got whole (True), or has not whole any more
         (False), since the last call, by name."""
         return self._state.pool.take_changes()
+
+    def take_host_cache_changes(self) -> Mapping[Hashable, bool]:
+        """Like `take_cache_changes`, for the host cache."""
+        host_cache = self._state.host_cache
+        return {} if host_cache is None else host_cache.take_changes()
 
     def has_work(self) -> bool:
         """Whether a step would do anything. A step does nothing for requests that are suspended or
@@ -294,6 +305,7 @@ class EngineModel:
             prefill_speed=self.prefill_speed,
             decode_step_s=self._decode_step_s(),
             copy_token_s=self.copy_token_s,
+            load_token_s=self.load_token_s,
         )
 
     def _backlog_s(self) -> float:

@@ -159,6 +159,50 @@ def num_held(holds: Sequence[Hold]) -> int:
     return holds[-1].end_block if holds else 0
 
 
+class HostCache:
+    """Copies of cached blocks in main memory, of whole segments only, by name. Each segment that an
+    engine's prefix cache gets whole is copied here. If there is no room for it, the segment goes
+    that is unused for longest. What a copy costs the engine is not modelled."""
+
+    def __init__(self, num_total_blocks: int) -> None:
+        self._segments: OrderedDict[Hashable, int] = OrderedDict()  # longest unused first
+        self._num_free = num_total_blocks
+        self._changes: dict[Hashable, bool] = {}
+
+    def store(self, name: Hashable, num_blocks: int) -> None:
+        """Copies a segment here, or notes that it was used again."""
+        segments = self._segments
+        if name not in segments:
+            segments[name] = num_blocks
+            self._num_free -= num_blocks
+            self._changes[name] = True
+        segments.move_to_end(name)
+        while self._num_free < 0:
+            dropped, num_dropped = segments.popitem(last=False)
+            self._num_free += num_dropped
+            self._changes[dropped] = False
+
+    def find(self, segment_at: SegmentAt, first_block: int, max_blocks: int) -> int:
+        """The index up to which the blocks of a prompt are here, from `first_block` on; at most
+        `max_blocks`."""
+        block = first_block
+        while block < max_blocks:
+            name, _, end = segment_at(block)
+            if name not in self._segments:
+                break
+            block = min(end, max_blocks)
+        return block
+
+    def take_changes(self) -> dict[Hashable, bool]:
+        """The segments that have come (True) or gone (False) since the last call, by name."""
+        changes, self._changes = self._changes, {}
+        return changes
+
+    def check(self, num_total_blocks: int) -> None:
+        """Raises AssertionError if blocks are miscounted."""
+        assert self._num_free == num_total_blocks - sum(self._segments.values()) >= 0
+
+
 class BlockPool:
     """The KV blocks of one engine: their number, and an index by name of the blocks whose content
     can be used again. `num_free` blocks can be taken, including free blocks that are still cached.
@@ -168,10 +212,13 @@ class BlockPool:
     that holds a block has let go, the block is free, but it can still be found until its memory is
     needed for a new block. Free blocks without a name are taken first, then the cached blocks,
     beginning with the one that has been unused for the longest time. That is vLLM's order, block by
-    block; a run per segment takes a thirtieth of the time with segments of 32 blocks."""
+    block; a run per segment takes a thirtieth of the time with segments of 32 blocks.
 
-    def __init__(self, num_total_blocks: int) -> None:
+    `host`: gets a copy of each segment that becomes whole."""
+
+    def __init__(self, num_total_blocks: int, host: HostCache | None = None) -> None:
         self.num_total_blocks = num_total_blocks
+        self._host = host
         self.num_free = num_total_blocks
         self._unused: OrderedDict[_Unused, None] = OrderedDict()  # longest unused first
         self._num_unused = 0
@@ -221,6 +268,8 @@ class BlockPool:
         self.num_free += num_blank_blocks
         for hold in reversed(cached):
             run, end = hold.run, hold.end_block
+            if self._host is not None and run.is_whole:
+                self._host.store(run.name, run.end_block - run.first_block)
             del run.ends[bisect_left(run.ends, end)]
             held_until = run.held_until
             if held_until < end:
@@ -249,6 +298,8 @@ class BlockPool:
                 cached.append(Hold(run, run.end_block))
             if run.is_whole:
                 self._changes[name] = True
+                if self._host is not None:
+                    self._host.store(name, run.end_block - run.first_block)
             block = run.end_block
 
     def find(self, segment_at: SegmentAt, max_blocks: int) -> list[Hold]:
@@ -505,7 +556,9 @@ class EngineState:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_total_blocks)
+        num_host_blocks = config.num_host_blocks
+        self.host_cache = HostCache(num_host_blocks) if num_host_blocks else None
+        self.pool = BlockPool(config.num_total_blocks, self.host_cache)
         self.waiting = WaitingQueue(config.block_size, by_arrival=config.mode == "chunked")
         self.running: list[RequestState] = []
         self.suspended: dict[str, RequestState] = {}
@@ -643,6 +696,8 @@ class EngineState:
         assert self.chunked <= set(self.running)
         self._check_pins()
         held = [*batch, *arriving]
+        if self.host_cache is not None:
+            self.host_cache.check(self.config.num_host_blocks)
         self.pool.check(
             sum(r.num_blocks - r.num_cached for r in held)
             + sum(pin.num_left for pin in self.pins.values())

@@ -16,12 +16,22 @@ class ModelFetches:
 
     def lend(self, key: str, segment_at: SegmentAt, max_blocks: int) -> int:
         """At the source: holds what is cached of the prefix, until `give_back`. Returns the number
-        of blocks."""
+        of blocks, together with those that follow in the host cache."""
         pool = self._state.pool
         found = pool.find(segment_at, max_blocks)
         pool.hold(found)
         self._state.held_prefixes[key] = HeldPrefix(found)
-        return num_held(found)
+        return self.with_host(segment_at, num_held(found), max_blocks)
+
+    def with_host(self, segment_at: SegmentAt, num_blocks: int, max_blocks: int) -> int:
+        """How many blocks of the prefix there are with those from `num_blocks` on in the host
+        cache."""
+        host_cache = self._state.host_cache
+        return (
+            num_blocks
+            if host_cache is None
+            else host_cache.find(segment_at, num_blocks, max_blocks)
+        )
 
     def num_cached(self, segment_at: SegmentAt, max_blocks: int) -> int:
         """How many blocks of the prefix are cached here."""

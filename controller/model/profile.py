@@ -196,7 +196,8 @@ class ModelConfig:
     `num_total_blocks` does not include the null block. `long_prefill_token_threshold` limits the
     size of a chunk while the engine has more than one request; 0 means no limit. In vLLM 0.32 no
     further running request takes part in a step after a request that evicted itself, hence
-    `own_eviction_ends_step`; since 0.33 they do.
+    `own_eviction_ends_step`; since 0.33 they do. `num_host_blocks`: how many blocks the host cache
+    has room for; 0: there is none.
 
     Raises ValueError if a size is not positive, or if a step is too small for the decodes of a
     batch."""
@@ -211,6 +212,7 @@ class ModelConfig:
     mode: Mode
     long_prefill_token_threshold: int = 0
     own_eviction_ends_step: bool = True
+    num_host_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name in (
@@ -255,9 +257,15 @@ class ModelConfig:
 
     @classmethod
     def of(
-        cls, profile: LatencyProfile, *, mode: Mode = "chunked", prefix_caching: bool = True
+        cls,
+        profile: LatencyProfile,
+        *,
+        mode: Mode = "chunked",
+        prefix_caching: bool = True,
+        host_cache_bytes: int = 0,
     ) -> Self:
         """The engine that `profile` describes. Its watermark is rounded as vLLM rounds it."""
+        block_bytes = profile.kv_bytes_per_token * profile.block_size
         return cls(
             block_size=profile.block_size,
             num_total_blocks=profile.num_total_blocks,
@@ -267,4 +275,5 @@ class ModelConfig:
             max_model_len=profile.max_model_len,
             prefix_caching=prefix_caching,
             mode=mode,
+            num_host_blocks=host_cache_bytes // block_bytes if prefix_caching else 0,
         )

@@ -440,7 +440,12 @@ class SimCluster:
         self.outcome = Outcome()
         self.instances: dict[str, SimInstance] = {}
         profile, policy = setup.profile, setup.policy
-        self._config = ModelConfig.of(profile, mode=setup.mode, prefix_caching=setup.prefix_caching)
+        self._config = ModelConfig.of(
+            profile,
+            mode=setup.mode,
+            prefix_caching=setup.prefix_caching,
+            host_cache_bytes=setup.host_cache_bytes,
+        )
         self._runs: dict[str, RequestRun] = {}
         """The requests that have arrived and not ended, by id."""
         self._hash_tokens = 0
@@ -570,7 +575,7 @@ class SimCluster:
                 case Reject():
                     self._fail(self._runs[instruction.request_id])
                 case AskCache():
-                    self.instances[instruction.instance_id].cache_reporter.start_over()
+                    self.instances[instruction.instance_id].report_caches_anew()
 
     def _dispatch(self, dispatch: Dispatch) -> None:
         run = self._runs[dispatch.request_id]
@@ -726,6 +731,7 @@ class SimCluster:
             self._last_seq[instance_id],
             instance.status_age_s(),
             instance.take_cache_report(),
+            instance.take_host_cache_report(),
         )
         self._follow(self._scheduler.handle(reported, now_s))
         return True

@@ -8,7 +8,7 @@ end, and a status shows the state between the last two steps. Steps that only de
 import math
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -54,10 +54,10 @@ class SimInstance:
         self.runs: dict[str, RequestRun] = {}
         """Requests whose engine state is here, by id."""
         self.coming: dict[str, RequestRun] = {}
-        self.fetching: dict[str, tuple[ModelRequest, int]] = {}
-        """Of those, the requests that are here and whose prefixes are being fetched, by id, each
-        with the number of tokens of the prefix."""
         """The requests that were dispatched here and come in once the step is over, by id."""
+        self.fetching: dict[str, tuple[ModelRequest, int]] = {}
+        """Of those, the requests that are here and whose prefixes are being copied, by id, each
+        with the number of tokens of the prefix."""
         self.moves: MoveTable[MovingAway, Arriving] = MoveTable(self.runs, max_moves)
         self.num_steps = 0
         self.busy_s = 0.0
@@ -66,6 +66,7 @@ class SimInstance:
         self.slowdown = 1.0
         """The factor by which steps take longer than the profile says."""
         self.cache_reporter = CacheReporter()
+        self.host_cache_reporter = CacheReporter() if config.num_host_blocks else None
         self._events = events
         self._on_finished = on_finished
         self._on_changed = on_changed
@@ -139,9 +140,20 @@ class SimInstance:
 
     def take_cache_report(self) -> CacheReport | None:
         """What the prefix cache has gained and lost since the last report."""
-        changes = self.engine.take_cache_changes()
-        self.cache_reporter.changed({n: k for n, k in changes.items() if isinstance(n, int)})
+        self.cache_reporter.changed(_named(self.engine.take_cache_changes()))
         return self.cache_reporter.take()
+
+    def take_host_cache_report(self) -> CacheReport | None:
+        """Like `take_cache_report`, for the host cache."""
+        if self.host_cache_reporter is None:
+            return None
+        self.host_cache_reporter.changed(_named(self.engine.take_host_cache_changes()))
+        return self.host_cache_reporter.take()
+
+    def report_caches_anew(self) -> None:
+        self.cache_reporter.start_over()
+        if self.host_cache_reporter is not None:
+            self.host_cache_reporter.start_over()
 
     def freest_status(self) -> InstanceSnapshot:
         """Like `status`, but with the free blocks of some earlier moment of the stretch. A stretch
@@ -314,6 +326,11 @@ class SimInstance:
 
 _BUSY = StepResult(0.0, (), (), (), (), {}, {})
 """The marker for the moment between two steps."""
+
+
+def _named(changes: Mapping[Hashable, bool]) -> dict[int, bool]:
+    """The segments that have a name in the trace."""
+    return {name: is_cached for name, is_cached in changes.items() if isinstance(name, int)}
 
 
 def _with_free(status: InstanceSnapshot, num_free_blocks: int) -> InstanceSnapshot:

@@ -94,6 +94,8 @@ class Outcome:
     num_removed: int = 0
     num_fetched_tokens: int = 0
     """Tokens of prompts whose KV was copied from the cache of another instance."""
+    num_loaded_tokens: int = 0
+    """Tokens of prompts whose KV was copied from the host cache of their own instance."""
     num_steps: int = 0
     busy_s: float = 0.0
     """The time of all steps of all instances."""

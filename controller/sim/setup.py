@@ -52,6 +52,8 @@ class ClusterSetup:
     num_instances: int = 16
     mode: Mode = "chunked"
     prefix_caching: bool = False
+    host_cache_bytes: int = 0
+    """The size of each instance's host cache, with prefix caching."""
     message_s: float = 0.001
     """How long a message between two instances takes."""
     sample_s: float = 1.0

@@ -1,4 +1,5 @@
-"""Cached prefixes that instances copy from each other, in virtual time. Carries out what the
+"""Cached prefixes that instances copy from each other, and from their host caches, in virtual time.
+Carries out what the
 machine of `core/migration/prefix_fetch.py` instructs, as `runtime/instance/prefix_fetches.py` does
 on a live instance. Copies queue on the source's link, with those of moves."""
 
@@ -118,7 +119,10 @@ class _SimFetch:
                 case Reserve():
                     self._reserve()
                 case Copy():
-                    self._shared.links.send(self._asked)
+                    if self._source is self._destination:
+                        self._load()
+                    else:
+                        self._shared.links.send(self._asked)
                     events, until_s = self._shared.events, self._machine.until_s
                     events.at(max(events.now_s, until_s), lambda: self._tell(Ticked()))
                 case CancelCopy():
@@ -142,6 +146,18 @@ class _SimFetch:
         fetches = self._destination.engine.fetches
         fetches.commit(self._key, self._segment_at, self._num_cached + num_blocks)
         self._tell(Stored())
+
+    def _load(self) -> None:
+        """Loads from the own host cache what is still there."""
+        shared, there = self._shared, self._destination
+        found = there.engine.fetches.with_host(self._segment_at, self._num_cached, self._num_blocks)
+        num_blocks = found - self._num_cached
+        shared.outcome.num_loaded_tokens += num_blocks * shared.block_size
+        shared.links.load(
+            there.instance_id,
+            num_blocks * shared.block_bytes,
+            lambda: self._tell(Copied(num_blocks)),
+        )
 
     # -- source --------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from controller.core.migration.protocol import (
 )
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.core.migration.source import SourceMove, SourceState
+from controller.model.engine_model import HOST_BYTES_PER_S
 from controller.model.model_moves import MovingState
 from controller.sim.event_queue import Action, EventQueue
 from controller.sim.instance import SimInstance
@@ -71,6 +72,13 @@ class Links:
     def bandwidth(self, source_id: str) -> float:
         """The bandwidth of the source's link, in bytes per second."""
         return self.bytes_per_s / self.slowdown.get(source_id, 1.0)
+
+    def load(self, instance_id: str, num_bytes: int, loaded: Action) -> None:
+        """Copies from the instance's host cache into its KV blocks."""
+        events, bus = self._events, f"{instance_id}/host"
+        begins_s = max(events.now_s, self._free_s.get(bus, 0.0))
+        self._free_s[bus] = ends_s = begins_s + num_bytes / HOST_BYTES_PER_S
+        events.at(ends_s, loaded)
 
     def copy(self, source_id: str, num_bytes: int, sent: Action, arrived: Action) -> None:
         """`sent` is called when the last byte has left the source. A copy that is called off

@@ -152,6 +152,15 @@ ModeOption = Annotated[
 PrefixCaching = Annotated[
     bool, typer.Option("--prefix-caching", help="Let engines reuse the blocks of earlier prompts.")
 ]
+HostCache = Annotated[
+    float,
+    typer.Option(
+        "--host-cache",
+        metavar="GIB",
+        min=0,
+        help="Keep this much of each prefix cache in main memory, too.",
+    ),
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
@@ -235,6 +244,7 @@ def simulate(
     profile: Profile = DEFAULT_PROFILE,
     mode: ModeOption = Mode.CHUNKED,
     prefix_caching: PrefixCaching = False,
+    host_cache: HostCache = 0.0,
     set_: Assignments = None,
     faults: Faults = None,
     warm_up: WarmUp = 0.0,
@@ -293,6 +303,7 @@ def simulate(
         profile=profile,
         mode=mode.value,
         prefix_caching=prefix_caching,
+        host_cache_gib=host_cache,
         settings=config_file.parse_assignments(set_ or (), "--set", SET_HINT),
         faults=faults,
         warm_up=warm_up,
@@ -326,6 +337,7 @@ def find_knee(
     profile: Profile = DEFAULT_PROFILE,
     mode: ModeOption = Mode.CHUNKED,
     prefix_caching: PrefixCaching = False,
+    host_cache: HostCache = 0.0,
     set_: Assignments = None,
     target_ttft_p99: KneeTarget = KNEE_TARGET_S,
     jobs: Jobs = None,
@@ -362,6 +374,7 @@ def find_knee(
         profile=profile,
         mode=mode.value,
         prefix_caching=prefix_caching,
+        host_cache_gib=host_cache,
         settings=config_file.parse_assignments(set_ or (), "--set", SET_HINT),
     )
     if seeds is not None:

@@ -42,6 +42,7 @@ class Wanted:
     profile: str = "a10-llama-7b"
     mode: Mode = "chunked"
     prefix_caching: bool = False
+    host_cache_gib: float = 0.0
     settings: Mapping[str, str] = field(default_factory=dict)
     faults: str | None = None
     warm_up: float = 0.0
@@ -77,6 +78,11 @@ def runs(wanted: Wanted) -> list[Run]:
     Raises:
         UsageError: an unknown policy, profile or setting, or a wrong fault.
     """
+    if wanted.host_cache_gib and not wanted.prefix_caching:
+        raise UsageError(
+            "--host-cache keeps what a prefix cache has, and engines have none here",
+            hint="add --prefix-caching",
+        )
     profile = _profile(wanted.profile)
     policies = [_policy(name) for name in wanted.policies]
     if wanted.autoscale is not None:
@@ -91,6 +97,7 @@ def runs(wanted: Wanted) -> list[Run]:
                 size,
                 mode=wanted.mode,
                 prefix_caching=wanted.prefix_caching,
+                host_cache_bytes=int(wanted.host_cache_gib * 2**30),
                 faults=_faults(wanted, size),
             ),
             seed,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import assert_never
 
-from controller.core.admission.first_token import fetch_from, fetch_s
+from controller.core.admission.first_token import copy_for
 from controller.core.admission.policies import FetchSource, History, Policy, Prompt, SchedulerConfig
-from controller.core.load.cached_prefixes import PREFIX_TOKENS
+from controller.core.load.cached_prefixes import PREFIX_TOKENS, num_alone
 from controller.core.load.closed import (
     OPEN,
     Closed,
@@ -82,6 +82,7 @@ class InstanceRecord:
         "is_shut",
         "last_dispatch_seq",
         "last_report_s",
+        "loaded_s",
         "may_receive",
         "may_send",
         "ordered",
@@ -125,6 +126,8 @@ class InstanceRecord:
         computed one after the other, so a new one is computed from then on."""
         self.fetched_s = float("-inf")
         """When the prefixes that it fetches from other instances will have arrived."""
+        self.loaded_s = float("-inf")
+        """When it will have loaded what it loads from its host cache."""
         self.sent_s = float("-inf")
         """When other instances will have fetched what they fetch from here."""
         self._sum_up()
@@ -474,6 +477,7 @@ class ScoreBoard:
             ready_s=record.ready_s,
             speed=speed_of(snapshot),
             fetched_s=record.fetched_s,
+            loaded_s=record.loaded_s,
         )
 
     def _note_shortage(self, room: Room) -> bool:
@@ -556,7 +560,7 @@ class InstancePool:
             case InstanceRemoved():
                 self._records.pop(event.instance_id, None)
                 self._ordered.pop(event.instance_id, None)
-                self._history.prefixes.forget(event.instance_id)
+                self._history.forget(event.instance_id)
             case ClosedBy(instance_id, reasons):
                 self._ordered[instance_id] = reasons
                 if not reasons:
@@ -593,13 +597,17 @@ class InstancePool:
         return record if record is not None and record.alive and is_current else None
 
     def report_cache(self, event: StatusReported, now_s: float) -> AskCache | None:
-        """Takes in what a status says of the instance's prefix cache."""
+        """Takes in what a status says of the instance's prefix cache and its host cache."""
         self._latest_prompt = None
         record = self._reporting(event)
-        if record is None or event.cache is None:
+        if record is None:
             return None
-        asks = self._history.prefixes.report(record.instance_id, event.cache, now_s)
-        return AskCache(record.instance_id, record.incarnation) if asks else None
+        instance_id, history, asks = record.instance_id, self._history, False
+        if event.cache is not None:
+            asks = history.prefixes.report(instance_id, event.cache, now_s)
+        if event.host_cache is not None:
+            asks |= history.in_host.report(instance_id, event.host_cache, now_s)
+        return AskCache(instance_id, record.incarnation) if asks else None
 
     def _on_started(self, event: InstanceStarted) -> None:
         known = self._records.get(event.instance_id)
@@ -610,14 +618,14 @@ class InstancePool:
                 self._ordered.get(event.instance_id, OPEN),
                 event.fingerprint,
             )
-            self._history.prefixes.forget(event.instance_id)
+            self._history.forget(event.instance_id)
 
     def _on_died(self, event: InstanceDied) -> None:
         record = self._records.get(event.instance_id)
         if record is not None and event.incarnation >= record.incarnation:
             # The record stays, so that what the dead incarnation still sends is refused.
             record.die()
-            self._history.prefixes.forget(event.instance_id)
+            self._history.forget(event.instance_id)
 
     # -- where a request goes ------------------------------------------------------------
 
@@ -652,21 +660,29 @@ class InstancePool:
         if self._latest_prompt is None or self._latest_prompt[0] is not request:
             matched = self._history.matched(request)
             cached = {i: min(n, num_tokens - 1) for i, n in matched.items()}
-            found = Prompt(num_tokens, cached, self._fetch_source(request, cached))
+            found = Prompt(num_tokens, cached)
+            holding = self._config.holding
+            # The blocks of an adapter have other names on each instance.
+            is_copied = not (request.replayed or request.adapter)
+            if holding is not None and holding.fetches and is_copied:
+                matched = self._history.matched_in_host(request)
+                in_host = {i: min(n, num_tokens - 1) for i, n in matched.items()}
+                source = self._fetch_source(request, cached, in_host)
+                found = Prompt(num_tokens, cached, in_host, source)
             self._latest_prompt = request, found
         return self._latest_prompt[1]
 
     def _fetch_source(
-        self, request: DispatchRequested, num_cached: Mapping[str, int]
+        self,
+        request: DispatchRequested,
+        num_cached: Mapping[str, int],
+        num_in_host: Mapping[str, int],
     ) -> FetchSource | None:
-        """The instance that has most of the prompt in its cache by now, and of several the one that
-        is first free to send it."""
-        holding = self._config.holding
-        if not num_cached or holding is None or not holding.fetches:
-            return None
-        # The blocks of an adapter have other names on each instance.
-        if request.replayed or request.adapter:
-            return None
+        """The instance that has most of the prompt by now, in its prefix cache or its host cache,
+        and of several the one that is first free to send it."""
+        if num_in_host:
+            both = {**num_cached, **num_in_host}
+            num_cached = {i: max(n, num_cached.get(i, 0)) for i, n in both.items()}
         # A draining instance, which may have another engine, lends what it has, too.
         fingerprint, records = self._board.fingerprint, self._records
         alike = {i: n for i, n in num_cached.items() if records[i].fingerprint == fingerprint}
@@ -676,7 +692,11 @@ class InstancePool:
             return None
         source = min(best, key=lambda record: (record.sent_s, record.instance_id))
         names, size = request.prefix_hashes, request.prefix_hash_tokens
-        number = self._history.prefixes.num_reported(source.instance_id, names)
+        history = self._history
+        number = max(
+            history.prefixes.num_reported(source.instance_id, names),
+            history.in_host.num_reported(source.instance_id, names),
+        )
         num_tokens = min(number * size, request.num_prompt_tokens - 1)
         if not num_tokens or not source.reports:
             return None
@@ -684,7 +704,8 @@ class InstancePool:
 
     def num_cold_tokens(self, instance_id: str) -> int:
         """How many tokens only this instance has cached."""
-        return self._history.prefixes.num_alone(instance_id) * PREFIX_TOKENS
+        history = self._history
+        return num_alone(instance_id, history.prefixes, history.in_host) * PREFIX_TOKENS
 
     def adapter_wait(self, request: DispatchRequested) -> Callable[[str], int] | None:
         """Returns a function from an instance's id to `InstanceRecord.adapter_wait`; None if the
@@ -723,21 +744,21 @@ class InstancePool:
         candidates = ((instance_id, round(score, 1)),)
         config, room = self._config.holding, self._board.rooms[instance_id]
         prompt = self.prompt(request)
-        source = None if config is None else fetch_from(room, prompt, config, now_s)
-        if source is None:
-            prefixes = self._history.prefixes
-            if chosen.fetched_s > now_s and prefixes.is_being_fetched(
-                instance_id, request.prefix_hashes
-            ):
-                earlier, begins_s = THE_EARLIER_FETCH, chosen.fetched_s
-                return self._send(request, chosen, candidates, now_s, earlier, begins_s)
+        copy = None if config is None else copy_for(room, prompt, config, now_s)
+        if copy is None:
+            prefixes, copied_s = self._history.prefixes, max(chosen.fetched_s, chosen.loaded_s)
+            if copied_s > now_s and prefixes.is_being_fetched(instance_id, request.prefix_hashes):
+                return self._send(request, chosen, candidates, now_s, THE_EARLIER_FETCH, copied_s)
             return self._send(request, chosen, candidates, now_s)
         num_cached = prompt.num_cached.get(instance_id, 0)
-        arrives_s = now_s + fetch_s(room, source, num_cached, now_s)
-        sender = self._records[source.instance_id]
-        chosen.fetched_s = sender.sent_s = arrives_s
-        limit_s = room.backlog_s(now_s) + room.speed.time_s(num_cached, source.num_tokens)
-        fetch = Fetch(sender.instance_id, sender.incarnation, source.num_tokens, limit_s)
+        arrives_s = now_s + copy.arrives_s
+        sender = self._records[copy.instance_id]
+        if sender is chosen:
+            chosen.loaded_s = arrives_s
+        else:
+            chosen.fetched_s = sender.sent_s = arrives_s
+        limit_s = room.backlog_s(now_s) + room.speed.time_s(num_cached, copy.num_tokens)
+        fetch = Fetch(sender.instance_id, sender.incarnation, copy.num_tokens, limit_s)
         return self._send(request, chosen, candidates, now_s, fetch, arrives_s)
 
     def _send(

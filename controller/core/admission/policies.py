@@ -33,11 +33,12 @@ from controller.core.settings import HoldingConfig, KeyLimits, SchedulerSettings
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt as a decision sees it. `num_cached`: by instance, how many of its tokens need not be
-    computed there; instances that have none are left out. `source`: from where other instances can
-    fetch its beginning."""
+    computed there; instances that have none are left out. `num_in_host`: likewise, how many of them
+    its host cache has. `source`: from where other instances can fetch its beginning."""
 
     num_tokens: int
     num_cached: Mapping[str, int]
+    num_in_host: Mapping[str, int] = field(default_factory=dict)
     source: "FetchSource | None" = None
 
 
@@ -53,18 +54,33 @@ class FetchSource:
 
 class History:
     """What the dispatcher remembers. `last`: the instance that was chosen last; None before the
-    first choice. `prefixes`: what the instances have cached."""
+    first choice. `prefixes`: what the instances have in their prefix caches. `in_host`: what they
+    have in their host caches."""
 
     def __init__(self) -> None:
         self.last: str | None = None
         self.prefixes = CachedPrefixes()
+        self.in_host = CachedPrefixes()
 
     def matched(self, request: DispatchRequested) -> dict[str, int]:
         """How many tokens of the prompt, from its beginning, each instance has cached or will have.
         Instances that have none of it are left out."""
-        size, most = request.prefix_hash_tokens, request.num_prompt_tokens
-        matched = self.prefixes.matched(request.prefix_hashes)
-        return {each: min(number * size, most) for each, number in matched.items()}
+        return _num_tokens(self.prefixes, request)
+
+    def matched_in_host(self, request: DispatchRequested) -> dict[str, int]:
+        """Like `matched`, for the host caches."""
+        return _num_tokens(self.in_host, request)
+
+    def forget(self, instance_id: str) -> None:
+        """Forgets what an instance had cached that is gone."""
+        self.prefixes.forget(instance_id)
+        self.in_host.forget(instance_id)
+
+
+def _num_tokens(known: CachedPrefixes, request: DispatchRequested) -> dict[str, int]:
+    size, most = request.prefix_hash_tokens, request.num_prompt_tokens
+    matched = known.matched(request.prefix_hashes)
+    return {each: min(number * size, most) for each, number in matched.items()}
 
 
 # -- ways to pick one of the instances that may take a new request, by their scores -------

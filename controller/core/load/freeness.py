@@ -211,8 +211,9 @@ class Room:
     whatever its memory can hold, as its engine does. `claimed_blocks`: all blocks that these
     requests have or wait for. `ready_s`: when their prompts will be computed, by the clock of the
     decisions; `speed`: how fast prompts are computed there; `full_step_s`: the time of a step that
-    computes as many tokens of prompts as it can; `copy_token_s`, `corrupt_links`: as in
-    `InstanceSnapshot`; `fetched_s`: when the prefixes that it fetches will have arrived."""
+    computes as many tokens of prompts as it can; `copy_token_s`, `load_token_s`, `corrupt_links`:
+    as in `InstanceSnapshot`; `fetched_s`: when the prefixes that it fetches from other instances
+    will have arrived; `loaded_s`: when it will have loaded what it loads from its host cache."""
 
     instance_id: str
     free_blocks: int
@@ -228,6 +229,8 @@ class Room:
     copy_token_s: float = 0.0
     fetched_s: float = -math.inf
     corrupt_links: tuple[str, ...] = ()
+    load_token_s: float = 0.0
+    loaded_s: float = -math.inf
     spare_blocks: int = field(init=False)
     """The most blocks that a request may need in order to fit; 0 if no place is free. It is stored
     because a decision looks at many rooms, and few of them have changed since the last decision."""
@@ -246,6 +249,7 @@ class Room:
         ready_s: float = -math.inf,
         speed: PrefillSpeed = NOT_MEASURED,
         fetched_s: float = -math.inf,
+        loaded_s: float = -math.inf,
     ) -> Self:
         """The room that a snapshot leaves. `by_step`: requests may wait until their tokens fill one
         step, because no instance is `below_half_free`."""
@@ -280,6 +284,8 @@ class Room:
             snapshot.copy_token_s,
             fetched_s,
             snapshot.corrupt_links,
+            snapshot.load_token_s,
+            loaded_s,
         )
 
     @property

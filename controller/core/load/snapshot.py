@@ -141,6 +141,9 @@ class InstanceSnapshot:
     copy_token_s: float = 0.0
     """How long it takes to copy the KV of one token from another instance; 0: the instance fetches
     no cached prefixes."""
+    load_token_s: float = 0.0
+    """How long it takes to load the KV of one token from the instance's host cache; 0: the instance
+    has no host cache."""
     corrupt_links: tuple[str, ...] = ()
     """The instances from which this one fetches nothing for a while, because a copy from there was
     corrupt. The llumlet sets this, because the engine does not know it."""
@@ -215,6 +218,7 @@ def with_batch(
         snapshot.prefill_speed,
         snapshot.decode_step_s,
         snapshot.copy_token_s,
+        snapshot.load_token_s,
         snapshot.corrupt_links,
     )
 

@@ -27,14 +27,29 @@ def trace() -> Trace:
 
 
 def ran(
-    *, fetches: bool = True, faults: tuple[Fault, ...] = (), link: float = 10e9, num: int = 3
+    *,
+    fetches: bool = True,
+    faults: tuple[Fault, ...] = (),
+    link: float = 10e9,
+    num: int = 3,
+    played: Trace | None = None,
+    host_cache_bytes: int = 0,
 ) -> Outcome:
     policy = sim_policy("llumnix+")
     assert policy.holding is not None
     policy = replace(policy, holding=replace(policy.holding, fetches=fetches))
     profile = replace(H100, copy_bytes_per_s=link)
-    cluster = SimCluster(ClusterSetup(profile, policy, num, prefix_caching=True, faults=faults))
-    outcome = cluster.run(trace())
+    cluster = SimCluster(
+        ClusterSetup(
+            profile,
+            policy,
+            num,
+            prefix_caching=True,
+            faults=faults,
+            host_cache_bytes=host_cache_bytes,
+        )
+    )
+    outcome = cluster.run(played or trace())
     end_s = cluster.events.now_s + 60
     cluster.events.run(lambda: cluster.events.now_s > end_s)  # copies that nobody waits for
     for instance in cluster.instances.values():
@@ -72,3 +87,45 @@ def test_a_fetch_that_fails_costs_time_and_nothing_else(
     num_lost = outcome.num_failed
     assert len(outcome.rows) + num_lost == NUM_AT_ONCE + 1
     assert num_lost == 0 or kind == "kill"
+
+
+NUM_SESSIONS = 9
+
+
+def sessions() -> Trace:
+    """More sessions than one instance's prefix cache holds, each of which comes back once."""
+    rows = [
+        TraceRequest(10.0 * number, SHARED, 20, prefix_hashes=tuple(names))
+        for number in range(2 * NUM_SESSIONS)
+        for names in [range(1000 * (number % NUM_SESSIONS), 1000 * (number % NUM_SESSIONS) + 118)]
+    ]
+    return Trace("sessions", rows, SIZE)
+
+
+def test_what_the_prefix_cache_has_dropped_is_loaded_from_the_host_cache() -> None:
+    loaded = ran(num=1, played=sessions(), host_cache_bytes=200 << 30)
+    computed = ran(num=1, played=sessions())
+    assert loaded.num_loaded_tokens > (NUM_SESSIONS - 1) * 0.9 * SHARED
+    assert computed.num_loaded_tokens == 0
+    assert sum(ttfts_s(loaded)[:NUM_SESSIONS]) < 0.3 * sum(ttfts_s(computed)[:NUM_SESSIONS])
+
+
+def test_a_host_cache_that_is_too_small_has_dropped_them_too() -> None:
+    assert ran(num=1, played=sessions(), host_cache_bytes=20 << 30).num_loaded_tokens == 0
+
+
+@pytest.mark.parametrize("after_s", [0.001, 0.1, 0.2, 0.4])
+@pytest.mark.parametrize("kind", ["kill", "slow-steps", "drain"])
+def test_a_load_that_fails_costs_time_and_nothing_else(kind: str, after_s: float) -> None:
+    fault = Fault(10.0 * NUM_SESSIONS + after_s, kind, "i-0", factor=30.0)
+    outcome = ran(num=2, played=sessions(), host_cache_bytes=200 << 30, faults=(fault,))
+    assert len(outcome.rows) + outcome.num_failed == 2 * NUM_SESSIONS
+    assert outcome.num_failed == 0 or kind == "kill"
+
+
+def test_instances_fetch_what_another_one_has_in_its_host_cache() -> None:
+    first, *rest = sessions().requests[:NUM_SESSIONS]
+    again = [replace(first, arrival_s=100.0) for _ in range(4)]
+    played = Trace("again", [first, *rest, *again], SIZE)
+    outcome = ran(num=2, played=played, host_cache_bytes=200 << 30)
+    assert outcome.num_loaded_tokens + outcome.num_fetched_tokens >= SHARED - SIZE
