@@ -341,7 +341,11 @@ def engine_factory(plan: ClusterPlan, change: EngineChange) -> EngineFactory:
         return partial(EmulatedEngine, profile, model_config(profile, table), table.speed)
     from controller.adapters.vllm.engine import VllmEngine
 
-    return partial(VllmEngine, plan.engine_args | dict(change.engine_args))
+    return partial(
+        VllmEngine,
+        plan.engine_args | dict(change.engine_args),
+        host_cache_bytes=int(plan.settings.cluster.host_cache_gib * 2**30),
+    )
 
 
 def _kv_transfer(plan: ClusterPlan, member: ControllerLink, address: str) -> KvTransfer:

@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Self
 
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead, blocks_for
+from controller.core.migration.prefix_fetch import HOST_BYTES_PER_S
 from controller.core.value import value
 from controller.model.engine_state import (
     NEVER,
@@ -40,9 +41,6 @@ from controller.model.model_fetches import ModelFetches
 from controller.model.model_moves import ModelMoves
 from controller.model.profile import LatencyProfile, ModelConfig
 
-HOST_BYTES_PER_S = 20e9
-"""How fast blocks come back from main memory. A PCIe 5 bus has 50 GB/s, but the blocks lie
-scattered at both ends, and steps use the bus, too."""
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 

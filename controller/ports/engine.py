@@ -145,6 +145,9 @@ class Engine(Protocol):
         """The prefixes that the prefix cache has gained (True) or lost (False) since the last call,
         by name (`core/load/cached_prefixes.py`)."""
 
+    def take_host_cache_changes(self) -> Mapping[int, bool] | None:
+        """Like `take_cache_changes`, for the host cache; None if there is none."""
+
     def shutdown(self) -> None: ...
 
 
@@ -342,7 +345,8 @@ class EnginePrefixes(Protocol):
 
     def lend(self, key: str, names: bytes) -> tuple[int, ...]:
         """At the source: holds the first of these blocks, as far as the cache has all of them and
-        they are computed. They stay unchanged until `take_back`. Returns their numbers."""
+        they are computed, and those after them that the host cache has. They stay unchanged until
+        `take_back`. Returns their numbers."""
 
     def take_back(self, key: str) -> None:
         """At the source: frees the blocks, which can still be found in the cache."""

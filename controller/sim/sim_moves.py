@@ -19,6 +19,7 @@ from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationMove
 from controller.core.migration.ownership import Epoch, Loss, Ownership
+from controller.core.migration.prefix_fetch import HOST_BYTES_PER_S
 from controller.core.migration.protocol import (
     CancelCopy,
     MoveMessage,
@@ -33,7 +34,6 @@ from controller.core.migration.protocol import (
 )
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.core.migration.source import SourceMove, SourceState
-from controller.model.engine_model import HOST_BYTES_PER_S
 from controller.model.model_moves import MovingState
 from controller.sim.event_queue import Action, EventQueue
 from controller.sim.instance import SimInstance

@@ -609,6 +609,9 @@ class EmulatedEngine:
             changes.update(dict.fromkeys(segment[1:], is_cached))
         return changes
 
+    def take_host_cache_changes(self) -> None:
+        """Returns None: an emulated engine has no host cache."""
+
     def step(self) -> Sequence[StepOutputs]:
         """Runs a step. It takes as long as the profile says, or as long as its own bookkeeping
         takes if that is longer. All tokens of the step are decided at once, so they count from

@@ -13,7 +13,7 @@ Touch points of vLLM: v1/core/block_pool.py `cache_full_blocks`, `_maybe_evict_c
 `mm_features`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -36,6 +36,9 @@ class CacheContents:
         by which these are known to be cached."""
         self._known: set[int] = set()
         self._changes: dict[int, bool] = {}
+        self.on_cached: Callable[[Any, Any, Sequence[int]], None] = lambda *_: None
+        """Called with the request, the block and the names that end in it, for each cached block.
+        Whoever keeps copies of cached blocks may replace it."""
         self._watch()
 
     def take_changes(self) -> Mapping[int, bool]:
@@ -105,6 +108,7 @@ class CacheContents:
             self._names_of[request] = names
         token_ids, first = request.all_token_ids, index * block_size
         gained = names.ending_in(first, first + block_size, lambda first, end: token_ids[first:end])
+        self.on_cached(request, block, gained)
         if gained and not self._known.issuperset(gained):
             self._ending_in[block.block_id] = gained
             self._known.update(gained)

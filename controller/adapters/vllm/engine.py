@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -36,6 +36,9 @@ from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueH
 from controller.core.load.step_times import StepTimes
 from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs, StepPhase
 from controller.runtime.messages.members import IMPORTING
+
+if TYPE_CHECKING:
+    from controller.adapters.vllm.host_cache import HostCache
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +65,13 @@ class VllmEngine:
 
     emulation = None
 
-    def __init__(self, engine_args: dict[str, Any], report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        engine_args: dict[str, Any],
+        report: Callable[[str], None],
+        *,
+        host_cache_bytes: int = 0,
+    ) -> None:
         report(IMPORTING)
         process_setup.prepare()
         if engine_args.get("enforce_eager") is True:
@@ -135,6 +144,8 @@ class VllmEngine:
             if group is None or not self.moves.copies_prefixes
             else VllmPrefixes(self.moves, self.moves.parts, group)
         )
+        self.host_cache: HostCache | None = None
+        self.keep_in_host(host_cache_bytes)
         self.max_model_len: int = config.model_config.max_model_len
         self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
         self.block_size = self.moves.block_size
@@ -166,6 +177,8 @@ class VllmEngine:
         self._adapters.check(prepared.lora_request)
         self._core.add_request(prepared)
         self._num_expected[prepared.request_id] = self.moves.num_cached_tokens(prepared)
+        if self.host_cache is not None:
+            self.host_cache.used(prepared.block_hashes)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self.moves.forget(request_ids)
@@ -186,6 +199,7 @@ class VllmEngine:
         outputs, executed = self._core.step_fn()
         self._core.post_step(executed)
         self.moves.forget_finished()
+        self._save_blocks()
         if not executed and self._scheduler.has_requests():
             time.sleep(0.001)  # requests wait for a grammar: leave the GIL to its compiler
         for body in (outputs or {}).values():
@@ -261,6 +275,28 @@ class VllmEngine:
     def take_cache_changes(self) -> Mapping[int, bool]:
         return {} if self._contents is None else self._contents.take_changes()
 
+    def take_host_cache_changes(self) -> Mapping[int, bool] | None:
+        self._save_blocks()  # an idle engine makes no steps
+        return None if self.host_cache is None else self.host_cache.take_changes()
+
+    def keep_in_host(self, num_bytes: int) -> None:
+        """Keeps up to `num_bytes` of cached blocks in main memory, too, from now on. Does nothing
+        if the engine cannot copy cached blocks, or if not even one fits."""
+        from controller.adapters.vllm.host_cache import BlocksWithHost, HostCache
+
+        blocks, contents = self.moves.blocks, self._contents
+        num_slots = num_bytes // blocks.block_bytes
+        if self.prefixes is None or contents is None or not num_slots:
+            return
+        self.host_cache = HostCache(blocks, self._pool, self._pool.num_gpu_blocks, num_slots)
+        self.prefixes.host_cache = self.host_cache
+        contents.on_cached = self.host_cache.cached
+        self.moves.blocks = BlocksWithHost(blocks, self.host_cache)
+
+    def _save_blocks(self) -> None:
+        if self.host_cache is not None and self.prefixes is not None:
+            self.host_cache.turn(self.prefixes.not_computed)
+
     def _backlog_s(
         self, speed: PrefillSpeed, running: Iterable[Any], queued: Sequence[Any]
     ) -> float:
@@ -289,6 +325,8 @@ class VllmEngine:
         return True
 
     def shutdown(self) -> None:
+        if self.host_cache is not None:
+            self.host_cache.close()
         self.moves.close()
         self._core.shutdown()
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from controller.adapters.vllm.host_cache import HostCache
 from controller.adapters.vllm.moves import VllmMoves
 from controller.adapters.vllm.scheduler_side import EngineParts
 from controller.ports.engine import ReservedPrefix
@@ -38,11 +39,13 @@ class VllmPrefixes:
     """Used on the engine's thread. `group`: the number of the only group of blocks."""
 
     def __init__(self, moves: VllmMoves, parts: EngineParts, group: int) -> None:
+        self.host_cache: HostCache | None = None
         self._moves = moves
         self._parts = parts
         self._group = group
         self._arriving: dict[str, _Arriving] = {}
-        self._lent: dict[str, list[Any]] = {}
+        self._lent: dict[str, tuple[list[Any], list[int]]] = {}
+        """By key, the blocks, and the numbers of those in the host cache that follow them."""
 
     # -- destination ---------------------------------------------------------------------
 
@@ -82,24 +85,29 @@ class VllmPrefixes:
     # -- source --------------------------------------------------------------------------
 
     def lend(self, key: str, names: bytes) -> tuple[int, ...]:
-        pool, in_flight = self._parts.pool, self._not_computed()
+        pool, in_flight = self._parts.pool, self.not_computed()
         blocks = []
-        for name in _decoded(names):
+        wanted = _decoded(names)
+        for name in wanted:
             found = pool.get_cached_block(name, [self._group])
             if found is None or found[0].block_id in in_flight:
                 break
             blocks += found
         pool.touch(blocks)
-        self._lent[key] = blocks
+        in_host = [] if self.host_cache is None else self.host_cache.lend(wanted[len(blocks) :])
+        self._lent[key] = blocks, in_host
         self._moves.blocks.order_after_steps()
-        return tuple(block.block_id for block in blocks)
+        return (*(block.block_id for block in blocks), *in_host)
 
     def take_back(self, key: str) -> None:
-        self._parts.pool.free_blocks(reversed(self._lent.pop(key)))
+        blocks, in_host = self._lent.pop(key)
+        self._parts.pool.free_blocks(reversed(blocks))
+        if self.host_cache is not None:
+            self.host_cache.take_back(in_host)
 
     # ------------------------------------------------------------------------------------
 
-    def _not_computed(self) -> set[int]:
+    def not_computed(self) -> set[int]:
         """The cached blocks that a step under way computes. vLLM caches blocks when it schedules
         the step, and with asynchronous scheduling the step may not be over."""
         size, found = self._parts.block_size, set[int]()

@@ -47,6 +47,10 @@ class ClusterTable(Table):
     frontends: Annotated[int, Field(ge=1, le=64)] | None = None
     """How many processes serve the endpoint. None: two if there are 4 cores, and 2.2 GB of memory
     in addition to what the instances take; else one."""
+    host_cache_gib: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = 0.0
+    """How much main memory each instance takes, in GiB, for a copy of what its prefix cache has.
+    What the prefix cache has dropped is loaded from there. It gains only if it is larger than the
+    memory for KV blocks."""
     ray_address: str | None = None
     """`host:port` of a running Ray head. None: the cluster starts a Ray of its own."""
     host: str = "127.0.0.1"

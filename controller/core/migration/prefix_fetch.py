@@ -1,5 +1,6 @@
 """The fetch of a prefix, as its destination sees it: before a request is computed, its instance
-copies from another one what that one has cached of the prompt.
+copies from another one what that one has cached of the prompt. From its own host cache it copies in
+the same way.
 
     RESERVING   the engine reserves blocks for the part that it lacks
     COPYING     the source sends this part, or what it still has of it
@@ -39,6 +40,10 @@ from enum import StrEnum
 
 from controller.core.value import value
 
+HOST_BYTES_PER_S = 20e9
+"""How fast blocks come back from main memory, while no instance has measured it, and in the
+simulator. A PCIe 5 bus has 50 GB/s, but the blocks lie scattered at both ends, and steps use the
+bus, too."""
 PATIENCE_S = 0.25
 """Beyond its limit a fetch may take this much longer: a copy waits for steps of both engines, and a
 short fetch must not fail for that."""

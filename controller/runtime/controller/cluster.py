@@ -716,7 +716,14 @@ class ControllerProcess:
         self.roster.reported(member)
         self.statuses[snapshot.instance_id] = status
         self.adapters.reported(snapshot)
-        self.handle(StatusReported(snapshot, status.last_dispatch_seq, cache=status.cache))
+        self.handle(
+            StatusReported(
+                snapshot,
+                status.last_dispatch_seq,
+                cache=status.cache,
+                host_cache=status.host_cache,
+            )
+        )
 
     def _spec_changed(self, before: ClusterSpec) -> None:
         self._close_instances()

@@ -170,7 +170,7 @@ class EngineThread:
         status, for which requests may wait at the controller; or somebody asked. At most one such
         status is sent for each request that ends or leaves. Used on the engine's thread."""
         self._pushed_s = 0.0
-        self._cache = CacheReporter()
+        self._cache, self._host_cache = CacheReporter(), CacheReporter()
         """Used on the engine's thread, as is the next one."""
         self._cache_use = CacheUse()
         self._cpu = ProcessCpu()
@@ -217,8 +217,9 @@ class EngineThread:
         self.command(lambda _: self._want_status(True))
 
     def report_cache_anew(self) -> None:
-        """Lets the reports of the prefix cache start over."""
+        """Lets the reports of the caches start over."""
         self.command(lambda _: self._cache.start_over())
+        self.command(lambda _: self._host_cache.start_over())
 
     def cleared(self) -> None:
         """Lets the engine go on once the commands so far have run."""
@@ -354,6 +355,7 @@ class EngineThread:
             cpu_cores=self._cpu.cores(),
             busy_s=took.busy_s,
             cache=self._cache_report(engine),
+            host_cache=self._host_cache_report(engine),
             num_prompt_tokens=use.num_prompt_tokens,
             num_cached_tokens=use.num_cached_tokens,
             num_prompt_tokens_last_minute=num_prompt_tokens,
@@ -363,6 +365,13 @@ class EngineThread:
     def _cache_report(self, engine: Engine) -> CacheReport | None:
         self._cache.changed(engine.take_cache_changes())
         return self._cache.take()
+
+    def _host_cache_report(self, engine: Engine) -> CacheReport | None:
+        changes = engine.take_host_cache_changes()
+        if changes is None:
+            return None
+        self._host_cache.changed(changes)
+        return self._host_cache.take()
 
     def _call(self, function: Callable[..., object], *args: Any) -> None:
         self._loop.call_soon_threadsafe(functools.partial(function, *args))

@@ -491,6 +491,7 @@ class Serving:
         """The requests that came before their adapter was loaded, by id, each with the task that
         takes it in later."""
         self.fetches = PrefixFetches(self, engine.block_size)
+        self._has_host_cache = False
         self._ticking = asyncio.create_task(self._tick_moves())
 
     @property
@@ -752,6 +753,7 @@ class Serving:
     def report(self, status: StatusPushed) -> None:
         """Sends the status with figures that the engine does not know."""
         ttft_p99 = self.emission.ttft_p99()
+        self._has_host_cache |= status.host_cache is not None  # its first report comes in any case
         whole = msgspec.structs.replace(
             status,
             snapshot=replace(
@@ -760,10 +762,13 @@ class Serving:
                 queue_head=self._dated(status.snapshot.queue_head),
                 failed_adapters=self.adapters.machine.failures(),
                 copy_token_s=self.fetches.copy_token_s() if self._engine.prefixes else 0.0,
+                load_token_s=self.fetches.load_token_s() if self._has_host_cache else 0.0,
                 corrupt_links=self.links.view(self.now_s()),
             ),
             num_fetched_tokens=self.fetches.num_fetched_tokens,
             num_fetched_tokens_last_minute=self.fetches.fetched_last_minute(),
+            num_loaded_tokens=self.fetches.num_loaded_tokens,
+            num_loaded_tokens_last_minute=self.fetches.loaded_last_minute(),
             ttft_p99_s=ttft_p99.all_s,
             ttft_p99_by_rank_s=ttft_p99.by_kind_s,
             moves=self.instance_moves.in_flight(),

@@ -1,6 +1,6 @@
-"""Cached prefixes that this instance copies from others before it computes a request, and those
-that it sends. Each fetch here carries out what its machine in `core/migration/prefix_fetch.py`
-instructs."""
+"""Cached prefixes that this instance copies from others, or from its host cache, before it computes
+a request, and those that it sends. Each fetch here carries out what its machine in
+`core/migration/prefix_fetch.py` instructs."""
 
 import asyncio
 import logging
@@ -15,6 +15,7 @@ from typing import Any
 from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.copy_checks import sample_of
 from controller.core.migration.prefix_fetch import (
+    HOST_BYTES_PER_S,
     CancelCopy,
     Copied,
     Copy,
@@ -24,6 +25,7 @@ from controller.core.migration.prefix_fetch import (
     Enter,
     Event,
     FetchOutcome,
+    FetchState,
     Instruction,
     NoDigest,
     PrefixFetch,
@@ -39,6 +41,7 @@ from controller.core.migration.prefix_fetch import (
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.windows import CountWindow
 from controller.ports.engine import Engine, ReservedPrefix, StageCopy
+from controller.runtime.instance.block_loads import BlockLoads
 from controller.runtime.instance.live_requests import CorruptCopy, MoveHost
 from controller.runtime.instance.move_ends import KvDigest
 from controller.runtime.messages.move_messages import PrefixAsked, PrefixDigest
@@ -92,6 +95,27 @@ class _Follower:
     enter: Callable[[], None]
 
 
+class _Rate:
+    """How fast the latest copies were."""
+
+    def __init__(self, assumed_bytes_per_s: float) -> None:
+        self._assumed_bytes_per_s = assumed_bytes_per_s
+        self._measured: deque[tuple[float, int, float]] = deque(maxlen=NUM_MEASURED)
+        """The latest copies: when they ended, their bytes, and how long they took."""
+
+    def measure(self, num_bytes: int, took_s: float, now_s: float) -> None:
+        if num_bytes >= MEASURED_BYTES:
+            self._measured.append((now_s, num_bytes, took_s))
+
+    def bytes_per_s(self, now_s: float) -> float:
+        measured = self._measured
+        while measured and measured[0][0] < now_s - MEASURED_FOR_S:
+            measured.popleft()
+        num_bytes = sum(num_bytes for _, num_bytes, _ in measured)
+        took_s = sum(took_s for _, _, took_s in measured)
+        return num_bytes / took_s if took_s else self._assumed_bytes_per_s
+
+
 class PrefixFetches:
     """Used on the event loop's thread. `block_size`: tokens of a block."""
 
@@ -108,11 +132,14 @@ class PrefixFetches:
         """By key, the destination of each prefix that is sent from here."""
         self._verifying: dict[str, _Fetch] = {}
         """By key, the fetches whose sources are to tell digests."""
-        self._measured: deque[tuple[float, int, float]] = deque(maxlen=NUM_MEASURED)
-        """The latest copies: when they ended, their bytes, and how long they took."""
-        self.num_fetched_tokens = 0
-        """The tokens that other instances had, of all requests."""
-        self._lately = CountWindow()
+        self._loads = BlockLoads(host.blocks)
+        self._loading: set[str] = set()
+        """The keys of the fetches that hold blocks of the host cache."""
+        self._link_rate, self._host_rate = _Rate(ASSUMED_BYTES_PER_S), _Rate(HOST_BYTES_PER_S)
+        self.num_fetched_tokens = self.num_loaded_tokens = 0
+        """The tokens that other instances had, and those that the host cache had, of all
+        requests."""
+        self._fetched_lately, self._loaded_lately = CountWindow(), CountWindow()
 
     def __len__(self) -> int:
         return len(self._fetches) + len(self._following)
@@ -120,7 +147,7 @@ class PrefixFetches:
     @property
     def quiet(self) -> bool:
         """Whether nothing is fetched, and no block is held to be sent."""
-        return not (len(self) or self._verifying or self._sending)
+        return not (len(self) or self._verifying or self._sending or self._loading)
 
     def waiting(self) -> Iterator[tuple[AddRequest, FetchFrom]]:
         """The requests that are not in the engine yet because their prefixes are being fetched."""
@@ -131,16 +158,19 @@ class PrefixFetches:
             yield follower.add, follower.fetch
 
     def fetched_last_minute(self) -> int:
-        return self._lately.total(self._host.now_s())
+        return self._fetched_lately.total(self._host.now_s())
+
+    def loaded_last_minute(self) -> int:
+        return self._loaded_lately.total(self._host.now_s())
+
+    def load_token_s(self) -> float:
+        """How long it takes to load a token's blocks from the host cache, by the latest loads."""
+        rate = self._host_rate.bytes_per_s(self._host.now_s())
+        return self._host.blocks.block_bytes / self._block_size / rate
 
     def copy_token_s(self) -> float:
         """How long the copy of a token's blocks takes, by the latest copies."""
-        measured, since_s = self._measured, self._host.now_s() - MEASURED_FOR_S
-        while measured and measured[0][0] < since_s:
-            measured.popleft()
-        num_bytes = sum(num_bytes for _, num_bytes, _ in measured)
-        took_s = sum(took_s for _, _, took_s in measured)
-        rate = num_bytes / took_s if took_s else ASSUMED_BYTES_PER_S
+        rate = self._link_rate.bytes_per_s(self._host.now_s())
         limit = self._host.transfer.max_bytes_per_s
         rate = min(rate, limit) if limit else rate
         return self._host.blocks.block_bytes / self._block_size / rate
@@ -164,10 +194,12 @@ class PrefixFetches:
         me = self._host.me
         key = f"prefix-{me.instance_id}-{me.incarnation}-{next(self._numbers)}"
         links, now_s = self._host.links, self._host.now_s()
-        machine = PrefixFetch(fetch.limit_s, now_s, verified=links.verifies(source))
+        is_load = source.key == me.key
+        verified = not is_load and links.verifies(source)
+        machine = PrefixFetch(fetch.limit_s, now_s, verified=verified)
         found = _Fetch(key, add, fetch, source, prepared, enter, machine)
         self._fetches[add.request_id] = found
-        self._follow(found, machine.start(trusts=links.trusts(source, now_s)))
+        self._follow(found, machine.start(trusts=is_load or links.trusts(source, now_s)))
 
     def left(self, request_ids: Collection[str]) -> None:
         """These requests are not to enter the engine."""
@@ -218,6 +250,8 @@ class PrefixFetches:
                     host.between_steps(partial(_reserve, found), partial(self._reserved, found))
                 case Copy():
                     self._copy(found)
+                case CancelCopy() if self._is_load(found):
+                    self._loads.cancel(found.key)
                 case CancelCopy():
                     host.transfer.cancel(found.key)
                 case Verify(num_blocks):
@@ -230,7 +264,7 @@ class PrefixFetches:
                     )
                     host.copy_differed(copied, found.add.reply_to)
                 case Store(num_blocks):
-                    self._count(num_blocks)
+                    self._count(found, num_blocks)
                     host.between_steps(
                         partial(_store, found.key, num_blocks),
                         lambda _: self._tell(found, Stored()),
@@ -248,6 +282,14 @@ class PrefixFetches:
     def _copy(self, found: _Fetch) -> None:
         host, source, reserved = self._host, found.source, found.reserved
         assert reserved is not None
+        wait_s = found.machine.until_s - host.now_s()
+        asyncio.get_running_loop().call_later(wait_s, self._tell, found, Ticked())
+        if self._is_load(found):
+            self._loading.add(found.key)
+            host.between_steps(
+                partial(_lend, found.key, reserved.names), partial(self._load, found)
+            )
+            return
         receiving = host.transfer.receive(source, found.key, reserved.block_ids)
         receiving.add_done_callback(partial(self._copied, found))
         if found.machine.verified:
@@ -255,8 +297,24 @@ class PrefixFetches:
             self._verifying[found.key] = found
         asked = PrefixAsked(found.key, host.me, host.fingerprint, found.machine.verified)
         host.send(source.address, asked, [reserved.names])
-        wait_s = found.machine.until_s - host.now_s()
-        asyncio.get_running_loop().call_later(wait_s, self._tell, found, Ticked())
+
+    def _is_load(self, found: _Fetch) -> bool:
+        """Whether the prefix comes from the host cache of this instance."""
+        return found.source.key == self._host.me.key
+
+    def _load(self, found: _Fetch, block_ids: tuple[int, ...]) -> None:
+        assert found.reserved is not None
+        loading = self._loads.begin(
+            found.key, block_ids, found.reserved.block_ids[: len(block_ids)]
+        )
+        loading.add_done_callback(partial(self._loaded, found))
+        if found.machine.state is not FetchState.COPYING:  # it was given up meanwhile
+            self._loads.cancel(found.key)
+
+    def _loaded(self, found: _Fetch, loading: "asyncio.Future[StageCopy]") -> None:
+        self._loading.discard(found.key)
+        self._host.between_steps(partial(_take_back, found.key))
+        self._copied(found, loading)
 
     def _copied(self, found: _Fetch, receiving: "asyncio.Future[StageCopy]") -> None:
         if receiving.cancelled() or (error := receiving.exception()) is not None:
@@ -264,15 +322,19 @@ class PrefixFetches:
             self._tell(found, CopyFailed())
             return
         done = receiving.result()
-        self._measure(done.num_bytes, done.copy_time_s)
-        if done.num_blocks:
+        self._measure(found, done.num_bytes, done.copy_time_s)
+        if done.num_blocks and not self._is_load(found):
             self._host.links.copied(found.source, verified=found.machine.verified)
         self._tell(found, Copied(done.num_blocks))
 
-    def _count(self, num_blocks: int) -> None:
-        num_tokens = num_blocks * self._block_size
-        self.num_fetched_tokens += num_tokens
-        self._lately.add(num_tokens, self._host.now_s())
+    def _count(self, found: _Fetch, num_blocks: int) -> None:
+        num_tokens, now_s = num_blocks * self._block_size, self._host.now_s()
+        if self._is_load(found):
+            self.num_loaded_tokens += num_tokens
+            self._loaded_lately.add(num_tokens, now_s)
+        else:
+            self.num_fetched_tokens += num_tokens
+            self._fetched_lately.add(num_tokens, now_s)
 
     def _verify(self, found: _Fetch, num_blocks: int) -> None:
         assert found.reserved is not None
@@ -298,9 +360,9 @@ class PrefixFetches:
         if (found := self._verifying.get(told.key)) is not None:
             _resolve(found.told_digest, told.digest)
 
-    def _measure(self, num_bytes: int, took_s: float) -> None:
-        if num_bytes >= MEASURED_BYTES:
-            self._measured.append((self._host.now_s(), num_bytes, took_s))
+    def _measure(self, found: _Fetch, num_bytes: int, took_s: float) -> None:
+        rate = self._host_rate if self._is_load(found) else self._link_rate
+        rate.measure(num_bytes, took_s, self._host.now_s())
 
     def _report(self, found: _Fetch) -> None:
         view, add, host = found.machine.view(), found.add, self._host
@@ -308,13 +370,15 @@ class PrefixFetches:
         is_late = view.outcome is FetchOutcome.LATE and not view.num_blocks
         if is_late and found.reserved is not None:
             # It was at most so fast.
-            self._measure(len(found.reserved.block_ids) * host.blocks.block_bytes, view.took_s)
+            num_bytes = len(found.reserved.block_ids) * host.blocks.block_bytes
+            self._measure(found, num_bytes, view.took_s)
         source = found.source.instance_id
+        where = "its host cache" if self._is_load(found) else source
         event = LoggedEvent(
             EventKind.PREFIX_FETCHED,
             time.time(),
             found.key,
-            f"its prefix from {source}: {WORDS[view.outcome]}",
+            f"its prefix from {where}: {WORDS[view.outcome]}",
             instance_id=host.me.instance_id,
             incarnation=host.me.incarnation,
             request_id=add.request_id,

@@ -148,6 +148,8 @@ class StatusPushed(Message, frozen=True):
     """The time of all steps of the engine, with the time between steps that followed each other."""
     cache: CacheReport | None = None
     """What the engine's prefix cache has gained and lost since the report before; None: nothing."""
+    host_cache: CacheReport | None = None
+    """Likewise its host cache; None also if it has none."""
     num_prompt_tokens: int = 0
     """The tokens of all requests that entered the batch (`CacheUse`)."""
     num_cached_tokens: int = 0
@@ -157,6 +159,9 @@ class StatusPushed(Message, frozen=True):
     num_fetched_tokens: int = 0
     """How many of the cached tokens were copied from other instances before."""
     num_fetched_tokens_last_minute: int = 0
+    num_loaded_tokens: int = 0
+    """How many of the cached tokens were loaded from the host cache before."""
+    num_loaded_tokens_last_minute: int = 0
 
 
 class CacheAsked(Message, frozen=True):

@@ -173,6 +173,7 @@ class FakePrefixes:
     def __init__(self, blocks: FakeBlocks) -> None:
         self.blocks = blocks
         self.cached: list[int] = []
+        self.in_host: list[int] = []
         self.arriving: dict[str, list[int]] = {}
         self.lent: dict[str, list[int]] = {}
 
@@ -188,10 +189,17 @@ class FakePrefixes:
         self.blocks.scatter(new, contents)
         self.cached += new
 
+    def fill_host(self, num_blocks: int) -> None:
+        """Lets the host cache have the first blocks."""
+        new = self.blocks.take(num_blocks)
+        assert new is not None
+        self.blocks.scatter(new, bytearray(b"".join(self.text(num_blocks))))
+        self.in_host = new
+
     def forget(self) -> None:
         """Caches nothing any more."""
-        self.blocks.drop(self.cached)
-        self.cached = []
+        self.blocks.drop([*self.cached, *self.in_host])
+        self.cached, self.in_host = [], []
 
     def is_right(self) -> bool:
         """Whether the cached blocks have the right contents."""
@@ -216,7 +224,8 @@ class FakePrefixes:
 
     def lend(self, key: str, names: bytes) -> tuple[int, ...]:
         wanted = msgspec.msgpack.decode(names) if names else []
-        known = dict(zip(self.text(len(self.cached)), self.cached, strict=True))
+        known = dict(zip(self.text(len(self.in_host)), self.in_host, strict=True))
+        known |= dict(zip(self.text(len(self.cached)), self.cached, strict=True))
         lent = [known[name] for name in wanted if name in known]
         self.blocks.share(lent)
         self.lent[key] = lent
@@ -283,6 +292,7 @@ class FakeEngine:
         """Ever."""
         self.events: list[EngineEvent] = []
         self.cache_changes: Mapping[int, bool] = {}
+        self.host_cache_changes: dict[int, bool] | None = None
         self.num_begun = 0
         """Steps, those that wait until they may be taken too."""
         self.num_steps = 0
@@ -376,6 +386,12 @@ class FakeEngine:
         changes, self.cache_changes = self.cache_changes, {}
         return changes
 
+    def take_host_cache_changes(self) -> Mapping[int, bool] | None:
+        changes = self.host_cache_changes
+        if changes is not None:
+            self.host_cache_changes = {}
+        return changes
+
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         head = next(iter(self.waiting.values()), None)
         queue_head = None
@@ -438,7 +454,11 @@ class FakeEngine:
         for table in (*self.tables.values(), *self.states.values()):
             held.update(table)
         held.update(self.moves.held())
-        for blocks in (self.prefixes.cached, *self.prefixes.arriving.values()):
+        for blocks in (
+            self.prefixes.cached,
+            self.prefixes.in_host,
+            *self.prefixes.arriving.values(),
+        ):
             held.update(blocks)
         for blocks in self.prefixes.lent.values():
             held.update(blocks)
@@ -751,4 +771,5 @@ def assert_empty(engine: Engine) -> None:
     assert not engine.moves.arriving
     assert not engine.prefixes.arriving
     assert not engine.prefixes.lent
-    assert sorted(engine.blocks.refs.elements()) == sorted(engine.prefixes.cached)
+    cached = [*engine.prefixes.cached, *engine.prefixes.in_host]
+    assert sorted(engine.blocks.refs.elements()) == sorted(cached)

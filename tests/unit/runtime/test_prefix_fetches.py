@@ -321,3 +321,41 @@ async def test_a_client_that_leaves_while_it_is_verified_leaves_nothing_behind(
     moving.abort()
     await moving.until(lambda: moving.b.llumlet.num_live_reqs == 0)
     assert moving.b.engine.waiting == {}
+
+
+# -- the own host cache ----------------------------------------------------------------------------
+
+
+async def load(moving: MovingCluster, num_in_host: int = NUM_CACHED, limit_s: float = 60.0) -> None:
+    """A request comes to i-1, which is to load what its host cache has."""
+    engine = moving.b.engine
+    engine.host_cache_changes = {}
+    await moving.at_boundary(moving.b, lambda _: engine.prefixes.fill_host(num_in_host))
+    await fetch(moving, num_cached=0, source_id="i-1", limit_s=limit_s)
+
+
+async def test_what_the_host_cache_has_is_there_before_the_request(moving: MovingCluster) -> None:
+    await load(moving)
+    event = await told(moving)
+    assert event.labels == {"from": "i-1", "outcome": "fetched"}
+    assert "its host cache" in str(event)
+    await moving.finishes()
+    prefixes = moving.b.engine.prefixes
+    assert (len(prefixes.cached), prefixes.is_right()) == (NUM_CACHED, True)
+
+    def status_counts_it() -> bool:
+        status = moving.controller.statuses["i-1"]
+        return status.num_loaded_tokens_last_minute == NUM_CACHED * BLOCK_SIZE
+
+    await moving.until(status_counts_it)
+    status = moving.controller.statuses["i-1"]
+    assert status.num_fetched_tokens == 0
+    assert status.snapshot.load_token_s > 0
+    assert status.host_cache is None or status.host_cache.number > 0
+
+
+async def test_only_what_the_host_cache_still_has_is_loaded(moving: MovingCluster) -> None:
+    await load(moving, num_in_host=2)
+    assert (await told(moving)).numbers["num_blocks"] == 2
+    await moving.finishes()
+    assert moving.b.engine.prefixes.is_right()
