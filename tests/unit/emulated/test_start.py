@@ -66,6 +66,7 @@ BAD = [
     ("[emulated]\nmode = 'x'\n", "c.toml:2:", "must be 'chunked' or 'prefill-first', not 'x'"),
     (EMULATED + '\nmodel = "Qwen/Qwen3-0.6B"\n', "c.toml:4:", "serves no model but 'embedded'"),
     (EMULATED + "[engine]\n\nseed = 1\n", "c.toml:5:", "engine.seed is an argument of vLLM's"),
+    (EMULATED + "\nhost_cache_gib = 2\n", "c.toml:4:", "has no host cache"),
     (EMULATED + "[emulated]\nprofile = 'none.toml'\n", "c.toml:4:", "there is no profile file"),
     (EMULATED + "[emulated]\nprofile = '.'\n[engine]\na = 1\n", "c.toml:6:", "engine.a is an"),
 ]
