@@ -285,9 +285,9 @@ class VllmEngine:
         from controller.adapters.vllm.host_cache import BlocksWithHost, HostCache
 
         blocks, contents = self.moves.blocks, self._contents
-        num_slots = num_bytes // blocks.block_bytes
-        if self.prefixes is None or contents is None or not num_slots:
+        if self.prefixes is None or contents is None or num_bytes < blocks.block_bytes:
             return
+        num_slots = num_bytes // blocks.block_bytes
         self.host_cache = HostCache(blocks, self._pool, self._pool.num_gpu_blocks, num_slots)
         self.prefixes.host_cache = self.host_cache
         contents.on_cached = self.host_cache.cached

@@ -34,18 +34,13 @@ class BlockLoads:
         if (cancelled := self._cancelled.get(stage_id)) is not None:
             cancelled.set()
 
-    def close(self) -> None:
-        for cancelled in self._cancelled.values():
-            cancelled.set()
-        self._thread.shutdown(wait=False)
-
     def _copy(
         self, from_ids: Sequence[int], to_ids: Sequence[int], cancelled: threading.Event
     ) -> StageCopy:
         began_s, blocks = time.monotonic(), self._blocks
         num_per_slice = max(1, SLICE_BYTES // blocks.block_bytes)
         try:
-            buffer = blocks.buffer(min(num_per_slice, len(from_ids)))
+            buffer = blocks.buffer(max(1, min(num_per_slice, len(from_ids))))
             for first in range(0, len(from_ids), num_per_slice):
                 if cancelled.is_set():
                     raise TransferError("the load was cancelled")
