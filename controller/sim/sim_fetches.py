@@ -1,7 +1,7 @@
 """Cached prefixes that instances copy from each other, and from their host caches, in virtual time.
 Carries out what the machine of `core/migration/prefix_fetch.py` instructs, as
-`runtime/instance/prefix_fetches.py` does on a live instance. Copies queue on the source's link, with
-those of moves."""
+`runtime/instance/prefix_fetches.py` does on a live instance. Copies queue on the link of their
+source, with those of moves."""
 
 from collections.abc import Callable, Sequence
 
