@@ -99,8 +99,11 @@ def test_what_comes_is_used_as_it_is(readers: Readers, model_path: Path) -> None
     names_of(engine, request)
     forget_all(engine)
     reserved = engine.prefixes.reserve("in", request, NUM_PROMPT_TOKENS)
-    buffer = engine.moves.blocks.buffer(5)
-    engine.moves.blocks.scatter(reserved.block_ids, buffer)  # whatever is in it
+    blocks = engine.moves.blocks
+    buffer = blocks.buffer(5)
+    content = blocks.writable(buffer, 5)
+    content[:] = bytes(len(content))  # memory that was just freed may hold the very states of the prompt
+    blocks.scatter(reserved.block_ids, buffer)
     engine.prefixes.store("in", 5)
     readers.add("r", prompt=PROMPT, max_tokens=20)
     readers.finish()

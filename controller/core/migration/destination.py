@@ -267,8 +267,11 @@ class DestinationMove:
         unanswered = self.state is _D.COMMITTED and not self.is_final
         if unanswered and now_s - self._said_s >= self._timing.retry_s:
             self._said_s = now_s
-            return [self._committed(), *self._ask_frontend()]
+            return self._say_again()
         return []
+
+    def _say_again(self) -> Instructions:
+        return [self._committed(), *self._ask_frontend()]
 
     def _committed(self) -> Say:
         return Say(MoveMessage(Verb.COMMITTED, self.stage, hop=self.hop))
@@ -346,7 +349,8 @@ class DestinationMove:
         return [Free(), self._refused(), *self._tell_asker(False)]
 
     def _committed_again(self, _said: MoveMessage) -> Instructions:
-        return [self._committed()]
+        # A source that lives on asks as often as `tick` repeats: `tick` then finds nothing due.
+        return self._say_again()
 
     def _acknowledge(self, _said: MoveMessage) -> Instructions:
         """Notes that the source has let go of the request."""

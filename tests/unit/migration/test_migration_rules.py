@@ -270,6 +270,21 @@ def test_a_death_leaves_nothing_to_be_repeated() -> None:
                 assert answered.is_final
 
 
+def test_a_source_that_only_seems_dead_does_not_keep_the_frontend_from_being_asked() -> None:
+    """It repeats COMMIT as often as the destination would repeat its question. The frontend may not
+    have heard the first one."""
+    commit = MoveMessage(Verb.COMMIT, 1, hop=1)
+    committed = 0
+    for machine in _destination_walk().situations:
+        after = _copy_of(machine)
+        after.handle(dst.SourceDied(), NOW_S)
+        if after.state is DestinationState.COMMITTED and not after.is_final:
+            committed += 1
+            said = [*after.handle(commit, NOW_S + 1), *after.tick(NOW_S + 1)]
+            assert said.count(dst.TellFrontend(True, 1)) == 1
+    assert committed
+
+
 def test_each_source_move_that_is_over_can_be_forgotten() -> None:
     """Once all is confirmed, or the destination is dead."""
     for machine in _source_walk().situations:

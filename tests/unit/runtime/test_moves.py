@@ -389,11 +389,8 @@ async def test_one_whose_source_seems_dead_stays_until_the_frontend_reads_it_fro
     assert (await moving.move("i-1", "i-2")).code == MoveRefusal.MOVING
     moving.network.drops = to_source
 
-    def is_read_from_here() -> bool:
-        moving.clock.now_s += 0.02  # the destination asks again each 0.2 s
-        return moving.b.serving.instance_moves.refusal("r") is None
-
-    await moving.until(is_read_from_here)
+    moving.clock.now_s += 0.25  # the destination asks again after 0.2 s, the source asks later
+    await moving.until(lambda: moving.b.serving.instance_moves.refusal("r") is None)
     assert await moving.tried("i-1", "i-2") == MIGRATED
     moving.clock.now_s += 2.0
     assert (await moving.answer(move_id)).code == "", "the source is granted none"
