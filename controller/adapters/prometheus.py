@@ -127,6 +127,7 @@ INSTANCE_COUNTERS = (
     Figure("prompt_tokens", "num_prompt_tokens", "Tokens of requests that entered the batch"),
     Figure("cached_tokens", "num_cached_tokens", "Those of them that its prefix cache had"),
     Figure("fetched_tokens", "num_fetched_tokens", "Tokens copied from other prefix caches"),
+    Figure("loaded_tokens", "num_loaded_tokens", "Tokens copied from its host cache"),
     Figure("steps", "num_steps", "Engine steps of this process"),
     Figure("busy_seconds", "busy_s", "Time of the engine steps of this process"),
     *_MEMBER_COUNTERS,

@@ -63,6 +63,7 @@ def busy(id: str = "i-0", **changes: Any) -> InstanceStatus:  # noqa: A002 - the
         "num_prompt_tokens": 9000,
         "num_cached_tokens": 7000,
         "num_fetched_tokens": 500,
+        "num_loaded_tokens": 300,
     }
     return synthetic.instance(id, **(known | changes))
 

@@ -79,15 +79,20 @@ def free_blocks(item: InstanceStatus) -> int | None:
 
 def cached_percent(items: Iterable[InstanceStatus]) -> str:
     """How much of the prompts of the last minute came from prefix caches, and how much of that was
-    fetched from other instances: `93%`, or `93%, 12% fetched`; a dash if there were no prompts."""
+    brought there before: `93%`, or `93%, 12% fetched, 5% loaded` for tokens from other instances
+    and from host caches; a dash if there were no prompts."""
     found = list(items)
     num_tokens = sum(item.num_prompt_tokens_last_minute or 0 for item in found)
-    num_cached = sum(item.num_cached_tokens_last_minute or 0 for item in found)
-    num_fetched = sum(item.num_fetched_tokens_last_minute or 0 for item in found)
     if not num_tokens:
         return "-"
-    share = f"{100 * num_cached / num_tokens:.0f}%"
-    return f"{share}, {100 * num_fetched / num_tokens:.0f}% fetched" if num_fetched else share
+    cached = {
+        "": sum(item.num_cached_tokens_last_minute or 0 for item in found),
+        " fetched": sum(item.num_fetched_tokens_last_minute or 0 for item in found),
+        " loaded": sum(item.num_loaded_tokens_last_minute or 0 for item in found),
+    }
+    return ", ".join(
+        f"{100 * num / num_tokens:.0f}%{how}" for how, num in cached.items() if num or not how
+    )
 
 
 def in_need(item: InstanceStatus) -> bool:

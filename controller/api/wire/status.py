@@ -136,6 +136,8 @@ class InstanceStatus(MemberStatus):
     num_cached_tokens_last_minute: int | None = None
     num_fetched_tokens: int | None = None
     num_fetched_tokens_last_minute: int | None = None
+    num_loaded_tokens: int | None = None
+    num_loaded_tokens_last_minute: int | None = None
     corrupt_links: tuple[str, ...] = ()
     """The instances from which this one fetches nothing for now, because KV blocks that it copied
     from there arrived changed (docs/metrics.md)."""
