@@ -339,6 +339,15 @@ class EnginePrefixes(Protocol):
         lacking, nothing is held and there are no block ids. Returns None, and holds nothing, if too
         few blocks are free."""
 
+    def prompt(self, frames: Frames) -> Any | None:
+        """Decodes a request of which only the prompt is of use, for `names` and `reserve`. Returns
+        None if no other engine can use what is cached of it: it has an adapter or media. Raises
+        ValueError for a request that this engine cannot take. May be called on any thread."""
+
+    def names(self, prepared: Any) -> Sequence[bytes]:
+        """The names of the blocks of the whole prompt, without the block of its last token. Two
+        blocks have the same name if all tokens up to their ends are the same."""
+
     def store(self, key: str, num_blocks: int) -> None:
         """At the destination: caches the first `num_blocks` of the reserved blocks, which hold the
         right content now. Frees all that was held; the cached blocks can still be found."""

@@ -417,6 +417,16 @@ class EmulatedPrefixes:
         self._lent: dict[str, tuple[int, ...]] = {}
         self._decoder = msgspec.msgpack.Decoder(tuple[int, list[tuple[bytes, list[int]]]])
 
+    def prompt(self, frames: Frames) -> EmulatedRequest:
+        request = decode_request(frames)
+        prompt = request.prompt_token_ids or ()
+        return EmulatedRequest(request, prompt, answer_to(request, len(prompt) + 1), 0)
+
+    def names(self, prepared: EmulatedRequest) -> Sequence[bytes]:
+        size = self._model.config.block_size
+        hashes = block_hashes(prepared, size)
+        return [hashes(index) for index in range((len(prepared.prompt) - 1) // size)]
+
     def reserve(
         self, key: str, prepared: EmulatedRequest, num_tokens: int
     ) -> ReservedPrefix | None:

@@ -142,7 +142,13 @@ class VllmEngine:
         self.prefixes = (
             None
             if group is None or not self.moves.copies_prefixes
-            else VllmPrefixes(self.moves, self.moves.parts, group)
+            else VllmPrefixes(
+                self.moves,
+                self.moves.parts,
+                group,
+                self._decoder.decode,
+                self._core.preprocess_add_request,
+            )
         )
         self.host_cache: HostCache | None = None
         self.keep_in_host(host_cache_bytes)

@@ -13,7 +13,7 @@ Touch points of vLLM: v1/core/block_pool.py `get_cached_block`, `touch`, `free_b
 `block_hashes`, `num_computed_tokens`, `num_in_flight_tokens`; v1/core/sched/scheduler.py `running`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ import msgspec
 from controller.adapters.vllm.host_cache import HostCache
 from controller.adapters.vllm.moves import VllmMoves
 from controller.adapters.vllm.scheduler_side import EngineParts
-from controller.ports.engine import ReservedPrefix
+from controller.ports.engine import Frames, ReservedPrefix
 
 _decoder = msgspec.msgpack.Decoder(list[bytes])
 
@@ -36,9 +36,18 @@ class _Arriving:
 
 
 class VllmPrefixes:
-    """Used on the engine's thread. `group`: the number of the only group of blocks."""
+    """Used on the engine's thread. `group`: the number of the only group of blocks. `decode` and
+    `preprocess`: make a vLLM request of frames, as for a request that comes."""
 
-    def __init__(self, moves: VllmMoves, parts: EngineParts, group: int) -> None:
+    def __init__(
+        self,
+        moves: VllmMoves,
+        parts: EngineParts,
+        group: int,
+        decode: Callable[[Frames], Any],
+        preprocess: Callable[[Any], tuple[Any, int]],
+    ) -> None:
+        self._decode, self._preprocess = decode, preprocess
         self.host_cache: HostCache | None = None
         self._moves = moves
         self._parts = parts
@@ -47,14 +56,33 @@ class VllmPrefixes:
         self._lent: dict[str, tuple[list[Any], list[int]]] = {}
         """By key, the blocks, and the numbers of those in the host cache that follow them."""
 
+    def prompt(self, frames: Frames) -> Any | None:
+        from vllm import SamplingParams
+
+        request = self._decode(frames)
+        if request.lora_request is not None or request.mm_features or request.pooling_params:
+            return None
+        # Nothing is sampled, so no grammar is needed, and no logprobs of the prompt.
+        request.sampling_params = SamplingParams(max_tokens=1)
+        prepared, _wave = self._preprocess(request)
+        return prepared
+
+    def names(self, prepared: Any) -> Sequence[bytes]:
+        return [bytes(name) for name in self._hashes(prepared, prepared.num_tokens)]
+
+    def _hashes(self, prepared: Any, num_tokens: int) -> Sequence[Any]:
+        """Those of the blocks within the first `num_tokens` tokens. The last token of the prompt is
+        computed in any case."""
+        most = min(num_tokens, prepared.num_tokens - 1) // self._parts.block_size
+        hashes: Sequence[Any] = prepared.block_hashes[:most]
+        return hashes
+
     # -- destination ---------------------------------------------------------------------
 
     def reserve(self, key: str, prepared: Any, num_tokens: int) -> ReservedPrefix | None:
         if not self._parts.kv.prefix_cache_lookup_enabled(prepared):
             return ReservedPrefix((), b"")  # it computes all of its prompt
-        # The last token is computed in any case.
-        most = min(num_tokens, prepared.num_tokens - 1) // self._parts.block_size
-        hashes = prepared.block_hashes[:most]
+        hashes = self._hashes(prepared, num_tokens)
         cached = self._moves.cached(prepared)[: len(hashes)]
         lacking = hashes[len(cached) :]
         if not lacking:

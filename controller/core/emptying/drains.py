@@ -17,8 +17,9 @@ What is done with a drained instance, and at a deadline, is up to the strongest 
     Remove       ended, then forgotten        as Drain
     Evacuate     ended, then forgotten        ended, then forgotten, whatever requests it has
 
-A process that is to end stays `warm_s` of its claim longer once it is drained, but not beyond the
-deadline: other instances fetch what it has cached.
+A process that is to end stays up to `warm_s` of its claim longer once it is drained, but not beyond
+the deadline: it hands its cached prompts over to the other instances, which also fetch from it. It
+stays no longer once nothing is left to hand over.
 
 Claims are on disk before this machine hears of them, so a controller that starts again goes on with
 them (`Resumed`); only the number of requests that have moved is lost. A process is ended before its
@@ -234,6 +235,20 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The handover of this process's cached prompts is over. `complete`: nothing is left there that
+    another instance could use. The others have `num_prompts` of the prompts, and have copied
+    `num_tokens` tokens of them in `took_s`."""
+
+    instance_id: str
+    incarnation: int
+    num_prompts: int
+    num_tokens: int
+    complete: bool
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """An instruction of a tick for this instance could not be carried out."""
 
@@ -252,6 +267,7 @@ Event = (
     | MustGo
     | Replaced
     | Removed
+    | HandedOver
     | Failed
 )
 
@@ -293,6 +309,14 @@ class ReplayElsewhere(OfInstance):
     """Have the frontends take these requests from the instance and replay them elsewhere."""
 
     request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver(OfInstance):
+    """Order the instance to hand its cached prompts over to those that may get requests. HandedOver
+    follows, unless the process ends."""
+
+    within_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +375,7 @@ class Evacuated:
 Instruction = (
     TellInstance
     | AskFrontends
+    | HandOver
     | FindStayers
     | ReplayElsewhere
     | MakeClaim
@@ -393,6 +418,10 @@ class _Drain:
     drained: bool = False
     drained_at_s: float = float("inf")
     """Since when it is drained."""
+    handing_over: int | None = None
+    """The incarnation that was ordered to hand its prompts over since it is drained."""
+    is_cold: bool = False
+    """Whether this incarnation has nothing left to hand over."""
     told_drained: bool = False
     told_overdue: bool = False
     """Whether it was already reported that the deadline of the strongest claim has passed."""
@@ -441,6 +470,8 @@ class Drains:
                     drain.replaced, drain.replace_at_s = nonce, now_s + REPLACE_AGAIN_S
             case Removed():
                 return self._removed(event)
+            case HandedOver():
+                return self._handed_over(event)
             case Failed(instance_id):
                 if (drain := self._drains.get(instance_id)) is not None:
                     drain.retry_at_s = now_s + RETRY_S
@@ -597,19 +628,33 @@ class Drains:
             empty = left.nothing and seen.takes_nothing
             drain.drained = drain.drained and empty
             if not drain.drained:
-                drain.drained_at_s = float("inf")
+                drain.drained_at_s, drain.handing_over = float("inf"), None
+                drain.is_cold = False
             all_heard = event.frontends_heard or self._waited(now_s)
             may_ask = all_heard and not drain.asked and now_s >= drain.ask_at_s
             if empty and may_ask and not drain.drained:
                 drain.asked, drain.ask_at_s = True, now_s + CHECK_EVERY_S
                 out.append(AskFrontends(instance_id, drain.drain_id))
         claim = claims.strongest
+        warm_s = drain.drained_at_s + claim.warm_s - now_s
+        process = seen.process
         is_cold = (
-            now_s >= drain.drained_at_s + claim.warm_s
+            warm_s <= 0
+            or drain.is_cold
             or claim.is_overdue(event.epoch_s)
-            or seen.process is None
-            or not seen.process.serving
+            or process is None
+            or not process.serving
         )
+        if (
+            drain.drained
+            and not is_cold
+            and process is not None
+            and process.incarnation != drain.handing_over
+        ):
+            drain.handing_over = process.incarnation
+            if claim.deadline_s is not None:
+                warm_s = min(warm_s, claim.deadline_s - event.epoch_s)
+            out.append(HandOver(instance_id, warm_s))
         if isinstance(claim, Restart) and seen.process is not None:
             step = restart_step(claim, seen.process, may_end=drain.drained and is_cold)
             if step is RestartStep.REPLACE and now_s >= drain.replace_at_s:
@@ -639,6 +684,22 @@ class Drains:
                 drain.asked = True
                 out.append(FindStayers(instance_id, drain.drain_id))
         return out
+
+    def _handed_over(self, event: HandedOver) -> list[Instruction]:
+        instance_id = event.instance_id
+        claims, drain = self.claims.get(instance_id), self._drains.get(instance_id)
+        if claims is None or drain is None or event.incarnation != drain.handing_over:
+            return []
+        drain.is_cold = event.complete
+        why = "its cached prompts are on other instances"
+        if not event.complete:
+            why = "a part of its cached prompts is on other instances"
+        numbers = {
+            "num_prompts": event.num_prompts,
+            "num_tokens": event.num_tokens,
+            "took_s": round(event.took_s, 3),
+        }
+        return [_log(EventKind.HANDED_OVER, instance_id, claims, why, numbers)]
 
     def _frontends_answered(self, event: FrontendsAnswered, now_s: float) -> list[Instruction]:
         instance_id = event.instance_id

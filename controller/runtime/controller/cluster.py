@@ -111,6 +111,7 @@ from controller.runtime.messages.members import (
     Welcome,
 )
 from controller.runtime.messages.move_messages import (
+    HandoverEnded,
     MoveAnswered,
     MoveRefusalsAnswered,
     ReliefFruitless,
@@ -681,6 +682,7 @@ class ControllerProcess:
             MoveRefusalsAnswered: self.queries.answered,
             MoveAnswered: self._on_move_answer,
             ReliefFruitless: self.rescheduler.fruitless,
+            HandoverEnded: self.drains.handed_over,
             TrafficTold: self.traffic.told,
             DispatchAsked: self._on_dispatch_asked,
             DispatchWithdrawn: lambda told: self.handle(told.withdrawn),

@@ -188,7 +188,7 @@ class Emission:
         engine: Engine,
         requests: dict[str, LiveRequest],
         frontends: Sequence[str],
-        on_finished: Callable[[str], None],
+        on_finished: Callable[[str, LiveRequest], None],
     ) -> None:
         self._member = member
         self._mailbox = mailbox
@@ -234,7 +234,7 @@ class Emission:
                 live.next_index += emitted.num_tokens
                 if emitted.finish_reason is not None:
                     self._forget_finished(emitted.request_id)
-                    self._on_finished(emitted.request_id)
+                    self._on_finished(emitted.request_id, live)
             if not items:
                 self._tell_load(step.body)
             else:

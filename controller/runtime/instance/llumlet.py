@@ -59,6 +59,7 @@ from controller.ports.processes import AdapterFiles, Mailbox
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.instance.adapters import AdapterFailedError, AdapterRunner
 from controller.runtime.instance.engine_thread import EngineListener, EngineThread
+from controller.runtime.instance.handovers import Handovers
 from controller.runtime.instance.instance_moves import ChosenMoves, InstanceMoves, OrderedMoves
 from controller.runtime.instance.live_requests import CorruptCopy, Emission, LiveRequest
 from controller.runtime.instance.prefix_fetches import PrefixFetches
@@ -83,6 +84,7 @@ from controller.runtime.messages.members import (
 )
 from controller.runtime.messages.move_messages import (
     FenceAnswered,
+    HandoverOrdered,
     HeadMoveOrdered,
     MoveAnswered,
     MoveAsked,
@@ -93,6 +95,8 @@ from controller.runtime.messages.move_messages import (
     OwnerConfirmed,
     PrefixAsked,
     PrefixDigest,
+    PromptOffered,
+    PromptTaken,
     ReliefOrdered,
     RequestLost,
     RoomOrdered,
@@ -482,7 +486,7 @@ class Serving:
             engine,
             self.requests,
             self._frontends,
-            self.instance_moves.request_finished,
+            self._finished,
         )
         self.encode_output = self.emission.encode_output
         self._reentries = Reentries(self, engine.moves, thread.account)
@@ -491,6 +495,14 @@ class Serving:
         """The requests that came before their adapter was loaded, by id, each with the task that
         takes it in later."""
         self.fetches = PrefixFetches(self, engine.block_size)
+        self.handovers = Handovers(
+            self,
+            self.fetches,
+            engine.prefixes,
+            engine.block_size,
+            lambda ended: self.send(member.controller_address, ended),
+            lambda: self.instance_moves.draining,
+        )
         self._has_host_cache = False
         self._ticking = asyncio.create_task(self._tick_moves())
 
@@ -522,6 +534,8 @@ class Serving:
             HeadMoveOrdered: self.chosen_moves.room_ordered,
             RoomOrdered: self.chosen_moves.room_ordered,
             DrainSet: self._on_drain,
+            HandoverOrdered: self.handovers.ordered,
+            PromptTaken: self.handovers.taken,
             FenceAnswered: self.instance_moves.fence_answered,
             OwnerAsked: self.instance_moves.owner_asked,
             OwnerConfirmed: self.instance_moves.owner_confirmed,
@@ -534,6 +548,7 @@ class Serving:
             MoveEnvelope: self.instance_moves.receive,
             PrefixAsked: self.fetches.asked,
             PrefixDigest: lambda told, _: self.fetches.digest_told(told),
+            PromptOffered: self.handovers.offered,
             TransferMessage: lambda told, frames: self.transfer.told(told.sender, frames),
         }
 
@@ -697,6 +712,11 @@ class Serving:
         self.chosen_moves.peer_lost(is_lost)
         self.instance_moves.peer_lost(is_lost)
         self.fetches.peer_lost(is_lost)
+        self.handovers.peer_lost(is_lost)
+
+    def _finished(self, request_id: str, live: LiveRequest) -> None:
+        self.instance_moves.request_finished(request_id)
+        self.handovers.finished(request_id, live.frames)
 
     # -- from the engine's thread --------------------------------------------------------
 
@@ -827,7 +847,8 @@ class Serving:
 
     def tell(self, event: LoggedEvent, frontend: str) -> None:
         self._member.tell(event)
-        self.send(frontend, RequestEvents((event,)))
+        if frontend:
+            self.send(frontend, RequestEvents((event,)))
 
     def copy_differed(self, copied: CorruptCopy, frontend: str) -> None:
         source = copied.source.instance_id

@@ -44,7 +44,7 @@ from controller.ports.engine import Engine, ReservedPrefix, StageCopy
 from controller.runtime.instance.block_loads import BlockLoads
 from controller.runtime.instance.live_requests import CorruptCopy, MoveHost
 from controller.runtime.instance.move_ends import KvDigest
-from controller.runtime.messages.move_messages import PrefixAsked, PrefixDigest
+from controller.runtime.messages.move_messages import PrefixAsked, PrefixDigest, PromptOffered
 from controller.runtime.messages.requests import AddRequest, FetchFrom
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,8 @@ class _Fetch:
     """The requests that begin alike and wait for this fetch, by id."""
     told_digest: "asyncio.Future[bytes] | None" = None
     """The source's digest, when it comes; None if the fetch is not verified."""
+    is_offered: bool = False
+    """Whether a source offered the prefix, and no request waits for it."""
 
 
 @dataclass(slots=True)
@@ -126,6 +128,8 @@ class PrefixFetches:
         self._fetches: dict[str, _Fetch] = {}
         """The fetches under way, by request id, in the order in which they began; those whose
         client has left are not here."""
+        self._offered: dict[str, _Fetch] = {}
+        """The fetches under way of prompts that were offered, by key."""
         self._following: dict[str, _Fetch] = {}
         """By request id, the fetch for which the request waits."""
         self._sending: dict[str, InstanceRef] = {}
@@ -147,7 +151,8 @@ class PrefixFetches:
     @property
     def quiet(self) -> bool:
         """Whether nothing is fetched, and no block is held to be sent."""
-        return not (len(self) or self._verifying or self._sending or self._loading)
+        works = (self._offered, self._verifying, self._sending, self._loading)
+        return not (len(self) or any(works))
 
     def waiting(self) -> Iterator[tuple[AddRequest, FetchFrom]]:
         """The requests that are not in the engine yet because their prefixes are being fetched."""
@@ -191,15 +196,48 @@ class PrefixFetches:
             latest.followers[add.request_id] = _Follower(add, fetch, enter)
             self._following[add.request_id] = latest
             return
+        found = self._new(add, fetch, source, prepared, enter)
+        self._fetches[add.request_id] = found
+        self._start(found)
+
+    def take_offer(
+        self, offered: PromptOffered, prepared: Any, then: Callable[[FetchOutcome, int], None]
+    ) -> None:
+        """Fetches what a source offers of a prompt, if there is room enough beside the requests.
+        `then` gets the outcome and the number of tokens that were copied."""
+
+        def over() -> None:
+            view = found.machine.view()
+            assert view.outcome is not None
+            is_here = view.outcome is FetchOutcome.FETCHED
+            then(view.outcome, view.num_blocks * self._block_size * is_here)
+
+        # No request has this id: it stands for the prompt in the engine's books.
+        add = AddRequest(offered.key, "", self._host.me.incarnation, 0)
+        num_tokens = offered.num_tokens
+        fetch = FetchFrom(offered.source, num_tokens, num_tokens, offered.limit_s)
+        found = self._new(add, fetch, offered.source, prepared, over)
+        found.is_offered = True
+        self._offered[found.key] = found
+        self._start(found)
+
+    def _new(
+        self,
+        add: AddRequest,
+        fetch: FetchFrom,
+        source: InstanceRef,
+        prepared: Any,
+        enter: Callable[[], None],
+    ) -> _Fetch:
         me = self._host.me
         key = f"prefix-{me.instance_id}-{me.incarnation}-{next(self._numbers)}"
-        links, now_s = self._host.links, self._host.now_s()
-        is_load = source.key == me.key
-        verified = not is_load and links.verifies(source)
-        machine = PrefixFetch(fetch.limit_s, now_s, verified=verified)
-        found = _Fetch(key, add, fetch, source, prepared, enter, machine)
-        self._fetches[add.request_id] = found
-        self._follow(found, machine.start(trusts=is_load or links.trusts(source, now_s)))
+        verified = source.key != me.key and self._host.links.verifies(source)
+        machine = PrefixFetch(fetch.limit_s, self._host.now_s(), verified=verified)
+        return _Fetch(key, add, fetch, source, prepared, enter, machine)
+
+    def _start(self, found: _Fetch) -> None:
+        trusts = self._is_load(found) or self._host.links.trusts(found.source, self._host.now_s())
+        self._follow(found, found.machine.start(trusts=trusts))
 
     def left(self, request_ids: Collection[str]) -> None:
         """These requests are not to enter the engine."""
@@ -211,7 +249,7 @@ class PrefixFetches:
 
     def peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
         """Ends the copies from and to instances that are gone."""
-        sources = {each.source for each in self._fetches.values()}
+        sources = {each.source for each in self._under_way()}
         for peer in {*sources, *self._sending.values()}:
             if is_lost(peer):
                 self._host.transfer.forget(peer)
@@ -222,9 +260,13 @@ class PrefixFetches:
 
     def distrust(self, source: InstanceRef) -> None:
         """A copy from there was corrupt: ends the other fetches from there."""
-        for found in list(self._fetches.values()):
+        for found in list(self._under_way()):
             if found.source.instance_id == source.instance_id:
                 self._tell(found, Distrusted())
+
+    def _under_way(self) -> Iterator[_Fetch]:
+        yield from self._fetches.values()
+        yield from self._offered.values()
 
     def _tell(self, found: _Fetch, event: Event) -> None:
         if not found.machine.over:
@@ -232,8 +274,11 @@ class PrefixFetches:
 
     def _follow(self, found: _Fetch, instructions: Sequence[Instruction]) -> None:
         if found.machine.over:
-            self._fetches.pop(found.add.request_id, None)
-            self._report(found)
+            under_way = self._offered if found.is_offered else self._fetches
+            under_way.pop(found.key if found.is_offered else found.add.request_id, None)
+            self._learn(found)
+            if not found.is_offered:
+                self._report(found)
         self._carry_out(found, instructions)
         if found.machine.over:
             if self._verifying.pop(found.key, None) is not None:
@@ -264,7 +309,8 @@ class PrefixFetches:
                     )
                     host.copy_differed(copied, found.add.reply_to)
                 case Store(num_blocks):
-                    self._count(found, num_blocks)
+                    if not found.is_offered:
+                        self._count(found, num_blocks)
                     host.between_steps(
                         partial(_store, found.key, num_blocks),
                         lambda _: self._tell(found, Stored()),
@@ -364,14 +410,17 @@ class PrefixFetches:
         rate = self._host_rate if self._is_load(found) else self._link_rate
         rate.measure(num_bytes, took_s, self._host.now_s())
 
+    def _learn(self, found: _Fetch) -> None:
+        """A fetch that was given up says something about its link: it was at most so fast."""
+        view = found.machine.view()
+        is_late = view.outcome is FetchOutcome.LATE and not view.num_blocks
+        if is_late and found.reserved is not None:
+            num_bytes = len(found.reserved.block_ids) * self._host.blocks.block_bytes
+            self._measure(found, num_bytes, view.took_s)
+
     def _report(self, found: _Fetch) -> None:
         view, add, host = found.machine.view(), found.add, self._host
         assert view.outcome is not None
-        is_late = view.outcome is FetchOutcome.LATE and not view.num_blocks
-        if is_late and found.reserved is not None:
-            # It was at most so fast.
-            num_bytes = len(found.reserved.block_ids) * host.blocks.block_bytes
-            self._measure(found, num_bytes, view.took_s)
         source = found.source.instance_id
         where = "its host cache" if self._is_load(found) else source
         event = LoggedEvent(
@@ -440,6 +489,12 @@ def _reserve(found: _Fetch, engine: Engine) -> ReservedPrefix | bool:
     if engine.prefixes is None:
         return False
     reserved = engine.prefixes.reserve(found.key, found.prepared, found.fetch.num_tokens)
+    if found.is_offered and reserved is not None and reserved.block_ids:
+        me = found.source  # only the blocks count in the snapshot
+        num_left = engine.snapshot(me.instance_id, me.incarnation).num_free_blocks
+        if num_left < len(reserved.block_ids):  # requests may need them before they are copied
+            engine.prefixes.store(found.key, 0)
+            return False
     return False if reserved is None else reserved if reserved.block_ids else True
 
 

@@ -75,6 +75,48 @@ class PrefixDigest(Message, frozen=True):
     digest: bytes
 
 
+class HandoverOrdered(Message, frozen=True):
+    """Controller to an instance: hand the prompts that you have cached over to these instances, for
+    at most `within_s`. `max_tokens`: how many tokens they may copy; None: as many as they have room
+    for."""
+
+    destinations: tuple[InstanceRef, ...]
+    within_s: float
+    max_tokens: int | None = None
+
+
+class PromptOffered(Message, frozen=True):
+    """Source of a handover to a destination: copy what you lack of this prompt, within `limit_s`.
+    `num_tokens`: so much of it is cached at most. Payload frames: a request with this prompt, as
+    its frontend encoded it."""
+
+    key: str
+    source: InstanceRef
+    num_tokens: int
+    limit_s: float
+
+
+class PromptTaken(Message, frozen=True):
+    """Answer to `PromptOffered`. `outcome`: of the fetch. `num_tokens`: how many were copied."""
+
+    key: str
+    destination: InstanceRef
+    outcome: str
+    num_tokens: int
+
+
+class HandoverEnded(Message, frozen=True):
+    """Answer to `HandoverOrdered`: the destinations have `num_prompts` prompts now, and have copied
+    `num_tokens` tokens of them in `took_s`. `complete`: nothing is left that another instance could
+    use."""
+
+    source: InstanceRef
+    num_prompts: int
+    num_tokens: int
+    complete: bool
+    took_s: float
+
+
 class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):
     """Goes with the first PRE_ALLOC. Payload frames: the request as its frontend encoded it, then
     its output tokens so far as 32-bit integers. `verify_kv`: COMMIT will bring a digest."""

@@ -66,6 +66,8 @@ class World:
     """When anything failed last."""
     said: list[emptying.Log] = field(default_factory=list)
     """Since this controller began."""
+    ordered: dict[str, int] = field(default_factory=dict)
+    """The incarnations that were ordered to hand their prompts over."""
     removed: list[str] = field(default_factory=list)
     num_made: int = 0
 
@@ -152,6 +154,9 @@ class World:
                 self.drains = {k: each for k, each in self.drains.items() if k != instance_id}
                 self.handle(emptying.Removed(instance_id, num_left))
                 self.removed.append(instance_id)
+            case emptying.HandOver(instance_id, within_s):
+                assert 0 < within_s <= self.drains[instance_id].strongest.warm_s
+                self.ordered[instance_id] = self.seen(instance_id).process.incarnation
             case emptying.Log():
                 self.said.append(instruction)
 
@@ -187,7 +192,7 @@ class World:
             return
         instance_id = dice.choice(sorted(self.instances))
         found = self.instances[instance_id]
-        what = dice.randrange(13)
+        what = dice.randrange(14)
         if what < 3:
             self.operator(lambda: self.claim(instance_id, self.any_claim(found)))
         elif what < 5 and instance_id in self.drains:
@@ -213,7 +218,9 @@ class World:
             self.launcher_fails = dice.random() < 0.3
         elif what == 11 and dice.random() < 0.3:
             self.restarts_controller()
-        elif what == 12 and found.serving:
+        elif what == 12 and instance_id in self.ordered:
+            self.hands_over(instance_id, complete=dice.random() < 0.5)
+        elif what == 13 and found.serving:
             self.num_made += 1  # or a notice that comes again begins a drain of the same id
             go = emptying.MustGo(instance_id, self.num_made, 20.0, True, self.now_s)
             self.operator(lambda: self.handle(go))
@@ -248,6 +255,12 @@ class World:
             found.nonce, found.alive, found.serving = f"n-{instance_id}-{self.num_made}", True, True
             found.failed = False
             self.handle(emptying.BeganServing(instance_id, self.now_s))
+
+    def hands_over(
+        self, instance_id: str, *, complete: bool, incarnation: int | None = None
+    ) -> None:
+        of = self.ordered[instance_id] if incarnation is None else incarnation
+        self.handle(emptying.HandedOver(instance_id, of, 3, 4800, complete, 0.5))
 
     def restarts_controller(self) -> None:
         """It knows the spec alone."""
@@ -386,6 +399,36 @@ def test_an_emptied_process_stays_while_others_fetch_what_it_has_cached(kind: ty
     assert not ends(world)
     world.tick(0.6)
     assert ends(world)
+
+
+def test_it_goes_once_nothing_is_left_to_hand_over() -> None:
+    world = drained_with(Remove("op-1", 1000.0, warm_s=WARM_S))
+    world.hands_over("i-0", incarnation=7, complete=True)
+    world.tick()
+    assert not ends(world), "another process of it said so"
+    world.hands_over("i-0", complete=False)
+    world.tick()
+    assert not ends(world), "others may fetch the rest"
+    assert world.said[-1].kind is EventKind.HANDED_OVER
+    world.hands_over("i-0", complete=True)
+    world.tick()
+    assert ends(world)
+
+
+def test_it_is_told_to_hand_over_again_if_it_was_not_empty_any_more() -> None:
+    world = drained_with(Remove("op-1", 1000.0, warm_s=WARM_S))
+    incarnation = world.ordered.pop("i-0")
+    world.tick()
+    assert not world.ordered, "once is enough"
+    world.hands_over("i-0", incarnation=incarnation, complete=True)
+    world.instances["i-0"].num_requests = 1
+    world.tick()
+    world.instances["i-0"].num_requests = 0
+    world.tick()
+    world.questions.pop()()
+    world.tick()
+    assert world.ordered
+    assert not ends(world)
 
 
 def test_it_stays_no_longer_than_its_deadline_and_not_if_it_is_dead_or_has_a_request_again() -> (

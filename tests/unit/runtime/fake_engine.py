@@ -206,6 +206,12 @@ class FakePrefixes:
         found = self.blocks.gather(self.cached, self.blocks.buffer(len(self.cached)))
         return bytes(found) == b"".join(self.text(len(self.cached)))
 
+    def prompt(self, frames: Frames) -> FakeRequest:
+        return msgspec.msgpack.decode(frames[0], type=FakeRequest)
+
+    def names(self, prepared: FakeRequest) -> list[bytes]:
+        return self.text((prepared.num_tokens - 1) // BLOCK_SIZE)
+
     def reserve(self, key: str, prepared: FakeRequest, num_tokens: int) -> ReservedPrefix | None:
         num_blocks = min(num_tokens, prepared.num_tokens - 1) // BLOCK_SIZE
         names = self.text(num_blocks)[len(self.cached) :]

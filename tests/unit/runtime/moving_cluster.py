@@ -28,6 +28,7 @@ from controller.runtime.messages.members import (
     Welcome,
 )
 from controller.runtime.messages.move_messages import (
+    HandoverEnded,
     MoveAnswered,
     MoveAsked,
     MoveEnvelope,
@@ -72,6 +73,7 @@ class ScriptedController:
         self.records: list[MoveRecord] = []
         """Of moves that nobody asked for by a question."""
         self.fruitless: list[ReliefFruitless] = []
+        self.handovers: list[HandoverEnded] = []
 
     def send(self, member_id: str, message: Message) -> None:
         self.mailbox.send(self.members[member_id].address, encode(message))
@@ -104,6 +106,8 @@ class ScriptedController:
                 self.records.append(record)
             case ReliefFruitless() as told:
                 self.fruitless.append(told)
+            case HandoverEnded() as ended:
+                self.handovers.append(ended)
             case other if hasattr(other, "query_id"):
                 self.answers[other.query_id] = other
 

@@ -27,6 +27,8 @@ from controller.core.emptying.drains import (
     FindStayers,
     Forget,
     FrontendsAnswered,
+    HandedOver,
+    HandOver,
     InstanceProcess,
     Instruction,
     Log,
@@ -66,7 +68,12 @@ from controller.core.fleet.rolling import (
     in_turn,
     refusal,
 )
-from controller.core.load.snapshot import DemandFor, InstanceSnapshot, one_block_each
+from controller.core.load.snapshot import (
+    DemandFor,
+    InstanceRef,
+    InstanceSnapshot,
+    one_block_each,
+)
 from controller.core.migration.move_records import MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.request_record import RequestRecord, RequestState
@@ -77,6 +84,7 @@ from controller.runtime.controller.operations.operated_cluster import (
 )
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.members import DrainSet
+from controller.runtime.messages.move_messages import HandoverEnded, HandoverOrdered
 from controller.runtime.messages.requests import ReplayOrdered
 
 log = logging.getLogger(__name__)
@@ -146,6 +154,11 @@ class DrainRunner:
 
     def move_ended(self, record: MoveRecord) -> None:
         self._handle(MoveEnded(record.source_id, record.outcome))
+
+    def handed_over(self, ended: HandoverEnded) -> None:
+        source = ended.source
+        figures = (ended.num_prompts, ended.num_tokens, ended.complete, ended.took_s)
+        self._handle(HandedOver(source.instance_id, source.incarnation, *figures))
 
     def must_go(self, member: Member, within_s: float) -> None:
         """Takes note that the instance's process will be ended, as the instance itself reports."""
@@ -222,6 +235,10 @@ class DrainRunner:
                     why = f"instance {instance_id} is restarted, and this request cannot move"
                     told = (instance_id, member.incarnation, request_ids, why)
                     cluster.mail.send_to_all(cluster.roster.frontends(), ReplayOrdered(*told))
+            case HandOver(instance_id, within_s):
+                member = cluster.roster.members.get(instance_id)
+                if member is not None and member.serving:
+                    cluster.mail.send(member, HandoverOrdered(self._takers(instance_id), within_s))
             case MakeClaim(instance_id, claim):
                 self.begin({instance_id: claim})
             case TakeBack(instance_id, kind, why):
@@ -238,6 +255,17 @@ class DrainRunner:
                 cluster.journal.note(
                     kind, drain_id, reason, instance_id=instance_id, actor=actor, numbers=numbers
                 )
+
+    def _takers(self, instance_id: str) -> tuple[InstanceRef, ...]:
+        """The other instances that may get requests, the freest first: they take prompts over."""
+        members, snapshots = self._cluster.roster.members, self._cluster.scheduler
+        free = sorted(snapshots.schedulable_snapshots(), key=lambda each: -each.num_free_blocks)
+        found = (members.get(each.instance_id) for each in free)
+        return tuple(
+            InstanceRef(member.member_id, member.incarnation, member.address)
+            for member in found
+            if member is not None and member.serving and member.member_id != instance_id
+        )
 
     def _ask(self, instance_id: str, drain_id: str, question: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(question)
