@@ -77,6 +77,17 @@ class FakeTransfer:
     ) -> asyncio.Future[StageCopy]:
         return self._begin(self._receives, peer, stage_id, block_ids).future
 
+    def load(
+        self, _stage_id: str, from_ids: Sequence[int], to_ids: Sequence[int]
+    ) -> asyncio.Future[StageCopy]:
+        buffer = self._blocks.buffer(len(from_ids))
+        self._blocks.gather(from_ids, buffer)
+        self._blocks.scatter(to_ids, buffer)
+        loading = asyncio.get_running_loop().create_future()
+        num_bytes = len(from_ids) * self._blocks.block_bytes
+        loading.set_result(StageCopy(len(from_ids), num_bytes, COPY_TIME_S))
+        return loading
+
     def told(self, peer: Peer, frames: Frames) -> None:
         kind, stage, *contents = (bytes(frame) for frame in frames)
         stage_id = stage.decode()
