@@ -102,9 +102,8 @@ def test_what_comes_is_used_as_it_is(readers: Readers, model_path: Path) -> None
     blocks = engine.moves.blocks
     buffer = blocks.buffer(5)
     content = blocks.writable(buffer, 5)
-    content[:] = bytes(
-        len(content)
-    )  # memory that was just freed may hold the very states of the prompt
+    # Memory that was just freed may hold the very states of the prompt.
+    content[:] = bytes(len(content))
     blocks.scatter(reserved.block_ids, buffer)
     engine.prefixes.store("in", 5)
     readers.add("r", prompt=PROMPT, max_tokens=20)
