@@ -41,9 +41,16 @@ def profile_of(table: EmulatedTable) -> LatencyProfile:
     return profile
 
 
-def model_config(profile: LatencyProfile, table: EmulatedTable) -> ModelConfig:
+def model_config(
+    profile: LatencyProfile, table: EmulatedTable, host_cache_gib: float = 0.0
+) -> ModelConfig:
     """The configuration of the engine model. Raises ValueError if its sizes do not go together."""
-    return ModelConfig.of(profile, mode=table.mode, prefix_caching=table.prefix_caching)
+    return ModelConfig.of(
+        profile,
+        mode=table.mode,
+        prefix_caching=table.prefix_caching,
+        host_cache_bytes=int(host_cache_gib * 2**30),
+    )
 
 
 def with_changes(

@@ -338,7 +338,8 @@ def engine_factory(plan: ClusterPlan, change: EngineChange) -> EngineFactory:
         from controller.main.emulation import model_config, with_changes
 
         profile, table = with_changes(plan.profile, plan.settings.emulated, change.engine_args)
-        return partial(EmulatedEngine, profile, model_config(profile, table), table.speed)
+        config = model_config(profile, table, plan.settings.cluster.host_cache_gib)
+        return partial(EmulatedEngine, profile, config, table.speed)
     from controller.adapters.vllm.engine import VllmEngine
 
     return partial(

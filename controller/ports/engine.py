@@ -373,8 +373,8 @@ class TransferError(Exception):
 
 
 class KvTransfer(Protocol):
-    """Copies blocks between instances. It is used from the event loop's thread only; other threads
-    do the work, in slices.
+    """Copies blocks between instances, and from an instance's own host cache. It is used from the
+    event loop's thread only; other threads do the work, in slices.
 
     Both sides give a stage the same `stage_id`, and its blocks in the same order. The future of a
     copy is done only when nothing touches its blocks any more. If the copy fails, the future raises
@@ -404,9 +404,15 @@ class KvTransfer(Protocol):
         many blocks as `block_ids` has, and they fill the first of these blocks, because the size of
         a final stage is not known beforehand."""
 
+    def load(
+        self, stage_id: str, from_ids: Sequence[int], to_ids: Sequence[int]
+    ) -> asyncio.Future[StageCopy]:
+        """Copies blocks that this engine has lent, some of them from its host cache, to as many
+        blocks that it has reserved. Loads are done one after the other, beside the links."""
+
     def cancel(self, stage_id: str) -> None:
-        """Cancels a send or receive, if there is one. Its future fails as soon as its blocks are
-        not used any more."""
+        """Cancels a send, receive or load, if there is one. Its future fails as soon as its blocks
+        are not used any more."""
 
     def stalled_s(self, peer: Peer) -> float:
         """How long this destination has taken none of the bytes that are ready for it. It is 0

@@ -408,11 +408,6 @@ def _check_emulated(settings: Settings, origins: Origins) -> None:
             f" serves no model but {EMBEDDED_MODEL!r} (for its tokenizer), not {model!r}",
             "llumctl up --engine emulated      or      llumctl up --engine vllm MODEL",
         )
-    if settings.cluster.host_cache_gib:
-        raise UsageError(
-            f"{origins.of(('cluster', 'host_cache_gib'))}: an emulated engine has no host cache",
-            "llumctl simulate --prefix-caching --host-cache GIB      (what it would gain)",
-        )
     if settings.vllm_args:
         name = next(iter(settings.vllm_args))
         key: KeyPath = ("engine", name)

@@ -7,7 +7,7 @@ run: the tokens are those of `controller.api.token_sequence`."""
 import contextlib
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -407,8 +407,8 @@ class _ArrivingPrefix:
 
 
 class EmulatedPrefixes:
-    """Prefixes that are copied between the caches of two emulated engines. A block that arrives
-    with wrong content is not cached, nor are those after it."""
+    """Prefixes that are copied between the caches of two emulated engines, or from an engine's own
+    host cache. A block that arrives with wrong content is not cached, nor are those after it."""
 
     def __init__(self, model: EngineModel, blocks: EmulatedBlocks) -> None:
         self._model = model
@@ -464,18 +464,33 @@ class EmulatedPrefixes:
             digest, prefixes = known[index]
             return (digest, *prefixes), index, index + 1
 
-        num_found = self._model.fetches.lend(key, segment_at, len(known))
+        num_found = self._model.fetches.lend(_lent(key), segment_at, len(known))
         contents = [digest for digest, _ in known[first:num_found]]
         self._lent[key] = self._blocks.make(contents)
         return self._lent[key]
 
     def take_back(self, key: str) -> None:
         self._blocks.drop(self._lent.pop(key))
-        self._model.fetches.give_back(key)
+        self._model.fetches.give_back(_lent(key))
+
+
+def _lent(key: str) -> str:
+    """The model's name for what is lent. An engine that loads from its host cache lends to itself,
+    and the model knows what is reserved for that by `key`."""
+    return f"lent {key}"
 
 
 def _segment(hashes: BlockHashes, index: int) -> Segment:
     return (hashes(index), *hashes.prefixes_in(index)), index, index + 1
+
+
+def _by_prefix(changes: Mapping[Hashable, bool]) -> Mapping[int, bool]:
+    """Changes of segments as changes of the prefixes that end in them."""
+    found = dict[int, bool]()
+    for segment, is_there in changes.items():
+        assert isinstance(segment, tuple)
+        found.update(dict.fromkeys(segment[1:], is_there))
+    return found
 
 
 # -- the engine ------------------------------------------------------------------------------------
@@ -613,14 +628,12 @@ class EmulatedEngine:
         )
 
     def take_cache_changes(self) -> Mapping[int, bool]:
-        changes = dict[int, bool]()
-        for segment, is_cached in self._model.take_cache_changes().items():
-            assert isinstance(segment, tuple)
-            changes.update(dict.fromkeys(segment[1:], is_cached))
-        return changes
+        return _by_prefix(self._model.take_cache_changes())
 
-    def take_host_cache_changes(self) -> None:
-        """Returns None: an emulated engine has no host cache."""
+    def take_host_cache_changes(self) -> Mapping[int, bool] | None:
+        if not self._model.config.num_host_blocks:
+            return None
+        return _by_prefix(self._model.take_host_cache_changes())
 
     def step(self) -> Sequence[StepOutputs]:
         """Runs a step. It takes as long as the profile says, or as long as its own bookkeeping

@@ -1,5 +1,6 @@
 """The emulated KV blocks and their copies (`controller.ports.engine`). A copy takes as long as the
-profile says, but sends only a few bytes.
+profile says, but sends only a few bytes. A load from the host cache takes as long as its blocks
+would at `HOST_BYTES_PER_S`.
 
 The content of a block is a digest of 16 bytes (see emulated_engine.py). A stage takes as long as
 its blocks would take at the profile's copy rate, or at the limit if that is lower. Then the digests
@@ -10,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from controller.core.migration.prefix_fetch import HOST_BYTES_PER_S
 from controller.model.profile import LatencyProfile
 from controller.ports.engine import Frames, KvBlocks, Peer, StageCopy, TransferError
 
@@ -67,6 +69,7 @@ class EmulatedBlocks:
 # -- their copies ----------------------------------------------------------------------------------
 
 _Link = tuple[str, int]
+_HOST: _Link = ("its host cache", 0)
 Tell = Callable[[Peer, Frames], None]
 
 STAGE, TAKEN, REFUSED = b"stage", b"taken", b"refused"
@@ -90,8 +93,9 @@ class _Copy:
 
 
 class EmulatedKvTransfer:
-    """Copies emulated blocks to other instances. `speed`: how many times as fast as the profile the
-    copies are. The limit is scaled as well."""
+    """Copies emulated blocks to other instances, and loads them from the own host cache. `speed`:
+    how many times as fast as on a machine of the profile the copies are. The limit is scaled as
+    well; it does not hold for loads."""
 
     def __init__(self, profile: LatencyProfile, speed: float) -> None:
         self.max_bytes_per_s: float | None = None
@@ -99,6 +103,7 @@ class EmulatedKvTransfer:
         self._speed = speed
         self._sends: dict[str, _Copy] = {}
         self._receives: dict[str, _Copy] = {}
+        self._loads: dict[str, _Copy] = {}
         self._turns: dict[_Link, asyncio.Lock] = {}
         self._waiting_since_s: dict[_Link, float] = {}
         """For each link, since when it has waited for the peer to confirm a stage."""
@@ -122,17 +127,26 @@ class EmulatedKvTransfer:
     def send(
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> asyncio.Future[StageCopy]:
-        copy = self._begin(self._sends, peer, stage_id, block_ids)
+        copy = self._begin(self._sends, peer.key, stage_id, block_ids)
         copy.task = asyncio.get_running_loop().create_task(self._run(peer, stage_id, copy))
         return copy.future
 
     def receive(
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> asyncio.Future[StageCopy]:
-        return self._begin(self._receives, peer, stage_id, block_ids).future
+        return self._begin(self._receives, peer.key, stage_id, block_ids).future
+
+    def load(
+        self, stage_id: str, from_ids: Sequence[int], to_ids: Sequence[int]
+    ) -> asyncio.Future[StageCopy]:
+        copy = self._begin(self._loads, _HOST, stage_id, to_ids)
+        copy.task = asyncio.get_running_loop().create_task(
+            self._load(stage_id, copy, tuple(from_ids))
+        )
+        return copy.future
 
     def cancel(self, stage_id: str) -> None:
-        for copies in (self._sends, self._receives):
+        for copies in (self._sends, self._receives, self._loads):
             self._fail(copies, stage_id, "the copy was cancelled")
 
     def stalled_s(self, peer: Peer) -> float:
@@ -146,8 +160,9 @@ class EmulatedKvTransfer:
         self._turns.pop(peer.key, None)
 
     async def close(self) -> None:
-        tasks = [copy.task for copy in self._sends.values() if copy.task is not None]
-        for copies in (self._sends, self._receives):
+        under_way = [*self._sends.values(), *self._loads.values()]
+        tasks = [copy.task for copy in under_way if copy.task is not None]
+        for copies in (self._sends, self._receives, self._loads):
             for stage_id in list(copies):
                 self._fail(copies, stage_id, "the transfer is closed")
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -155,14 +170,14 @@ class EmulatedKvTransfer:
     # ------------------------------------------------------------------------------------
 
     def _begin(
-        self, copies: dict[str, _Copy], peer: Peer, stage_id: str, block_ids: Sequence[int]
+        self, copies: dict[str, _Copy], link: _Link, stage_id: str, block_ids: Sequence[int]
     ) -> _Copy:
         """Notes that a stage is under way. Raises ValueError if it is already under way."""
         if stage_id in copies:
             raise ValueError(f"stage {stage_id} is under way already")
         loop = asyncio.get_running_loop()
         copy = _Copy(
-            peer.key, tuple(block_ids), loop.create_future(), loop.time(), loop.create_future()
+            link, tuple(block_ids), loop.create_future(), loop.time(), loop.create_future()
         )
         copies[stage_id] = copy
         return copy
@@ -171,7 +186,7 @@ class EmulatedKvTransfer:
         """Sends the stage once its turn on the link has come."""
         async with self._turns.setdefault(copy.link, asyncio.Lock()):
             copy.began_s = asyncio.get_running_loop().time()
-            await self._wait_for_the_copy(len(copy.block_ids) * self._blocks.block_bytes)
+            await self._wait_for_the_copy(len(copy.block_ids), self._link_bytes_per_s)
             buffer = self._blocks.buffer(len(copy.block_ids))
             try:
                 contents = bytes(self._blocks.gather(copy.block_ids, buffer))
@@ -189,13 +204,30 @@ class EmulatedKvTransfer:
         else:
             self._fail(self._sends, stage_id, f"{peer.instance_id} does not expect the stage")
 
-    async def _wait_for_the_copy(self, num_bytes: float) -> None:
+    async def _load(self, stage_id: str, copy: _Copy, from_ids: Sequence[int]) -> None:
+        async with self._turns.setdefault(copy.link, asyncio.Lock()):
+            copy.began_s = asyncio.get_running_loop().time()
+            await self._wait_for_the_copy(len(from_ids), lambda: HOST_BYTES_PER_S)
+            buffer = self._blocks.buffer(len(from_ids))
+            try:
+                self._blocks.gather(from_ids, buffer)
+                self._blocks.scatter(copy.block_ids, buffer)
+            except KeyError as error:
+                self._fail(self._loads, stage_id, f"block {error} was let go before its copy")
+                return
+        self._succeed(self._loads, stage_id)
+
+    def _link_bytes_per_s(self) -> float:
+        limit = self.max_bytes_per_s
+        return self._copy_bytes_per_s if limit is None else min(self._copy_bytes_per_s, limit)
+
+    async def _wait_for_the_copy(self, num_blocks: int, rate: Callable[[], float]) -> None:
+        """`rate`: the bytes per second of the next slice, at the speed of the profile."""
         loop = asyncio.get_running_loop()
         due_s = loop.time()
+        num_bytes: float = num_blocks * self._blocks.block_bytes
         while num_bytes > 0:
-            bytes_per_s = self._copy_bytes_per_s
-            if self.max_bytes_per_s is not None:
-                bytes_per_s = min(bytes_per_s, self.max_bytes_per_s)
+            bytes_per_s = rate()
             slice_bytes = min(num_bytes, bytes_per_s * self._speed * SLICE_S)
             num_bytes -= slice_bytes
             # Each slice ends at a planned time of the clock, so that delays do not add up.

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from controller.adapters.tcp.block_loads import BlockLoads
 from controller.adapters.tcp.link_stream import (
     HEADER_BYTES,
     PROOF_BYTES,
@@ -624,6 +625,7 @@ class TcpKvTransfer:
     def start(self, blocks: KvBlocks, tell: Callable[[Peer, Frames], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._tell = tell
+        self._loads = BlockLoads(blocks)
         block_bytes = max(1, blocks.block_bytes)  # 0 where requests cannot move
         self._ends = Ends(Door(self._host), blocks, max(1, self._slice_bytes // block_bytes))
 
@@ -674,7 +676,13 @@ class TcpKvTransfer:
             job.future.add_done_callback(lambda _: expected.remove(stage))
         return job.future
 
+    def load(
+        self, stage_id: str, from_ids: Sequence[int], to_ids: Sequence[int]
+    ) -> asyncio.Future[StageCopy]:
+        return self._loads.begin(stage_id, from_ids, to_ids)
+
     def cancel(self, stage_id: str) -> None:
+        self._loads.cancel(stage_id)
         if job := self._jobs.get(stage_id):
             job.fail("cancelled")
             for link in self._sending.values():

@@ -50,7 +50,8 @@ class ClusterTable(Table):
     host_cache_gib: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = 0.0
     """How much main memory each instance takes, in GiB, for a copy of what its prefix cache has.
     What the prefix cache has dropped is loaded from there. It gains only if it is larger than the
-    memory for KV blocks."""
+    memory for KV blocks. An emulated instance behaves as if it had this memory, and takes none.
+    Without prefix caching there is no host cache."""
     ray_address: str | None = None
     """`host:port` of a running Ray head. None: the cluster starts a Ray of its own."""
     host: str = "127.0.0.1"

@@ -41,7 +41,6 @@ from controller.core.migration.prefix_fetch import (
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.windows import CountWindow
 from controller.ports.engine import Engine, ReservedPrefix, StageCopy
-from controller.runtime.instance.block_loads import BlockLoads
 from controller.runtime.instance.live_requests import CorruptCopy, MoveHost
 from controller.runtime.instance.move_ends import KvDigest
 from controller.runtime.messages.move_messages import PrefixAsked, PrefixDigest, PromptOffered
@@ -136,7 +135,6 @@ class PrefixFetches:
         """By key, the destination of each prefix that is sent from here."""
         self._verifying: dict[str, _Fetch] = {}
         """By key, the fetches whose sources are to tell digests."""
-        self._loads = BlockLoads(host.blocks)
         self._loading: set[str] = set()
         """The keys of the fetches that hold blocks of the host cache."""
         self._link_rate, self._host_rate = _Rate(ASSUMED_BYTES_PER_S), _Rate(HOST_BYTES_PER_S)
@@ -295,8 +293,6 @@ class PrefixFetches:
                     host.between_steps(partial(_reserve, found), partial(self._reserved, found))
                 case Copy():
                     self._copy(found)
-                case CancelCopy() if self._is_load(found):
-                    self._loads.cancel(found.key)
                 case CancelCopy():
                     host.transfer.cancel(found.key)
                 case Verify(num_blocks):
@@ -350,12 +346,12 @@ class PrefixFetches:
 
     def _load(self, found: _Fetch, block_ids: tuple[int, ...]) -> None:
         assert found.reserved is not None
-        loading = self._loads.begin(
+        loading = self._host.transfer.load(
             found.key, block_ids, found.reserved.block_ids[: len(block_ids)]
         )
         loading.add_done_callback(partial(self._loaded, found))
         if found.machine.state is not FetchState.COPYING:  # it was given up meanwhile
-            self._loads.cancel(found.key)
+            self._host.transfer.cancel(found.key)
 
     def _loaded(self, found: _Fetch, loading: "asyncio.Future[StageCopy]") -> None:
         self._loading.discard(found.key)

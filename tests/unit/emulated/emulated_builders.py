@@ -50,11 +50,18 @@ class Clock:
 
 
 def make_engine(
-    clock: Clock | None = None, speed: float = 1.0, prefix_caching: bool = True, **sizes: Any
+    clock: Clock | None = None,
+    speed: float = 1.0,
+    prefix_caching: bool = True,
+    num_host_blocks: int = 0,
+    **sizes: Any,
 ) -> EmulatedEngine:
     clock = clock or Clock()
     profile = replace(PROFILE, **sizes)
-    config = ModelConfig.of(profile, prefix_caching=prefix_caching)
+    block_bytes = profile.kv_bytes_per_token * profile.block_size
+    config = ModelConfig.of(
+        profile, prefix_caching=prefix_caching, host_cache_bytes=num_host_blocks * block_bytes
+    )
     return EmulatedEngine(
         profile, config, speed, lambda detail: None, clock=clock, sleep=clock.sleep
     )

@@ -8,6 +8,7 @@ import pytest
 
 from controller.adapters.emulated.emulated_engine import DIGEST_BYTES, NOTHING, EmulatedBlocks
 from controller.adapters.emulated.emulated_kv import SLICE_S, EmulatedKvTransfer
+from controller.core.migration.prefix_fetch import HOST_BYTES_PER_S
 from controller.model.profile import load_profile
 from controller.ports.engine import Frames, Peer, StageCopy, TransferError
 from tests.unit.runtime.fakes import virtual_time
@@ -21,9 +22,9 @@ PROFILE = replace(load_profile("a10-llama-7b"), copy_bytes_per_s=RATE)
 class Side:
     """One instance: its blocks, its transfer, and a mailbox that can be stopped."""
 
-    def __init__(self, name: str, speed: float = 1.0) -> None:
+    def __init__(self, name: str, speed: float = 1.0, block_bytes: int = BLOCK_BYTES) -> None:
         self.peer = Peer(name, 1, f"at {name}")
-        self.blocks = EmulatedBlocks(BLOCK_BYTES)
+        self.blocks = EmulatedBlocks(block_bytes)
         self.transfer = EmulatedKvTransfer(PROFILE, speed)
         self.others: dict[str, Side] = {}
         self.stopped: list[tuple[Peer, Frames]] | None = None
@@ -257,3 +258,52 @@ async def test_fewer_blocks_than_expected_fill_the_first_places() -> None:
         copy = await received
         assert (copy.num_blocks, copy.num_bytes) == (num_sent, num_sent * BLOCK_BYTES)
         assert contents(b, into) == [1, 2, 0, 0, 0][:num_sent] + [0] * (5 - num_sent)
+
+
+# -- loads from the own host cache -----------------------------------------------------------------
+
+LOADED_S = 0.01
+"""How long each of these blocks takes, which are larger."""
+
+
+def with_host(speed: float = 1.0) -> Side:
+    return Side("a", speed, int(HOST_BYTES_PER_S * LOADED_S))
+
+
+@pytest.mark.parametrize("speed", [1.0, 8.0])
+@virtual_time
+async def test_loads_follow_each_other_at_the_host_s_rate_whatever_the_limit(speed: float) -> None:
+    side = with_host(speed)
+    side.transfer.max_bytes_per_s = 1.0
+    began_s, into = now_s(), side.empty(7)
+    first = side.transfer.load("first", side.filled(7), into)
+    second = side.transfer.load("second", side.filled(2), side.empty(2))
+    with pytest.raises(ValueError, match="under way already"):
+        side.transfer.load("second", (), ())
+    copy = await first
+    assert now_s() - began_s == pytest.approx(7 * LOADED_S / speed)
+    assert (copy.num_blocks, copy.num_bytes) == (7, 7 * side.blocks.block_bytes)
+    assert contents(side, into) == [1, 2, 3, 4, 5, 6, 7]
+    assert (await second).copy_time_s == pytest.approx(2 * LOADED_S / speed)
+    assert (await side.transfer.load("none", (), ())).num_blocks == 0
+
+
+@virtual_time
+async def test_a_load_that_ends_early_writes_nothing_and_lets_the_next_one_go() -> None:
+    side = with_host()
+    into = side.empty(5)
+    cancelled = side.transfer.load("cancelled", side.filled(5), into)
+    gone = side.filled(1)
+    too_late = side.transfer.load("too late", gone, into)
+    last = side.transfer.load("last", side.filled(1), side.empty(1))
+    await asyncio.sleep(LOADED_S / 2)
+    side.transfer.cancel("cancelled")
+    side.blocks.drop(gone)
+    await fails(cancelled, "cancelled")
+    await fails(too_late, "let go before its copy")
+    assert contents(side, into) == [0] * 5
+    await last
+    closed = side.transfer.load("closed", side.filled(5), into)
+    await side.transfer.close()
+    await fails(closed, "closed")
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -44,7 +44,8 @@ def plan_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Cl
         ports = {
             name: {"port": preflight.free_port("127.0.0.1")} for name in ("endpoint", "control")
         }
-        tables = {"cluster": {"engine": "emulated"}, "emulated": emulated, **ports}
+        cluster = {"engine": "emulated", "host_cache_gib": 2.0}
+        tables = {"cluster": cluster, "emulated": emulated, **ports}
         return up.make_plan(Settings.model_validate(tables))
 
     return plan_of
@@ -66,7 +67,6 @@ BAD = [
     ("[emulated]\nmode = 'x'\n", "c.toml:2:", "must be 'chunked' or 'prefill-first', not 'x'"),
     (EMULATED + '\nmodel = "Qwen/Qwen3-0.6B"\n', "c.toml:4:", "serves no model but 'embedded'"),
     (EMULATED + "[engine]\n\nseed = 1\n", "c.toml:5:", "engine.seed is an argument of vLLM's"),
-    (EMULATED + "\nhost_cache_gib = 2\n", "c.toml:4:", "has no host cache"),
     (EMULATED + "[emulated]\nprofile = 'none.toml'\n", "c.toml:4:", "there is no profile file"),
     (EMULATED + "[emulated]\nprofile = '.'\n[engine]\na = 1\n", "c.toml:6:", "engine.a is an"),
 ]
@@ -162,6 +162,14 @@ def test_the_plan_s_engine_is_as_the_settings_say(plan_of: Callable[..., Cluster
     assert admitted.num_cached_tokens == 0
     step_s = load_profile("a10-llama-7b").step_time_s([(40, 0)], 0, 0)
     assert engine.emulation.profile_time_s - before_s == pytest.approx(step_s / 4.0)
+
+
+def test_the_plan_s_engine_has_room_for_blocks_of_the_profile_in_its_host_cache(
+    plan_of: Callable[..., ClusterPlan],
+) -> None:
+    engine = roles.engine_factory(plan_of(), AS_STARTED)(lambda detail: None)
+    block_bytes = 16 * load_profile("a10-llama-7b").kv_bytes_per_token
+    assert engine._model.config.num_host_blocks == 2 * capacity.GIB // block_bytes
 
 
 def test_doctor_counts_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:

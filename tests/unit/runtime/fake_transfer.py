@@ -8,6 +8,7 @@ from controller.ports.engine import Frames, KvBlocks, Peer, StageCopy, TransferE
 
 STAGE, TAKEN, REFUSED = b"stage", b"taken", b"refused"
 COPY_TIME_S = 0.25
+_NOBODY = Peer("", 0, "")
 
 
 @dataclass(slots=True)
@@ -33,11 +34,12 @@ class FakeTransfer:
         """What `stalled_s` says."""
         self._sends: dict[str, _Copy] = {}
         self._receives: dict[str, _Copy] = {}
+        self._loads: dict[str, _Copy] = {}
         self._waiting: list[Callable[[], None]] = []
 
     @property
     def num_under_way(self) -> int:
-        return len(self._sends) + len(self._receives)
+        return len(self._sends) + len(self._receives) + len(self._loads)
 
     def held(self, stage_id: str) -> bool:
         return stage_id in self._sends and bool(self._waiting)
@@ -77,6 +79,16 @@ class FakeTransfer:
     ) -> asyncio.Future[StageCopy]:
         return self._begin(self._receives, peer, stage_id, block_ids).future
 
+    def load(
+        self, stage_id: str, from_ids: Sequence[int], to_ids: Sequence[int]
+    ) -> asyncio.Future[StageCopy]:
+        copy = self._begin(self._loads, _NOBODY, stage_id, to_ids)
+        if self.holds(stage_id):
+            self._waiting.append(lambda: self._load(stage_id, from_ids))
+        else:
+            self._load(stage_id, from_ids)
+        return copy.future
+
     def told(self, peer: Peer, frames: Frames) -> None:
         kind, stage, *contents = (bytes(frame) for frame in frames)
         stage_id = stage.decode()
@@ -95,7 +107,7 @@ class FakeTransfer:
 
     def cancel(self, stage_id: str) -> None:
         def let_go() -> None:
-            for copies in (self._sends, self._receives):
+            for copies in (self._sends, self._receives, self._loads):
                 self._fail(copies, stage_id, "cancelled")
 
         if self.lets_go_at_once:
@@ -113,7 +125,7 @@ class FakeTransfer:
                 self._fail(copies, stage_id, "the peer is gone")
 
     async def close(self) -> None:
-        for copies in (self._sends, self._receives):
+        for copies in (self._sends, self._receives, self._loads):
             for stage_id in list(copies):
                 self._fail(copies, stage_id, "closed")
 
@@ -133,6 +145,14 @@ class FakeTransfer:
         if self.corrupts and contents:
             contents[0] ^= 1
         self._tell(copy.peer, [STAGE, stage_id.encode(), bytes(contents)])
+
+    def _load(self, stage_id: str, from_ids: Sequence[int]) -> None:
+        if (copy := self._loads.get(stage_id)) is None:  # cancelled meanwhile
+            return
+        buffer = self._blocks.buffer(len(from_ids))
+        self._blocks.gather(from_ids, buffer)
+        self._blocks.scatter(copy.block_ids, buffer)
+        self._succeed(self._loads, stage_id)
 
     def _take(self, stage_id: str, contents: bytes) -> None:
         if (copy := self._receives.get(stage_id)) is None:  # nobody expects it any more

@@ -359,3 +359,14 @@ async def test_only_what_the_host_cache_still_has_is_loaded(moving: MovingCluste
     assert (await told(moving)).numbers["num_blocks"] == 2
     await moving.finishes()
     assert moving.b.engine.prefixes.is_right()
+
+
+async def test_a_load_that_takes_too_long_is_given_up(moving: MovingCluster) -> None:
+    moving.b.transfer.holds = lambda stage_id: True
+    await load(moving, limit_s=0.0)
+    await moving.until(lambda: moving.b.transfer.num_under_way)
+    moving.clock.now_s += 1.0
+    assert (await told(moving)).labels["outcome"] == "late"
+    assert moving.b.transfer.num_under_way == 0
+    await moving.finishes()
+    assert moving.b.engine.prefixes.cached == []

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.adapters.tcp.block_loads import SLICE_BYTES as LOAD_SLICE_BYTES
 from controller.adapters.tcp.transfer import RateLimit
-from controller.ports.engine import Peer
+from controller.ports.engine import Peer, TransferError
 from tests.unit.tcp.instances import (
     BLOCK_BYTES,
     SLICE_BYTES,
@@ -92,6 +93,29 @@ async def test_the_limit_holds_back_all_but_the_first_slice_and_no_other_link(
     source.transfer.max_bytes_per_s = None
     assert (await outcome(sent)).num_blocks == 3 * SLICE
     await outcome(received)
+
+
+async def test_a_load_copies_within_an_instance_until_it_is_cancelled(
+    source: Instance, make: Make
+) -> None:
+    taken, places = [3, 1, 2], [7, 9, 8]
+    done = await outcome(source.transfer.load("m/0", taken, places))
+    assert (done.num_blocks, done.num_bytes) == (3, 3 * BLOCK_BYTES)
+    assert source.blocks.content(places) == source.blocks.content(taken)
+    assert (await outcome(source.transfer.load("m/1", (), ()))).num_blocks == 0
+    # Each of these blocks is as large as a slice of a load.
+    large = make("i-5", num_blocks=5, block_bytes=LOAD_SLICE_BYTES)
+    large.blocks.gate.clear()
+    held = large.transfer.load("m/2", [0, 1], [2, 3])
+    waits = large.transfer.load("m/3", [0], [4])
+    await until(lambda: large.blocks.touched)
+    for stage_id in "m/2", "m/3":
+        large.transfer.cancel(stage_id)
+    large.blocks.gate.set()
+    for cancelled in held, waits:
+        with pytest.raises(TransferError, match="cancelled"):
+            await cancelled
+    assert large.blocks.touched == [(0,), (2,)], "it ends with its slice"
 
 
 async def test_a_stage_is_under_way_once(source: Instance, destination: Instance) -> None:
