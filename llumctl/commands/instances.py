@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 ON_DEADLINE = ("keep", "abort")
 DEFAULT_WITHIN = "30s"
-WARM_HELP = "keep it for so long once it is empty: others fetch what it has cached (0s)."
+WARM_HELP = "once it is empty, give others at most so long to copy what it has cached (0s)."
 DRAINING = "draining"
 """The reason in `closed_by` that goes away when the drain is taken back."""
 

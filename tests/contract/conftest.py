@@ -14,7 +14,7 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before vLLM is imported
 
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,14 @@ UNCACHED = {
     "max_num_seqs": 6,
 }
 """An engine without a prefix cache, with another number of blocks and of places in the batch."""
+OF_ITS_KIND: dict[str, dict[str, Any]] = {
+    "V1": {},
+    "V2": {},
+    "ranks": {
+        "tensor_parallel_size": 2,
+        "kv_cache_memory_bytes": (NUM_BLOCKS + 1) * BLOCK_BYTES // 2,
+    },
+}
 
 
 @pytest.fixture(scope="session")
@@ -126,12 +134,11 @@ def session_rank_engines(
 ) -> Iterator[tuple[VllmEngine, VllmEngine]]:
     """Like the first two engines, but each divides its KV heads between two worker processes."""
     del session_engine  # made before these
-    args = engine_args | {"tensor_parallel_size": 2}
-    kv_bytes = [num_blocks * BLOCK_BYTES // 2 for num_blocks in (NUM_BLOCKS + 1, NUM_BLOCKS + 7)]
-    other = {"enable_prefix_caching": False, "max_num_seqs": 6}
+    args = engine_args | OF_ITS_KIND["ranks"]
+    kv_bytes = {"kv_cache_memory_bytes": (NUM_BLOCKS + 7) * BLOCK_BYTES // 2}
     engines = (
-        VllmEngine(args | {"kv_cache_memory_bytes": kv_bytes[0]}, lambda _: None),
-        VllmEngine(args | other | {"kv_cache_memory_bytes": kv_bytes[1]}, lambda _: None),
+        VllmEngine(args, lambda _: None),
+        VllmEngine(args | UNCACHED | kv_bytes, lambda _: None),
     )
     yield engines
     for engine in engines:
@@ -155,6 +162,47 @@ def session_v2_engines(
     yield engines
     for engine in engines:
         engine._core.model_executor.shutdown()
+
+
+@pytest.fixture(scope="session")
+def session_cached_engines(
+    request: pytest.FixtureRequest, session_engine: VllmEngine, engine_args: dict[str, Any]
+) -> Iterator[tuple[VllmEngine, VllmEngine]]:
+    """Two engines with a prefix cache, of the first model runner unless a test names another kind
+    (`on_engines`)."""
+    kind = getattr(request, "param", "V1")
+    fixtures = {"V2": "session_v2_engines", "ranks": "session_rank_engines"}
+    first = request.getfixturevalue(fixtures[kind])[0] if kind in fixtures else session_engine
+    with second_runner.chosen("V2" if kind == "V2" else "V1"):
+        second = VllmEngine(engine_args | OF_ITS_KIND[kind], lambda _: None)
+    yield first, second
+    second.moves.close()
+    second._core.model_executor.shutdown()
+
+
+def on_engines(kinds: Iterable[str], on_all: Collection[str]) -> pytest.MarkDecorator:
+    """Parametrizes a test with kinds of requests and of engines. `make test` tries all requests on
+    the first model runner, and those of `on_all` on the second one, too."""
+    return pytest.mark.parametrize(
+        ("session_cached_engines", "kind"),
+        [
+            pytest.param(engines, kind, marks=() if is_usual else pytest.mark.full)
+            for engines in OF_ITS_KIND
+            for kind in kinds
+            for is_usual in [engines == "V1" or (engines == "V2" and kind in on_all)]
+        ],
+        indirect=["session_cached_engines"],
+        scope="session",  # or the engines would be made for each test
+    )
+
+
+@pytest.fixture
+def cached_engines(
+    session_cached_engines: tuple[VllmEngine, VllmEngine],
+) -> Iterator[tuple[VllmEngine, VllmEngine]]:
+    yield session_cached_engines
+    for engine in session_cached_engines:
+        empty(engine)
 
 
 @pytest.fixture(params=["V1", pytest.param("V2", marks=pytest.mark.full)])

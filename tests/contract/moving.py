@@ -31,6 +31,12 @@ class Told:
     prefill_stats: list[Any] = field(default_factory=list)
 
 
+def check_alike(told: Told, alone: Told) -> None:
+    assert (told.tokens, told.finish_reason) == (alone.tokens, alone.finish_reason)
+    assert told.logprobs == alone.logprobs
+    assert told.prompt_logprobs == alone.prompt_logprobs
+
+
 def alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Log-probabilities, except for the last digit. On a GPU those of a request in a batch are up
     to 2e-6 off those of the request alone, moved or not, so they may be rounded differently."""
@@ -112,6 +118,32 @@ def evict(engine: VllmEngine, request_id: str) -> None:
 
 def num_free(engine: VllmEngine) -> int:
     return engine.snapshot("i-0", 1).num_free_blocks
+
+
+def copy_prefix(source: VllmEngine, to: VllmEngine, request: Any, num_tokens: int) -> int:
+    """Copies into one engine what another one, or its own host cache, has of a prompt that was
+    prepared for it. Returns the number of blocks."""
+    assert source.prefixes is not None
+    assert to.prefixes is not None
+    reserved = to.prefixes.reserve("in", request, num_tokens)
+    assert reserved is not None
+    if not reserved.block_ids:
+        return 0
+    lent = source.prefixes.lend("out", reserved.names)
+    frm, there = source.moves.blocks, to.moves.blocks
+    outgoing, incoming = (each.buffer(len(reserved.block_ids)) for each in (frm, there))
+    there.writable(incoming, len(lent))[:] = frm.gather(lent, outgoing)
+    there.scatter(reserved.block_ids[: len(lent)], incoming)
+    source.prefixes.take_back("out")
+    to.prefixes.store("in", len(lent))
+    return len(lent)
+
+
+def settle(engine: VllmEngine) -> None:
+    """Ends all copies to the host cache."""
+    assert engine.host_cache is not None
+    engine.host_cache.turn(lambda: (), wait=True)
+    engine.host_cache.check()
 
 
 class Readers:

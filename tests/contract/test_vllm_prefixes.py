@@ -1,5 +1,6 @@
 """Cached prefixes that leave an engine and come into one whose cache has lost them: the reader of
-the next request cannot tell. One engine is source and destination, with an empty cache between."""
+the next request cannot tell. In most tests one engine is source and destination, with an empty
+cache between."""
 
 import random
 from pathlib import Path
@@ -7,30 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import BLOCK_SIZE, NUM_BLOCKS
+from conftest import BLOCK_SIZE, NUM_BLOCKS, on_engines
 
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.load.cached_prefixes import PrefixNames
-from tests.contract.moving import Readers, message, num_free
+from tests.contract.moving import Readers, check_alike, copy_prefix, message, num_free
 from tests.contract.test_vllm_moves import KINDS
 
 NUM_PROMPT_TOKENS = 5 * BLOCK_SIZE + 7
 DICE = random.Random(31)
 PROMPT = [DICE.randrange(300, 2000) for _ in range(NUM_PROMPT_TOKENS)]
-
-
-class Copied:
-    """The bytes of the blocks that an engine lent."""
-
-    def __init__(self, engine: VllmEngine, names: bytes) -> None:
-        block_ids = engine.prefixes.lend("out", names)
-        self.num_blocks = len(block_ids)
-        self.buffer = engine.moves.blocks.buffer(max(1, self.num_blocks))
-        engine.moves.blocks.gather(block_ids, self.buffer)
-        engine.prefixes.take_back("out")
-
-    def into(self, engine: VllmEngine, block_ids: tuple[int, ...]) -> None:
-        engine.moves.blocks.scatter(block_ids[: self.num_blocks], self.buffer)
 
 
 def forget_all(engine: VllmEngine) -> None:
@@ -55,37 +42,27 @@ def readers(model_path: Path, engine: VllmEngine) -> Readers:
     return Readers(model_path, engine)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_reader_cannot_tell(readers: Readers, model_path: Path, kind: str) -> None:
-    engine = readers.engines[0]
+@on_engines(KINDS, on_all=("greedy", "seeded"))
+def test_the_reader_cannot_tell(
+    cached_engines: tuple[VllmEngine, VllmEngine], model_path: Path, kind: str
+) -> None:
+    source, engine = cached_engines
+    readers = Readers(model_path, engine, source)
     options = {"max_tokens": 40, "prompt": PROMPT} | KINDS[kind]
-    forget_all(engine)
-    readers.add("alone", **options)
+    readers.add("alone", engine, **options)
+    readers.add("before", source, **options)
     readers.finish()
-    alone = readers.told.pop("alone")
-    request = prepared(engine, model_path, **options)
-    names = names_of(engine, request)
-    readers.add("before", **options)
-    readers.finish()
-    del readers.told["before"]
-    copied = Copied(engine, names)
+    alone = readers.told["alone"]
     forget_all(engine)
-
-    reserved = engine.prefixes.reserve("in", request, NUM_PROMPT_TOKENS)
-    uses_cache = kind != "prompt logprobs"  # these are computed with the prompt
-    assert len(reserved.block_ids) == copied.num_blocks == 5 * uses_cache
-    if uses_cache:
-        assert num_free(engine) == NUM_BLOCKS - 5
-        copied.into(engine, reserved.block_ids)
-        engine.prefixes.store("in", copied.num_blocks)
-    assert num_free(engine) == NUM_BLOCKS
     engine.take_events()
-    readers.add("r", **options)
+
+    uses_cache = kind != "prompt logprobs"  # these are computed with the prompt
+    request = prepared(engine, model_path, **options)
+    assert copy_prefix(source, engine, request, NUM_PROMPT_TOKENS) == 5 * uses_cache
+    assert num_free(engine) == num_free(source) == NUM_BLOCKS
+    readers.add("r", engine, **options)
     readers.finish()
-    told = readers.told["r"]
-    assert (told.tokens, told.finish_reason) == (alone.tokens, alone.finish_reason)
-    assert told.logprobs == alone.logprobs
-    assert told.prompt_logprobs == alone.prompt_logprobs
+    check_alike(readers.told["r"], alone)
     (admitted,) = engine.take_events()
     assert admitted.num_cached_tokens == 5 * BLOCK_SIZE * uses_cache
 

@@ -10,13 +10,16 @@ Touch points of vLLM: v1/core/block_pool.py `touch`, `free_blocks`; v1/core/kv_c
 `KVCacheBlock.block_hash`, `get_block_hash`.
 """
 
-from collections import Counter, OrderedDict, deque
+import logging
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+log = logging.getLogger(__name__)
 
 SLICE_BYTES = 16 << 20
 """Blocks are copied in slices of about this size, one after the other."""
@@ -54,7 +57,9 @@ class HostCache:
         self._held: OrderedDict[bytes, _Held] = OrderedDict()  # longest unused first
         self._lent: Counter[int] = Counter()
         """How many copies read each slot."""
-        self._due: deque[_Due] = deque()
+        self._due: OrderedDict[int, _Due] = OrderedDict()
+        """By block, what it is to be saved with, which is what it was cached with last. So there
+        are never more of them than blocks, however slowly they are saved."""
         self._saving: tuple[list[tuple[_Due, int]], Future[None]] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="host-cache")
         self._changes: dict[int, bool] = {}
@@ -67,7 +72,8 @@ class HostCache:
     def cached(self, request: Any, block: Any, names: Sequence[int]) -> None:
         """Notes that the prefix cache has got a block, in which these prefixes end."""
         if request.lora_request is None:
-            self._due.append(_Due(block, block.block_hash, names))
+            self._due[block.block_id] = _Due(block, block.block_hash, names)
+            self._due.move_to_end(block.block_id)
 
     def used(self, block_hashes: Sequence[Any]) -> None:
         """Notes that a request has these blocks. Its first blocks, which most requests share, are
@@ -94,10 +100,10 @@ class HostCache:
         """Begins to copy a slice. Returns False if the first block that is due is not computed."""
         saved: list[tuple[_Due, int]] = []
         while self._due and len(saved) < self._num_per_slice:
-            due = self._due[0]
-            if due.block.block_id in computing:
+            block_id = next(iter(self._due))
+            if block_id in computing:
                 break
-            self._due.popleft()
+            due = self._due.pop(block_id)
             is_gone = due.block.block_hash != due.block_hash
             if is_gone or self._key_of(due.block_hash) in self._held:
                 continue
@@ -123,10 +129,12 @@ class HostCache:
         assert self._saving is not None
         saved, saving = self._saving
         self._saving = None
-        failed = saving.exception() is not None
+        error = saving.exception()
+        if error is not None:
+            log.error("%d blocks were not copied to the host cache: %s", len(saved), error)
         for due, slot in saved:
             key = self._key_of(due.block_hash)
-            if failed or key in self._held:
+            if error is not None or key in self._held:
                 self._free.append(slot)
                 continue
             self._held[key] = _Held(slot, due.names)

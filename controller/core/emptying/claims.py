@@ -21,8 +21,9 @@ class Claim:
     """The base of all claims. Times are seconds since the epoch. `cause_id`: the id of the order
     that made the claim. `deadline_s`: None means that there is no deadline. `on_deadline`: with
     "abort", the claim is taken back at the deadline, and the requests that are left stay on the
-    instance. `warm_s`: for how long the process stays once it is empty, before it ends: other
-    instances fetch meanwhile what it has cached. Not beyond the deadline."""
+    instance. `warm_s`: how much longer the process stays at most once it is empty, before it
+    ends: meanwhile it hands what it has cached over to other instances. Not beyond the
+    deadline."""
 
     cause_id: str
     made_s: float
