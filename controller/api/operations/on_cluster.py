@@ -188,7 +188,7 @@ class RollingRequest(SpecOrderBody):
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     """Seconds that emptying one instance may take. None: any time."""
     warm_s: float = Field(default=0.0, ge=0, le=MAX_WARM_S)
-    """For how long each emptied process stays, so that other instances can fetch what it has
+    """For how long at most each emptied process stays, so that other instances copy what it has
     cached."""
     start_timeout_s: float = Field(default=600.0, gt=0, le=MAX_DEADLINE_S)
     """Seconds that a new process may take until it serves."""

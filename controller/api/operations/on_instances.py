@@ -99,7 +99,7 @@ class DrainReport(AnswerModel):
     pid: int | None = None
     """`incarnation` and `pid` belong to the present process; a restart changes both."""
     warm_s: float = 0.0
-    """For how long the emptied process stays, so that other instances can fetch what it has
+    """For how long at most the emptied process stays, so that other instances copy what it has
     cached."""
     num_cold_tokens: int = 0
     """Cached tokens of prompts and answers that no other instance has. What is not fetched or moved
@@ -347,7 +347,7 @@ class RestartRequest(SpecOrderBody):
     """Seconds from now. None: no deadline."""
     now: bool = False
     warm_s: float = Field(default=0.0, ge=0, le=MAX_WARM_S)
-    """For how long the emptied process stays, so that other instances can fetch what it has
+    """For how long at most the emptied process stays, so that other instances copy what it has
     cached."""
     force: bool = False
     """Restarts the instance even if no other instance serves; meanwhile new requests are held."""
@@ -397,7 +397,7 @@ class EvacuateRequest(SpecOrderBody):
     within_s: float = Field(default=30.0, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now."""
     warm_s: float = Field(default=0.0, ge=0, le=MAX_WARM_S)
-    """For how long the emptied instance stays, within `within_s`, so that other instances can fetch
+    """For how long at most the emptied instance stays, within `within_s`, so that others copy
     what it has cached."""
     force: bool = False
     """Evacuates the instance even if no other instance serves."""
@@ -467,7 +467,7 @@ def cold(report: DrainReport) -> tuple[str, ...]:
         return ()
     tokens = f"{report.num_cold_tokens:,} cached tokens are on no other instance"
     if report.warm_s:
-        return (f"{tokens}: they can be fetched for {duration(report.warm_s)} after it is empty",)
+        return (f"{tokens}: others may copy them for {duration(report.warm_s)} after it is empty",)
     return (f"{tokens}, and are lost; --warm 10s lets others fetch them",)
 
 
