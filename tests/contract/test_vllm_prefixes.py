@@ -43,6 +43,37 @@ def readers(model_path: Path, engine: VllmEngine) -> Readers:
 
 
 @on_engines(KINDS, on_all=("greedy", "seeded"))
+def test_a_prompt_that_is_handed_over_is_that_of_its_request(
+    cached_engines: tuple[VllmEngine, VllmEngine], model_path: Path, kind: str
+) -> None:
+    """The frames of one request are enough to bring its prompt into another engine, whose next
+    request begins with it. No grammar is compiled for that."""
+    source, engine = cached_engines
+    readers = Readers(model_path, engine, source)
+    options = {"max_tokens": 40, "prompt": PROMPT} | KINDS[kind]
+    frames = message("look", model_path, **options)
+    readers.add("before", source, **options)
+    readers.add("alone", engine, **options)
+    readers.finish()
+    alone = readers.told["alone"]
+    forget_all(engine)
+    engine.take_events()
+
+    handed_over = engine.prefixes.prompt(frames)
+    assert handed_over.structured_output_request is None
+    names = engine.prefixes.names(handed_over)
+    assert names == source.prefixes.names(source.prepare(frames, 0))
+    assert len(names) == 5
+    assert copy_prefix(source, engine, handed_over, len(names) * BLOCK_SIZE) == 5
+    assert num_free(engine) == num_free(source) == NUM_BLOCKS
+    readers.add("r", engine, **options)
+    readers.finish()
+    check_alike(readers.told["r"], alone)
+    (admitted,) = engine.take_events()
+    assert admitted.num_cached_tokens == 5 * BLOCK_SIZE * (kind != "prompt logprobs")
+
+
+@on_engines(KINDS, on_all=("greedy", "seeded"))
 def test_the_reader_cannot_tell(
     cached_engines: tuple[VllmEngine, VllmEngine], model_path: Path, kind: str
 ) -> None:

@@ -321,7 +321,11 @@ class TwoEngines(RuleBasedStateMachine):
         here, there = self.models[copy.source], self.models[1 - copy.source]
         num_there = max(copy.num_cached, copy.num_found) if arrives else copy.num_cached
         there.fetches.commit(key, copy.segment_at, num_there)
-        assert there.fetches.num_cached(copy.segment_at, num_there) == num_there
+        found = there.fetches.num_cached(copy.segment_at, num_there)
+        # A request that computed more of a longer segment meanwhile hides the rest of it: the pool
+        # does not find blocks that begin in the middle of a segment (`BlockPool.find`).
+        least = num_there if self.engines[0].segment_blocks == 1 else copy.num_cached
+        assert least <= found <= num_there
         here.fetches.give_back(key)
 
     # -- what moves do ----------------------------------------------------------------------
