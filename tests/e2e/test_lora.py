@@ -57,7 +57,7 @@ def cluster(base_env: dict[str, str], folder: Path) -> Iterator[Cluster]:
 
 
 def stream(cluster: Cluster, name: str, **more: Any) -> Stream:
-    body = {"model": name, "prompt": [400] * 40, "max_tokens": 260, "ignore_eos": True}
+    body = {"model": name, "prompt": [400] * 40, "max_tokens": 500, "ignore_eos": True}
     return Stream(cluster, "/v1/completions", body | {"temperature": 0.0} | more, next(_names))
 
 

@@ -242,6 +242,7 @@ class HandedOver:
 
     instance_id: str
     incarnation: int
+    drain_id: str
     num_prompts: int
     num_tokens: int
     complete: bool
@@ -316,6 +317,7 @@ class HandOver(OfInstance):
     """Order the instance to hand its cached prompts over to those that may get requests. HandedOver
     follows, unless the process ends."""
 
+    drain_id: str
     within_s: float
 
 
@@ -654,7 +656,7 @@ class Drains:
             drain.handing_over = process.incarnation
             if claim.deadline_s is not None:
                 warm_s = min(warm_s, claim.deadline_s - event.epoch_s)
-            out.append(HandOver(instance_id, warm_s))
+            out.append(HandOver(instance_id, drain.drain_id, warm_s))
         if isinstance(claim, Restart) and seen.process is not None:
             step = restart_step(claim, seen.process, may_end=drain.drained and is_cold)
             if step is RestartStep.REPLACE and now_s >= drain.replace_at_s:
@@ -688,7 +690,9 @@ class Drains:
     def _handed_over(self, event: HandedOver) -> list[Instruction]:
         instance_id = event.instance_id
         claims, drain = self.claims.get(instance_id), self._drains.get(instance_id)
-        if claims is None or drain is None or event.incarnation != drain.handing_over:
+        if claims is None or drain is None or event.drain_id != drain.drain_id:
+            return []
+        if event.incarnation != drain.handing_over:
             return []
         drain.is_cold = event.complete
         why = "its cached prompts are on other instances"

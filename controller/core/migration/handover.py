@@ -23,6 +23,19 @@ from dataclasses import dataclass
 from controller.core.migration.prefix_fetch import FetchOutcome
 from controller.core.value import value
 
+FILL_WITHIN_S = 10.0
+"""For how long a new instance is filled."""
+MAX_FILL_SOURCES = 8
+"""How many instances fill a new one at most, those with the least free memory. With more, the share
+of each would be less than a prompt."""
+
+
+def fill_tokens(num_total_tokens: int, num_sources: int) -> int:
+    """How many tokens each of the other instances hands over to a new one, whose memory holds
+    `num_total_tokens`: half of it is filled. The rest is for the requests that come."""
+    return num_total_tokens // 2 // num_sources
+
+
 PLACED = frozenset({FetchOutcome.FETCHED, FetchOutcome.HAD_IT, FetchOutcome.NOT_THERE})
 """After these outcomes a prompt is not offered again, and its destination gets the next one."""
 

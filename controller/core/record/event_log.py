@@ -143,9 +143,9 @@ class EventKind(StrEnum):
     """The instance has no request left and gets none. The figures: how many requests were moved,
     and the seconds that the drain took."""
     HANDED_OVER = "handed_over"
-    """A drained instance has handed its cached prompts over to others, before its process ends. The
-    figures: how many prompts these have now, how many tokens they copied, and the seconds that it
-    took."""
+    """A drained instance has handed its cached prompts over to others, before its process ends; or
+    an instance has given a part of them to a new one. The figures: how many prompts these have now,
+    how many tokens they copied, and the seconds that it took."""
     DRAIN_ENDED = "drain_ended"
     """The drain was undone, by an operator or by its deadline, or the instance was removed,
     restarted or evacuated. The event says how many requests were left, how many were moved, and who

@@ -51,6 +51,8 @@ from controller.core.fleet.liveness import (
     TellStall,
 )
 from controller.core.load.closed import OPEN, Reasons
+from controller.core.load.snapshot import InstanceRef
+from controller.core.migration.handover import FILL_WITHIN_S, MAX_FILL_SOURCES, fill_tokens
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.replay.replay_log import ReplayLog
 from controller.core.scheduler import GlobalScheduler
@@ -112,6 +114,7 @@ from controller.runtime.messages.members import (
 )
 from controller.runtime.messages.move_messages import (
     HandoverEnded,
+    HandoverOrdered,
     MoveAnswered,
     MoveRefusalsAnswered,
     ReliefFruitless,
@@ -284,6 +287,10 @@ OTHER_VERSION = (
 )
 
 
+FILLING = "fill-"
+"""How the causes of handovers begin that fill a new instance; its id follows."""
+
+
 class MemberEvents:
     """What the controller does when a member comes or goes."""
 
@@ -292,6 +299,9 @@ class MemberEvents:
         self._misplaced = dict[str, str]()
         """By instance, the nonce of the last process that was replaced because it ran with another
         Python interpreter than the spec says."""
+        self._newcomers = set[str]()
+        """The instances that have an incarnation of this controller, and do not serve yet. Those of
+        an earlier controller have their caches."""
 
     def hello(self, hello: Hello) -> None:
         if hello.wire != wire_version():
@@ -312,6 +322,7 @@ class MemberEvents:
         if change.welcome is not None:
             log.info("%s is incarnation %d", member.member_id, member.incarnation)
             self._keep(member)
+            self._newcomers.add(member.member_id)
             self._cluster.mail.send(member, self._welcome(member, change.welcome))
         if change.began_serving:
             self._begin_serving(change)
@@ -356,9 +367,48 @@ class MemberEvents:
             self._cluster.adapters.tell(member)
             self._cluster.drains.began_serving(member)
             self._cluster.mail.send(member, StatusPull())
+            if member.member_id in self._newcomers:
+                self._newcomers.remove(member.member_id)
+                self._fill(member)
         else:
             self._send_config(member)
             self._cluster.adapters.tell(member)
+
+    def _fill(self, newcomer: Member) -> None:
+        """Has the others hand over what they computed last. An instance whose cache is empty gets
+        few requests of sessions: their earlier turns are elsewhere."""
+        info = newcomer.said.info
+        members, newcomer_id = self._cluster.roster.members, newcomer.member_id
+        snapshots = self._cluster.scheduler.schedulable_snapshots()
+        sources = [
+            member
+            for each in sorted(snapshots, key=lambda each: each.num_free_blocks)
+            if (member := members.get(each.instance_id)) is not None
+            if member.serving and member is not newcomer
+        ][:MAX_FILL_SOURCES]
+        if info is None or not sources:
+            return
+        ref = InstanceRef(newcomer_id, newcomer.incarnation, newcomer.address)
+        num_tokens = fill_tokens(info.num_gpu_blocks * info.block_size, len(sources))
+        order = HandoverOrdered(FILLING + newcomer_id, (ref,), FILL_WITHIN_S, num_tokens)
+        self._cluster.mail.send_to_all(sources, order)
+
+    def handover_ended(self, ended: HandoverEnded) -> None:
+        if not ended.cause_id.startswith(FILLING):
+            self._cluster.drains.handed_over(ended)
+        elif ended.num_tokens:
+            newcomer_id = ended.cause_id.removeprefix(FILLING)
+            self._cluster.journal.note(
+                EventKind.HANDED_OVER,
+                ended.cause_id,
+                f"{newcomer_id} is new, and has a part of its cached prompts",
+                instance_id=ended.source.instance_id,
+                numbers={
+                    "num_prompts": ended.num_prompts,
+                    "num_tokens": ended.num_tokens,
+                    "took_s": round(ended.took_s, 3),
+                },
+            )
 
     def lost(self, address: str) -> None:
         member = self._cluster.roster.lost(address)
@@ -682,7 +732,7 @@ class ControllerProcess:
             MoveRefusalsAnswered: self.queries.answered,
             MoveAnswered: self._on_move_answer,
             ReliefFruitless: self.rescheduler.fruitless,
-            HandoverEnded: self.drains.handed_over,
+            HandoverEnded: self.member_events.handover_ended,
             TrafficTold: self.traffic.told,
             DispatchAsked: self._on_dispatch_asked,
             DispatchWithdrawn: lambda told: self.handle(told.withdrawn),

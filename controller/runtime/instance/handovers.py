@@ -71,6 +71,7 @@ class _Source:
 
     def __init__(self, ordered: HandoverOrdered, machine: Handover) -> None:
         self.machine = machine
+        self.cause_id = ordered.cause_id
         self.destinations = {each.instance_id: each for each in ordered.destinations}
         self.keys: dict[str, tuple[str, str]] = {}
         """By key of an offer under way: the destination's id, and the prompt's."""
@@ -101,6 +102,8 @@ class Handovers:
         self._frames: dict[str, Sequence[bytes]] = {}
         """The prompts of the handover under way, by request id."""
         self._source: _Source | None = None
+        self._next: HandoverOrdered | None = None
+        """The order that came last while a handover was under way."""
 
     # -- source --------------------------------------------------------------------------
 
@@ -110,8 +113,9 @@ class Handovers:
             self._prompts.add(request_id, frames)
 
     def ordered(self, ordered: HandoverOrdered) -> None:
-        """Begins a handover. One that is under way goes on instead, and answers this order."""
+        """Begins a handover, after the one that is under way."""
         if self._source is not None:
+            self._next = ordered
             return
         self._frames = {} if self._prefixes is None else self._prompts.latest_first()
         destinations = [each.instance_id for each in ordered.destinations]
@@ -171,7 +175,10 @@ class Handovers:
                 view = source.machine.view()
                 self._source, self._frames = None, {}
                 ended = (view.num_prompts, view.num_tokens, view.complete, view.took_s)
-                self._tell_controller(HandoverEnded(host.me, *ended))
+                self._tell_controller(HandoverEnded(source.cause_id, host.me, *ended))
+                if self._next is not None:
+                    following, self._next = self._next, None
+                    self.ordered(following)
 
     def _offer(self, source: _Source, offer: Offer) -> None:
         me = self._host.me

@@ -78,8 +78,9 @@ class PrefixDigest(Message, frozen=True):
 class HandoverOrdered(Message, frozen=True):
     """Controller to an instance: hand the prompts that you have cached over to these instances, for
     at most `within_s`. `max_tokens`: how many tokens they may copy; None: as many as they have room
-    for."""
+    for. `cause_id`: of the drain or the start for which this is done."""
 
+    cause_id: str
     destinations: tuple[InstanceRef, ...]
     within_s: float
     max_tokens: int | None = None
@@ -110,6 +111,7 @@ class HandoverEnded(Message, frozen=True):
     `num_tokens` tokens of them in `took_s`. `complete`: nothing is left that another instance could
     use."""
 
+    cause_id: str
     source: InstanceRef
     num_prompts: int
     num_tokens: int

@@ -154,7 +154,7 @@ class World:
                 self.drains = {k: each for k, each in self.drains.items() if k != instance_id}
                 self.handle(emptying.Removed(instance_id, num_left))
                 self.removed.append(instance_id)
-            case emptying.HandOver(instance_id, within_s):
+            case emptying.HandOver(instance_id, _, within_s):
                 assert 0 < within_s <= self.drains[instance_id].strongest.warm_s
                 self.ordered[instance_id] = self.seen(instance_id).process.incarnation
             case emptying.Log():
@@ -260,7 +260,8 @@ class World:
         self, instance_id: str, *, complete: bool, incarnation: int | None = None
     ) -> None:
         of = self.ordered[instance_id] if incarnation is None else incarnation
-        self.handle(emptying.HandedOver(instance_id, of, 3, 4800, complete, 0.5))
+        drain_id = self.drains[instance_id].drain_id if instance_id in self.drains else "op-0"
+        self.handle(emptying.HandedOver(instance_id, of, drain_id, 3, 4800, complete, 0.5))
 
     def restarts_controller(self) -> None:
         """It knows the spec alone."""

@@ -20,13 +20,13 @@ async def computed(moving: MovingCluster) -> None:
 
 def order(moving: MovingCluster, *destination_ids: str, within_s: float = 10.0) -> None:
     refs = tuple(moving.controller.ref(each) for each in destination_ids)
-    moving.controller.send("i-0", HandoverOrdered(refs, within_s))
+    moving.controller.send("i-0", HandoverOrdered("op-1", refs, within_s))
 
 
 async def ended(moving: MovingCluster) -> HandoverEnded:
     await moving.until(lambda: moving.controller.handovers)
     (told,) = moving.controller.handovers
-    assert told.source.instance_id == "i-0"
+    assert (told.source.instance_id, told.cause_id) == ("i-0", "op-1")
     return told
 
 
@@ -95,3 +95,14 @@ async def test_a_handover_ends_at_its_limit(moving: MovingCluster, is_lost: bool
     told = await ended(moving)
     assert (told.num_prompts, told.complete) == (0, False)
     moving.a.transfer.holds = lambda stage_id: False
+
+
+async def test_an_order_that_comes_meanwhile_is_carried_out_afterwards(
+    moving: MovingCluster,
+) -> None:
+    await computed(moving)
+    order(moving, "i-1")
+    order(moving, "i-2")
+    await moving.until(lambda: len(moving.controller.handovers) == 2)
+    for instance_id in ("i-1", "i-2"):
+        assert len(moving.instances[instance_id].engine.prefixes.cached) == NUM_CACHED

@@ -156,9 +156,18 @@ class DrainRunner:
         self._handle(MoveEnded(record.source_id, record.outcome))
 
     def handed_over(self, ended: HandoverEnded) -> None:
-        source = ended.source
-        figures = (ended.num_prompts, ended.num_tokens, ended.complete, ended.took_s)
-        self._handle(HandedOver(source.instance_id, source.incarnation, *figures))
+        source, drain_id = ended.source, ended.cause_id
+        self._handle(
+            HandedOver(
+                source.instance_id,
+                source.incarnation,
+                drain_id,
+                ended.num_prompts,
+                ended.num_tokens,
+                ended.complete,
+                ended.took_s,
+            )
+        )
 
     def must_go(self, member: Member, within_s: float) -> None:
         """Takes note that the instance's process will be ended, as the instance itself reports."""
@@ -235,10 +244,11 @@ class DrainRunner:
                     why = f"instance {instance_id} is restarted, and this request cannot move"
                     told = (instance_id, member.incarnation, request_ids, why)
                     cluster.mail.send_to_all(cluster.roster.frontends(), ReplayOrdered(*told))
-            case HandOver(instance_id, within_s):
+            case HandOver(instance_id, drain_id, within_s):
                 member = cluster.roster.members.get(instance_id)
                 if member is not None and member.serving:
-                    cluster.mail.send(member, HandoverOrdered(self._takers(instance_id), within_s))
+                    takers = self._takers(instance_id)
+                    cluster.mail.send(member, HandoverOrdered(drain_id, takers, within_s))
             case MakeClaim(instance_id, claim):
                 self.begin({instance_id: claim})
             case TakeBack(instance_id, kind, why):
