@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from controller.adapters.tcp import transfer
+from controller.adapters.tcp.block_loads import BlockLoads
 from controller.core.migration.protocol import IllegalMoveError
 from controller.core.migration.source import SourceState
 from controller.runtime.instance import instance_moves, llumlet
@@ -28,12 +30,15 @@ HOLD = "hold"
 _armed: dict[tuple[str, str], str] = {}
 """What to do at the next entrance: by side and state."""
 _held: list["_Breaking"] = []
+_loads_go_on = threading.Event()
+_loads_go_on.set()
 
 
 def install() -> None:
     vars(llumlet)["InstanceMoves"] = _TellingDesk
     vars(instance_moves)["OutgoingMove"] = _BreakingOutgoing
     vars(instance_moves)["IncomingMove"] = _BreakingIncoming
+    vars(transfer)["BlockLoads"] = _HeldLoads
 
 
 def arm(side: str, state: str, action: str) -> None:
@@ -42,7 +47,19 @@ def arm(side: str, state: str, action: str) -> None:
     say("armed", side=side, state=state)
 
 
+def hold_loads() -> None:
+    """What is loaded from the host cache from now on, before its first block is copied."""
+    _loads_go_on.clear()
+    say("holds_loads")
+
+
+def num_arrived(of: Any) -> int:
+    """The blocks of the copies under way that are done at this side."""
+    return sum(job.num_done for job in getattr(of, "_jobs", {}).values())
+
+
 def go_on() -> None:
+    _loads_go_on.set()
     held = _held[:]
     _held.clear()
     for move in held:
@@ -109,6 +126,14 @@ class _TellingDesk(instance_moves.InstanceMoves):
     def request_finished(self, request_id: str) -> None:
         say("finished", request_id=request_id)
         super().request_finished(request_id)
+
+
+class _HeldLoads(BlockLoads):
+    def _copy(self, *args: Any) -> Any:
+        if not _loads_go_on.is_set():
+            say("loading")
+            _loads_go_on.wait()
+        return super()._copy(*args)
 
 
 class _BreakingOutgoing(_Breaking, OutgoingMove):

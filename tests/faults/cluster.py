@@ -161,9 +161,10 @@ class FaultCluster:
         max_tokens: int,
         prompt_of: str | None = None,
         and_tokens: Sequence[int] = (),
+        fetch: dict[str, Any] | None = None,
     ) -> Client:
         """`prompt_of`: another request that has the same prompt. `and_tokens`: what is added to
-        the prompt."""
+        the prompt. `fetch`: the source, num_tokens and limit_s of what is fetched before."""
         child = self.children[frontend]
         child.tell(
             "submit",
@@ -173,6 +174,7 @@ class FaultCluster:
             num_prompt_tokens=num_prompt_tokens,
             and_tokens=and_tokens,
             max_tokens=max_tokens,
+            fetch=fetch,
         )
         return Client(child, request_id, num_prompt_tokens + len(and_tokens), max_tokens)
 
@@ -205,8 +207,8 @@ class FaultCluster:
             raise AssertionError(f"{error}: {found}") from error
 
     def wait_quiet(self, *instance_ids: str) -> None:
-        """Everything is given back, and no move is remembered."""
-        nothing = dict.fromkeys(("running", "queued", "held", "moves", "remembered"), 0)
+        """Everything is given back, and no move or fetch is remembered."""
+        nothing = dict.fromkeys(("running", "queued", "held", "moves", "copies", "remembered"), 0)
         for instance_id in instance_ids:
             total = self.report(instance_id)["total"]
             self.wait_report(instance_id, "to be empty", free=total, requests=[], **nothing)

@@ -38,6 +38,11 @@ PROFILE = LatencyProfile(
 VLLM_BLOCK_TOKENS = 32
 VLLM_NUM_BLOCKS = 80
 
+HOST_CACHE = "host-cache"
+"""With a host cache of fewer blocks than the engine has itself, and links with small slices."""
+VLLM_BLOCK_BYTES = VLLM_BLOCK_TOKENS * 4096
+HOST_BLOCKS, SLICE_BLOCKS = 48, 4
+
 WINDOWS, STATES = "windows", "states"
 ARCHITECTURES_OF = {
     WINDOWS: "sliding window and full attention",
@@ -73,7 +78,8 @@ def engine_factory(kind: str, model: str) -> EngineFactory:
 
     if kind == STATES:
         promise_no_checkpoints()
-    return partial(VllmEngine, vllm_args(kind, model))
+    host_cache_bytes = HOST_BLOCKS * VLLM_BLOCK_BYTES if kind == HOST_CACHE else 0
+    return partial(VllmEngine, vllm_args(kind, model), host_cache_bytes=host_cache_bytes)
 
 
 def promise_no_checkpoints() -> None:
@@ -97,7 +103,7 @@ def vllm_args(kind: str, model: str) -> dict[str, Any]:
         "max_model_len": 1600,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 256,
-        "kv_cache_memory_bytes": (VLLM_NUM_BLOCKS + 1) * VLLM_BLOCK_TOKENS * 4096 // num_ranks,
+        "kv_cache_memory_bytes": (VLLM_NUM_BLOCKS + 1) * VLLM_BLOCK_BYTES // num_ranks,
         "tensor_parallel_size": num_ranks,
         "dtype": "float32",
         "enforce_eager": True,
@@ -115,9 +121,10 @@ def kv_transfer(kind: str, me: Callable[[], InstanceRef]) -> KvTransfer:
         from controller.adapters.emulated.emulated_kv import EmulatedKvTransfer
 
         return EmulatedKvTransfer(PROFILE, 1.0)
-    from controller.adapters.tcp.transfer import TcpKvTransfer
+    from controller.adapters.tcp.transfer import SLICE_BYTES, TcpKvTransfer
 
-    return TcpKvTransfer(me, "127.0.0.1")
+    slice_bytes = SLICE_BLOCKS * VLLM_BLOCK_BYTES if kind == HOST_CACHE else SLICE_BYTES
+    return TcpKvTransfer(me, "127.0.0.1", slice_bytes)
 
 
 def num_held(engine: Any) -> int:
@@ -125,6 +132,12 @@ def num_held(engine: Any) -> int:
     if engine.emulation is not None:
         return len(engine.moves.blocks._contents)
     return int(engine.max_num_running - engine._scheduler.max_num_active_reqs)
+
+
+def forget_cached(engine: Any) -> None:
+    """Its prefix cache; what the host cache has stays, once all of it is there."""
+    engine.host_cache.turn(lambda: (), wait=True)
+    assert engine._scheduler.reset_prefix_cache(), "a request uses it"
 
 
 def worker_pids(engine: Any) -> list[int]:

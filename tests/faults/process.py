@@ -27,7 +27,8 @@ from controller.core.migration.destination import DestinationMove
 from controller.core.migration.move_records import MoveOrder
 from controller.core.migration.protocol import MoveTiming
 from controller.core.migration.source import SourceMove
-from controller.core.scheduler_events import Dispatch, DispatchRequested, RejectCode
+from controller.core.record.request_record import RequestState
+from controller.core.scheduler_events import Dispatch, DispatchRequested, Fetch, RejectCode
 from controller.core.settings import ReschedulingConfig
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.operations.operated_cluster import SpecKeeper
@@ -132,6 +133,11 @@ async def instance(
             "go_on": breakpoints.go_on,
             "hang": lambda: service._thread.command(_hang),
             "wake": _awake.set,
+            "limit": lambda bytes_per_s: _limit(service, bytes_per_s),
+            "forget": lambda: service._thread.between_steps(
+                engines.forget_cached, lambda _: say("forgot")
+            ),
+            "hold_loads": breakpoints.hold_loads,
             "report": lambda number: service._thread.between_steps(
                 _count, partial(_report, service, number)
             ),
@@ -139,6 +145,11 @@ async def instance(
     )
     say("serving", address=mailbox.address)
     await service.run()
+
+
+def _limit(service: Llumlet, bytes_per_s: float | None) -> None:
+    assert service.serving is not None
+    service.serving.transfer.max_bytes_per_s = bytes_per_s
 
 
 _awake = threading.Event()
@@ -173,7 +184,7 @@ def _count(engine: Any) -> dict[str, Any]:
 def _report(service: Llumlet, number: int, counts: dict[str, Any]) -> None:
     serving = service.serving
     assert serving is not None
-    instance_moves = serving.instance_moves
+    instance_moves, fetches = serving.instance_moves, serving.fetches
     say(
         "report",
         number=number,
@@ -182,6 +193,9 @@ def _report(service: Llumlet, number: int, counts: dict[str, Any]) -> None:
         requests=sorted(serving.requests),
         moves=instance_moves.num_moves,
         states=sorted(str(move.machine.state) for move in instance_moves.outgoing.values()),
+        fetches=[str(each.machine.state) for each in fetches._fetches.values()],
+        copies=not fetches.quiet,
+        arrived=breakpoints.num_arrived(serving.transfer),
         remembered=len(instance_moves.outgoing) + len(instance_moves.incoming),
     )
 
@@ -195,6 +209,7 @@ class PlacedRouter(Router):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.places: dict[str, str] = {}
+        self.fetches: dict[str, dict[str, Any]] = {}
         self.dispatcher.find = self._place  # type: ignore[method-assign]  # of this one object
 
     async def _place(self, request: DispatchRequested) -> tuple[Dispatch, InstanceEntry]:
@@ -205,7 +220,15 @@ class PlacedRouter(Router):
         entry = next(wanted, None)
         if entry is None:
             raise NotDispatchedError(RejectCode.UNAVAILABLE)
-        return Dispatch(request_id, frontend_id, entry.instance_id, entry.incarnation, 0), entry
+        asked = None if request.replayed else self.fetches.get(request_id)
+        fetch = None if asked is None else self._fetch(**asked)
+        to = entry.instance_id, entry.incarnation
+        return Dispatch(request_id, frontend_id, *to, 0, fetch=fetch), entry
+
+    def _fetch(self, source: str, num_tokens: int, limit_s: float) -> Fetch:
+        incarnation = self._known.incarnation(source)
+        assert incarnation is not None
+        return Fetch(source, incarnation, num_tokens, limit_s)
 
 
 class ToldBook(RequestBook):
@@ -217,6 +240,7 @@ class ToldBook(RequestBook):
             reason=event.reason,
             num_tokens=event.numbers.get("num_tokens"),
             exact=event.labels.get("exact"),
+            outcome=event.labels.get("outcome"),
         )
         super().happened(event)
 
@@ -272,18 +296,24 @@ async def frontend(member_id: str, key: str, controller_address: str, **_others:
         num_prompt_tokens: int,
         and_tokens: list[int],
         max_tokens: int,
+        fetch: dict[str, Any] | None,
     ) -> None:
+        if fetch is not None:
+            router.fetches[request_id] = fetch
         router.places[request_id] = instance_id
         prompt = engines.prompt_of(prompt_of, num_prompt_tokens) + and_tokens
         frames = engines.request_frames(request_id, prompt, max_tokens)
         request = DispatchRequested(request_id, member_id, len(prompt), 0, 0.0)
         tasks.add(asyncio.create_task(router.submit(request, frames, request_id)))
 
+    def cancel(request_id: str) -> None:
+        router.abort([request_id], RequestState.ABORTED, "its client left")
+
     tasks: set[asyncio.Task[None]] = set()
     router.inbox.with_payload[OutputsEmitted] = on_outputs
     router.start()
     member.report("active")
-    listen({"submit": submit})
+    listen({"submit": submit, "cancel": cancel})
     say("serving")
     await asyncio.Event().wait()
 

@@ -95,6 +95,7 @@ from controller.runtime.messages.move_messages import (
     OwnerConfirmed,
     PrefixAsked,
     PrefixDigest,
+    PrefixUnwanted,
     PromptOffered,
     PromptTaken,
     ReliefOrdered,
@@ -538,6 +539,7 @@ class Serving:
             PromptTaken: self.handovers.taken,
             FenceAnswered: self.instance_moves.fence_answered,
             OwnerAsked: self.instance_moves.owner_asked,
+            PrefixUnwanted: lambda told: self.fetches.unwanted(told.key),
             OwnerConfirmed: self.instance_moves.owner_confirmed,
         }
 

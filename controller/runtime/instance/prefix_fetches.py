@@ -43,7 +43,12 @@ from controller.core.record.windows import CountWindow
 from controller.ports.engine import Engine, ReservedPrefix, StageCopy
 from controller.runtime.instance.live_requests import CorruptCopy, MoveHost
 from controller.runtime.instance.move_ends import KvDigest
-from controller.runtime.messages.move_messages import PrefixAsked, PrefixDigest, PromptOffered
+from controller.runtime.messages.move_messages import (
+    PrefixAsked,
+    PrefixDigest,
+    PrefixUnwanted,
+    PromptOffered,
+)
 from controller.runtime.messages.requests import AddRequest, FetchFrom
 
 log = logging.getLogger(__name__)
@@ -132,7 +137,9 @@ class PrefixFetches:
         self._following: dict[str, _Fetch] = {}
         """By request id, the fetch for which the request waits."""
         self._sending: dict[str, InstanceRef] = {}
-        """By key, the destination of each prefix that is sent from here."""
+        """By key, the destination of each prefix that it asked for and that is not sent yet."""
+        self._unwanted: set[str] = set()
+        """The keys of those whose destination has given up."""
         self._verifying: dict[str, _Fetch] = {}
         """By key, the fetches whose sources are to tell digests."""
         self._loading: set[str] = set()
@@ -295,6 +302,8 @@ class PrefixFetches:
                     self._copy(found)
                 case CancelCopy():
                     host.transfer.cancel(found.key)
+                    if not self._is_load(found):
+                        host.send(found.source.address, PrefixUnwanted(found.key))
                 case Verify(num_blocks):
                     self._verify(found, num_blocks)
                 case TellCorrupt():
@@ -441,14 +450,16 @@ class PrefixFetches:
     def asked(self, asked: PrefixAsked, payload: Sequence[Any]) -> None:
         """Sends what the cache has of the prefix."""
         names = bytes(payload[0]) if payload else b""
+        self._sending[asked.key] = asked.destination
         is_alike = asked.fingerprint == self._host.fingerprint
         self._host.between_steps(
             partial(_lend, asked.key, names if is_alike else b""), partial(self._send, asked)
         )
 
     def _send(self, asked: PrefixAsked, block_ids: tuple[int, ...]) -> None:
-        self._sending[asked.key] = asked.destination
         sending = self._host.transfer.send(asked.destination, asked.key, block_ids)
+        if asked.key in self._unwanted:
+            self._host.transfer.cancel(asked.key)
         reading: list[asyncio.Future[Any]] = [sending]
         if asked.verify and block_ids:
             digest = self._digest(block_ids)
@@ -458,6 +469,12 @@ class PrefixFetches:
             self._host.send(asked.destination.address, PrefixDigest(asked.key, b""))
         both = asyncio.gather(*reading, return_exceptions=True)
         both.add_done_callback(partial(self._sent, asked))
+
+    def unwanted(self, key: str) -> None:
+        """Ends what is sent as `key`. Over a slow link it would hold its blocks for hours."""
+        if key in self._sending:
+            self._unwanted.add(key)
+            self._host.transfer.cancel(key)
 
     def _tell_digest(self, asked: PrefixAsked, digest: "asyncio.Future[bytes]") -> None:
         taken = not digest.cancelled() and digest.exception() is None
@@ -469,6 +486,7 @@ class PrefixFetches:
         if isinstance(error := both.result()[0], Exception):
             log.info("%s was not sent: %s", asked.key, error)
         del self._sending[asked.key]
+        self._unwanted.discard(asked.key)
         self._host.between_steps(partial(_take_back, asked.key))
 
 

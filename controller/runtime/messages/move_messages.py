@@ -67,6 +67,12 @@ class PrefixAsked(Message, frozen=True):
     verify: bool = False
 
 
+class PrefixUnwanted(Message, frozen=True):
+    """Destination of a fetch to its source: send no more of the stage `key`."""
+
+    key: str
+
+
 class PrefixDigest(Message, frozen=True):
     """Source of a fetch to its destination: the digest of the blocks that are sent as the stage
     `key`, or of some of them (`sample_of`). Empty if none are sent, or if they cannot be read."""
