@@ -3,7 +3,8 @@ it leaves, the others copy what it computed last.
 
 It offers one prompt at a time to each destination, the prompt that it computed last first. The
 destination copies what it lacks of the prompt (`prefix_fetch.py`) and answers. So a destination
-with a faster link gets more. A prompt that is the beginning of one that was offered is left out.
+with a faster link gets more. A prompt that is the beginning of one that was offered is left out. A
+prompt that shares half of its blocks with one that was offered goes to the same destination.
 
     event            what follows
     Began            an offer to each destination
@@ -118,8 +119,10 @@ class Handover:
         """The destinations that are to get an offer."""
         self._offered: dict[str, str] = {}
         """The prompt under way to each destination."""
-        self._seen: set[bytes] = set()
-        """The names of all blocks that were offered."""
+        self._reserved: dict[str, deque[str]] = {each: deque() for each in destination_ids}
+        """For each destination that takes prompts, those that are for it alone."""
+        self._seen: dict[bytes, str] = {}
+        """The destination of each block that was offered, by name."""
         self.until_s = now_s + limit_s
         self._max_tokens = max_tokens
         self._num_prompts = self._num_tokens = 0
@@ -136,17 +139,18 @@ class Handover:
             ):
                 self._answered(event)
             case DestinationLost(destination_id):
-                self._lost(destination_id)
+                self._stop(destination_id)
+                self._seen = {k: at for k, at in self._seen.items() if at != destination_id}
         instructions: list[Instruction] = []
-        while self._may_offer(now_s) and (offer := self._next()) is not None:
-            instructions.append(offer)
-        if not self._offered and not (self._may_offer(now_s) and self._waiting):
+        if self._may_offer(now_s):
+            instructions += self._offers()
+        if not self._offered and not (self._may_offer(now_s) and self._has_prompts):
             self.over, self._ended_s = True, now_s
             instructions.append(End())
         return instructions
 
     def view(self) -> HandoverView:
-        complete = self.over and not self._waiting
+        complete = self.over and not self._has_prompts
         took_s = self._ended_s - self._began_s
         return HandoverView(self._num_prompts, self._num_tokens, complete, took_s)
 
@@ -156,39 +160,54 @@ class Handover:
         assert len(set(self._offered.values())) == len(self._offered), "one prompt offered twice"
         assert not self.over or not self._offered
 
+    @property
+    def _has_prompts(self) -> bool:
+        return bool(self._waiting) or any(self._reserved.values())
+
     def _may_offer(self, now_s: float) -> bool:
         is_full = self._max_tokens is not None and self._num_tokens >= self._max_tokens
         return bool(self._free) and now_s < self.until_s and not is_full
 
-    def _next(self) -> Offer | None:
-        """The next offer; None if no prompt is left."""
-        while self._waiting:
-            prompt_id = self._waiting.popleft()
+    def _offers(self) -> list[Offer]:
+        """An offer to each free destination, as far as there are prompts for it."""
+        offers: list[Offer] = []
+        while True:
+            own = next((each for each in self._free if self._reserved[each]), None)
+            if own is not None:
+                prompt_id = self._reserved[own].popleft()
+            elif self._free and self._waiting:
+                prompt_id = self._waiting.popleft()
+            else:
+                return offers
             names = self._names_of(prompt_id)
             if not names or names[-1] in self._seen:
                 continue
-            self._seen.update(names)
-            destination_id = self._free.popleft()
+            alike = self._seen.get(names[(len(names) - 1) // 2])
+            destination_id = alike if alike in self._reserved else own or self._free[0]
+            if destination_id not in self._free:
+                self._reserved[destination_id].append(prompt_id)
+                continue
+            self._seen.update(dict.fromkeys(names, destination_id))
+            self._free.remove(destination_id)
             self._offered[destination_id] = prompt_id
-            return Offer(prompt_id, destination_id, len(names))
-        return None
+            offers.append(Offer(prompt_id, destination_id, len(names)))
 
     def _answered(self, event: Answered) -> None:
-        prompt_id = self._offered.pop(event.destination_id)
         self._num_tokens += event.num_tokens
         if event.outcome in PLACED:
+            del self._offered[event.destination_id]
             self._num_prompts += event.outcome is not FetchOutcome.NOT_THERE
             self._free.append(event.destination_id)
         else:
-            self._place_anew(prompt_id)
+            self._stop(event.destination_id)
 
-    def _lost(self, destination_id: str) -> None:
+    def _stop(self, destination_id: str) -> None:
+        """The destination takes no more prompts: those that are for it go to others."""
         if destination_id in self._free:
             self._free.remove(destination_id)
-        if (prompt_id := self._offered.pop(destination_id, None)) is not None:
-            self._place_anew(prompt_id)
-
-    def _place_anew(self, prompt_id: str) -> None:
-        """A destination did not take the prompt: it is for another one."""
-        self._waiting.appendleft(prompt_id)
-        self._seen.difference_update(self._names_of(prompt_id))
+        prompts = [*self._reserved.pop(destination_id, ())]
+        if (under_way := self._offered.pop(destination_id, None)) is not None:
+            prompts.insert(0, under_way)
+            for name in self._names_of(under_way):
+                self._seen.pop(name, None)
+        self._waiting.extendleft(reversed(prompts))

@@ -16,7 +16,7 @@ from controller.core.migration.prefix_fetch import FetchOutcome
 
 PROMPTS = {
     "turn-3": [b"a1", b"a2", b"a3"],
-    "other": [b"a1", b"b2"],
+    "other": [b"a1", b"b2", b"b3"],
     "turn-2": [b"a1", b"a2"],
     "with an adapter": [],
     "third": [b"c1"],
@@ -36,7 +36,7 @@ def took(offer: object, num_tokens: int = 16) -> Answered:
 def test_the_hottest_goes_first_and_beginnings_of_it_are_left_out() -> None:
     machine = handover(["i-1", "i-2"])
     first, second = machine.handle(Began(), 0.0)
-    assert (first, second) == (Offer("turn-3", "i-1", 3), Offer("other", "i-2", 2))
+    assert (first, second) == (Offer("turn-3", "i-1", 3), Offer("other", "i-2", 3))
     (third,) = machine.handle(took(second), 1.0)
     assert third == Offer("third", "i-2", 1)
     assert machine.handle(took(third), 2.0) == []
@@ -56,6 +56,18 @@ def test_what_one_has_no_room_for_goes_to_another() -> None:
     assert machine.handle(DestinationLost("i-2"), 2.0) == [End()]
     assert not machine.view().complete
     assert machine.view().num_prompts == 1
+
+
+def test_what_is_nearly_the_same_goes_to_the_same_place() -> None:
+    prompts = {"edited": [b"a", b"b", b"d"], "longer": [b"a", b"b", b"c", b"e"], "other": [b"x"]}
+    machine = Handover(list(prompts), ["i-1", "i-2"], prompts.__getitem__, 10.0, 0.0)
+    first, second = machine.handle(Began(), 0.0)
+    assert (first, second) == (Offer("edited", "i-1", 3), Offer("other", "i-2", 1))
+    assert machine.handle(took(second), 1.0) == []
+    (third,) = machine.handle(took(first), 2.0)
+    assert third == Offer("longer", "i-1", 4)
+    (again,) = machine.handle(DestinationLost("i-1"), 3.0)
+    assert again == Offer("longer", "i-2", 4), "i-1 may be gone with all that it took"
 
 
 def test_no_offer_is_made_after_the_limit() -> None:
