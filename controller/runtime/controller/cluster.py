@@ -300,8 +300,8 @@ class MemberEvents:
         """By instance, the nonce of the last process that was replaced because it ran with another
         Python interpreter than the spec says."""
         self._newcomers = set[str]()
-        """The instances that have an incarnation of this controller, and do not serve yet. Those of
-        an earlier controller have their caches."""
+        """The instances that have an incarnation of this controller and have got no requests yet.
+        Those of an earlier controller have their caches."""
 
     def hello(self, hello: Hello) -> None:
         if hello.wire != wire_version():
@@ -322,7 +322,8 @@ class MemberEvents:
         if change.welcome is not None:
             log.info("%s is incarnation %d", member.member_id, member.incarnation)
             self._keep(member)
-            self._newcomers.add(member.member_id)
+            if member.kind == "instance":
+                self._newcomers.add(member.member_id)
             self._cluster.mail.send(member, self._welcome(member, change.welcome))
         if change.began_serving:
             self._begin_serving(change)
@@ -367,27 +368,30 @@ class MemberEvents:
             self._cluster.adapters.tell(member)
             self._cluster.drains.began_serving(member)
             self._cluster.mail.send(member, StatusPull())
-            if member.member_id in self._newcomers:
-                self._newcomers.remove(member.member_id)
-                self._fill(member)
         else:
             self._send_config(member)
             self._cluster.adapters.tell(member)
 
-    def _fill(self, newcomer: Member) -> None:
-        """Has the others hand over what they computed last. An instance whose cache is empty gets
-        few requests of sessions: their earlier turns are elsewhere."""
-        info = newcomer.said.info
-        members, newcomer_id = self._cluster.roster.members, newcomer.member_id
+    def fill_newcomers(self) -> None:
+        """Has the others hand over what they computed last to each instance that may get requests
+        for the first time. While its cache is empty, it gets few requests of sessions: their
+        earlier turns are elsewhere."""
+        if not self._newcomers:
+            return
         snapshots = self._cluster.scheduler.schedulable_snapshots()
-        sources = [
-            member
-            for each in sorted(snapshots, key=lambda each: each.num_free_blocks)
-            if (member := members.get(each.instance_id)) is not None
-            if member.serving and member is not newcomer
-        ][:MAX_FILL_SOURCES]
+        members = self._cluster.roster.members
+        for newcomer_id in self._newcomers & {each.instance_id for each in snapshots}:
+            self._newcomers.remove(newcomer_id)
+            if (newcomer := members.get(newcomer_id)) is not None:
+                fullest = sorted(snapshots, key=lambda each: each.num_free_blocks)
+                others = (members.get(each.instance_id) for each in fullest)
+                self._fill(newcomer, [m for m in others if m is not None and m is not newcomer])
+
+    def _fill(self, newcomer: Member, others: Sequence[Member]) -> None:
+        info, sources = newcomer.said.info, others[:MAX_FILL_SOURCES]
         if info is None or not sources:
             return
+        newcomer_id = newcomer.member_id
         ref = InstanceRef(newcomer_id, newcomer.incarnation, newcomer.address)
         num_tokens = fill_tokens(info.num_gpu_blocks * info.block_size, len(sources))
         order = HandoverOrdered(FILLING + newcomer_id, (ref,), FILL_WITHIN_S, num_tokens)
@@ -467,6 +471,7 @@ class MemberEvents:
 
     def _instance_gone(self, instance_id: str, incarnation: int) -> None:
         """The instance died, or was removed."""
+        self._newcomers.discard(instance_id)
         self._cluster.fleet.gone(instance_id, incarnation)
         self._cluster.queries.member_died(instance_id)
         self._cluster.rescheduler.instance_gone(instance_id)
@@ -626,6 +631,7 @@ class ControllerProcess:
             ("the watch of Ray", self.launching.tick),
             ("the watch for slow instances", self.fleet.look_for_slow),
             ("the look at drains", self.drains.tick),
+            ("the filling of new instances", self.member_events.fill_newcomers),
             ("the rolling restart", self.rolling.tick),
             ("the launch of missing instances", self.scaling.launch_missing),
             ("auto-scaling", self.autoscaling.tick),
