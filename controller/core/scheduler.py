@@ -111,6 +111,10 @@ class GlobalScheduler:
         """The last snapshots of all instances that may get requests."""
         return self._pool.schedulable_snapshots()
 
+    def num_cached_tokens(self, instance_id: str) -> int:
+        """How many tokens of prompts and answers the instance has cached, by its reports."""
+        return self._pool.num_cached_tokens(instance_id)
+
     def num_cold_tokens(self, instance_id: str) -> int:
         """How many tokens of prompts and answers only this instance has cached, by its reports."""
         return self._pool.num_cold_tokens(instance_id)

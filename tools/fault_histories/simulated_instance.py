@@ -41,6 +41,7 @@ from controller.runtime.messages.members import (
     Welcome,
 )
 from controller.runtime.messages.move_messages import (
+    HandoverOrdered,
     HeadMoveOrdered,
     MoveAnswered,
     MoveAsked,
@@ -325,6 +326,8 @@ class Instance(MoveTable[Outgoing, Incoming]):
             case DispatchUnused(incarnation=incarnation, dispatch_seq=seq):
                 if incarnation == self.incarnation:
                     self.account(seq)
+            case HandoverOrdered():
+                pass  # the engines here cache nothing
             case StatusPushSet() | AdaptersSet() | Welcome():
                 pass
             case _:

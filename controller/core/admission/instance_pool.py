@@ -702,6 +702,10 @@ class InstancePool:
             return None
         return FetchSource(source.instance_id, num_tokens, source.sent_s)
 
+    def num_cached_tokens(self, instance_id: str) -> int:
+        """How many tokens the instance's prefix cache has, by its reports."""
+        return self._history.prefixes.num_known(instance_id) * PREFIX_TOKENS
+
     def num_cold_tokens(self, instance_id: str) -> int:
         """How many tokens only this instance has cached."""
         history = self._history

@@ -27,8 +27,8 @@ from controller.core.value import value
 FILL_WITHIN_S = 10.0
 """For how long a new instance is filled."""
 MAX_FILL_SOURCES = 8
-"""How many instances fill a new one at most, those with the least free memory. With more, the share
-of each would be less than a prompt."""
+"""How many instances fill a new one at most, those that have most cached. With more, the share of
+each would be less than a prompt."""
 
 
 def fill_tokens(num_total_tokens: int, num_sources: int) -> int:

@@ -378,14 +378,17 @@ class MemberEvents:
         earlier turns are elsewhere."""
         if not self._newcomers:
             return
-        snapshots = self._cluster.scheduler.schedulable_snapshots()
-        members = self._cluster.roster.members
-        for newcomer_id in self._newcomers & {each.instance_id for each in snapshots}:
+        scheduler, members = self._cluster.scheduler, self._cluster.roster.members
+        ids = {each.instance_id for each in scheduler.schedulable_snapshots()}
+        cached = {each: scheduler.num_cached_tokens(each) for each in ids}
+        fullest = sorted(
+            (each for each in ids if cached[each]), key=lambda each: (-cached[each], each)
+        )
+        for newcomer_id in sorted(self._newcomers & ids):
             self._newcomers.remove(newcomer_id)
             if (newcomer := members.get(newcomer_id)) is not None:
-                fullest = sorted(snapshots, key=lambda each: each.num_free_blocks)
-                others = (members.get(each.instance_id) for each in fullest)
-                self._fill(newcomer, [m for m in others if m is not None and m is not newcomer])
+                others = (members.get(each) for each in fullest if each != newcomer_id)
+                self._fill(newcomer, [each for each in others if each is not None])
 
     def _fill(self, newcomer: Member, others: Sequence[Member]) -> None:
         info, sources = newcomer.said.info, others[:MAX_FILL_SOURCES]
