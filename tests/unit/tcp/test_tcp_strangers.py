@@ -138,6 +138,10 @@ async def test_who_takes_the_destinations_place(
     assert len(said) == GREETING_BYTES + knows_the_key
     assert destination.blocks.touched == []
     assert bool(source.blocks.touched) == knows_the_key
+    # What begins before the destination has heard that this link is over ends with it.
+    async with asyncio.timeout(PATIENCE_S):
+        while destination.transfer._links:
+            await asyncio.sleep(0.001)
     await copy(source, destination, "m/1")
     assert num_opened(source) == 2
 
