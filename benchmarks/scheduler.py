@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -39,7 +39,6 @@ from controller.core.settings import ReschedulingConfig
 STATUSES_PER_DECISION = round(20 / (7.5 / 16))
 BLOCKS_PER_REQUEST = 40
 NUM_PROMPT_TOKENS = 256
-ALL_SEEN = 1 << 60
 # A link so fast that a move pays even from a batch of 1,024: the choice ends at the first request.
 LINK_BYTES_PER_S = 100e9
 LEVELS = DEFAULT_LEVELS
@@ -124,9 +123,14 @@ class _Bed:
         self.report(self.statuses(-1))
 
     def statuses(self, number: int) -> list[StatusReported]:
-        """Statuses of random instances; with -1, one of each instance."""
+        """Statuses of random instances; with -1, one of each instance. Each instance has got all
+        that was sent to it."""
         of = self._pool if number < 0 else self._dice.choices(self._pool, k=number)
-        return [self._dice.choice(statuses) for statuses in of]
+        records, chosen = self._scheduler.instances, [self._dice.choice(each) for each in of]
+        return [
+            replace(each, last_dispatch_seq=records[each.snapshot.instance_id].last_dispatch_seq)
+            for each in chosen
+        ]
 
     def request(self) -> DispatchRequested:
         return DispatchRequested(f"r-{next(self._numbers)}", "f-0", NUM_PROMPT_TOKENS, 0, 0.0)
@@ -170,7 +174,7 @@ def _status(index: int, num_running: int, dice: random.Random) -> StatusReported
         queued_demand_blocks=num_queued * BLOCKS_PER_REQUEST,
         queue_head=head,
     )
-    return StatusReported(snapshot, ALL_SEEN)
+    return StatusReported(snapshot, 0)
 
 
 def _relief_view(num_candidates: int, refusal: str | None) -> ReliefView:

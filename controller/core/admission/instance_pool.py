@@ -281,8 +281,9 @@ class InstanceRecord:
 
     def _count_ready(self) -> None:
         ready_s = self._reported_ready_s
-        for each in self._unreported:
-            ready_s = max(ready_s, each.begins_s) + each.prefill_s
+        for each in self._unreported:  # `max` would take twice as long, at each status
+            begins_s = each.begins_s
+            ready_s = (begins_s if begins_s > ready_s else ready_s) + each.prefill_s
         self.ready_s = ready_s
 
     def check(self) -> None:
