@@ -83,7 +83,7 @@ def test_requests_of_three_adapters_move_and_say_the_same(
         assert sorted(each["loaded_on"]) == ["i-0", "i-1"]
         assert listed[name] == each["digest"]
     kinds = [
-        (name, {"max_tokens": 500} | more)
+        (name, {"max_tokens": 360} | more)
         for name in names
         for more in ({}, {"temperature": 1.0, "seed": 5, "prompt": [300] * 50})
     ]
