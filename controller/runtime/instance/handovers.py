@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -120,8 +120,9 @@ class Handovers:
         self._frames = {} if self._prefixes is None else self._prompts.latest_first()
         destinations = [each.instance_id for each in ordered.destinations]
         limit_s, now_s = ordered.within_s, self._host.now_s()
+        names_of = cache(self._names)  # hashing 100,000 tokens takes the loop tens of milliseconds
         machine = Handover(
-            list(self._frames), destinations, self._names, limit_s, now_s, ordered.max_tokens
+            list(self._frames), destinations, names_of, limit_s, now_s, ordered.max_tokens
         )
         self._source = _Source(ordered, machine)
         self._tell(Began())

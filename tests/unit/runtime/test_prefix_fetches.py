@@ -120,8 +120,20 @@ async def test_a_source_that_does_not_answer_in_time_is_not_waited_for(
     await moving.until(lambda: moving.a.transfer.num_under_way)
     moving.clock.now_s += 1.0
     assert (await told(moving)).labels["outcome"] == "late"
+    await moving.until(lambda: moving.a.transfer.num_under_way == 0)
     await moving.finishes()
     assert moving.b.engine.prefixes.cached == []
+
+
+async def test_nothing_is_sent_that_was_given_up_before_the_source_could_look(
+    moving: MovingCluster,
+) -> None:
+    serving = moving.a.serving
+    moving.a.transfer.holds = lambda stage_id: True
+    asked = PrefixAsked("key", moving.controller.ref("i-1"), serving.fingerprint)
+    serving.fetches.asked(asked, [])
+    serving.fetches.unwanted("key")
+    await moving.until(lambda: serving.fetches.quiet)
 
 
 async def test_a_source_that_dies_is_not_waited_for(moving: MovingCluster) -> None:
