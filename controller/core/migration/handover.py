@@ -18,24 +18,11 @@ no time. `complete` says that each prompt has a new place, or is not cached any 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.core.migration.prefix_fetch import FetchOutcome
 from controller.core.value import value
-
-FILL_WITHIN_S = 10.0
-"""For how long a new instance is filled."""
-MAX_FILL_SOURCES = 8
-"""How many instances fill a new one at most, those that have most cached. With more, the share of
-each would be less than a prompt."""
-
-
-def fill_tokens(num_total_tokens: int, num_sources: int) -> int:
-    """How many tokens each of the other instances hands over to a new one, whose memory holds
-    `num_total_tokens`: half of it is filled. The rest is for the requests that come."""
-    return num_total_tokens // 2 // num_sources
-
 
 PLACED = frozenset({FetchOutcome.FETCHED, FetchOutcome.HAD_IT, FetchOutcome.NOT_THERE})
 """After these outcomes a prompt is not offered again, and its destination gets the next one."""
@@ -211,3 +198,79 @@ class Handover:
             for name in self._names_of(under_way):
                 self._seen.pop(name, None)
         self._waiting.extendleft(reversed(prompts))
+
+
+# -- new instances -----------------------------------------------------------------------------
+
+FILL_WITHIN_S = 10.0
+"""For how long a new instance is filled."""
+MAX_FILL_SOURCES = 8
+"""How many instances fill a new one at most, those that have most cached. With more, the share of
+each would be less than a prompt."""
+
+
+@value
+class Started:
+    """A process of the instance began, whose cache is empty."""
+
+    instance_id: str
+
+
+@value
+class Gone:
+    """The instance died, or was removed."""
+
+    instance_id: str
+
+
+@value
+class Looked:
+    """How many tokens are cached on each instance that may get requests, by id."""
+
+    num_cached_tokens: Mapping[str, int]
+
+
+@value
+class Fill:
+    """Order the sources to hand over what they computed last to the new instance."""
+
+    newcomer_id: str
+    source_ids: tuple[str, ...]
+
+    def tokens_each(self, num_total_tokens: int) -> int:
+        """How many tokens each source hands over to an instance whose memory holds so many: half of
+        it is filled. The rest is for the requests that come."""
+        return num_total_tokens // 2 // len(self.source_ids)
+
+
+class Filling:
+    """Which instances are new, and who fills them. While its cache is empty, an instance gets few
+    requests of sessions: their earlier turns are elsewhere. It is filled once, when it may get
+    requests for the first time; a restarted one may not while it still counts as leaving."""
+
+    def __init__(self) -> None:
+        self._new: set[str] = set()
+
+    def handle(self, event: Started | Gone | Looked) -> list[Fill]:
+        """Takes one event in; returns what to do now. Mutates."""
+        match event:
+            case Started(instance_id):
+                self._new.add(instance_id)
+            case Gone(instance_id):
+                self._new.discard(instance_id)
+            case Looked(cached):
+                return self._looked(cached)
+        return []
+
+    def view(self) -> frozenset[str]:
+        """The instances that are to be filled."""
+        return frozenset(self._new)
+
+    def _looked(self, cached: Mapping[str, int]) -> list[Fill]:
+        ready = sorted(self._new & cached.keys())
+        if not ready:
+            return []
+        self._new.difference_update(ready)
+        full = sorted((i for i in cached if cached[i]), key=lambda i: (-cached[i], i))
+        fills = [Fill(i, tuple([j for j in full if j != i][:MAX_FILL_SOURCES])) for i in ready]
+        return [fill for fill in fills if fill.source_ids]

@@ -52,7 +52,7 @@ from controller.core.fleet.liveness import (
 )
 from controller.core.load.closed import OPEN, Reasons
 from controller.core.load.snapshot import InstanceRef
-from controller.core.migration.handover import FILL_WITHIN_S, MAX_FILL_SOURCES, fill_tokens
+from controller.core.migration import handover
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.replay.replay_log import ReplayLog
 from controller.core.scheduler import GlobalScheduler
@@ -299,9 +299,7 @@ class MemberEvents:
         self._misplaced = dict[str, str]()
         """By instance, the nonce of the last process that was replaced because it ran with another
         Python interpreter than the spec says."""
-        self._newcomers = set[str]()
-        """The instances that have an incarnation of this controller and have got no requests yet.
-        Those of an earlier controller have their caches."""
+        self._filling = handover.Filling()
 
     def hello(self, hello: Hello) -> None:
         if hello.wire != wire_version():
@@ -323,7 +321,7 @@ class MemberEvents:
             log.info("%s is incarnation %d", member.member_id, member.incarnation)
             self._keep(member)
             if member.kind == "instance":
-                self._newcomers.add(member.member_id)
+                self._filling.handle(handover.Started(member.member_id))
             self._cluster.mail.send(member, self._welcome(member, change.welcome))
         if change.began_serving:
             self._begin_serving(change)
@@ -373,32 +371,26 @@ class MemberEvents:
             self._cluster.adapters.tell(member)
 
     def fill_newcomers(self) -> None:
-        """Has the others hand over what they computed last to each instance that may get requests
-        for the first time. While its cache is empty, it gets few requests of sessions: their
-        earlier turns are elsewhere."""
-        if not self._newcomers:
+        if not self._filling.view():
             return
-        scheduler, members = self._cluster.scheduler, self._cluster.roster.members
-        ids = {each.instance_id for each in scheduler.schedulable_snapshots()}
-        cached = {each: scheduler.num_cached_tokens(each) for each in ids}
-        fullest = sorted(
-            (each for each in ids if cached[each]), key=lambda each: (-cached[each], each)
-        )
-        for newcomer_id in sorted(self._newcomers & ids):
-            self._newcomers.remove(newcomer_id)
-            if (newcomer := members.get(newcomer_id)) is not None:
-                others = (members.get(each) for each in fullest if each != newcomer_id)
-                self._fill(newcomer, [each for each in others if each is not None])
+        scheduler = self._cluster.scheduler
+        ids = (each.instance_id for each in scheduler.schedulable_snapshots())
+        looked = handover.Looked({each: scheduler.num_cached_tokens(each) for each in ids})
+        for fill in self._filling.handle(looked):
+            self._fill(fill)
 
-    def _fill(self, newcomer: Member, others: Sequence[Member]) -> None:
-        info, sources = newcomer.said.info, others[:MAX_FILL_SOURCES]
-        if info is None or not sources:
+    def _fill(self, fill: handover.Fill) -> None:
+        members, mail = self._cluster.roster.members, self._cluster.mail
+        newcomer = members.get(fill.newcomer_id)
+        if newcomer is None or (info := newcomer.said.info) is None:
             return
-        newcomer_id = newcomer.member_id
-        ref = InstanceRef(newcomer_id, newcomer.incarnation, newcomer.address)
-        num_tokens = fill_tokens(info.num_gpu_blocks * info.block_size, len(sources))
-        order = HandoverOrdered(FILLING + newcomer_id, (ref,), FILL_WITHIN_S, num_tokens)
-        self._cluster.mail.send_to_all(sources, order)
+        order = HandoverOrdered(
+            FILLING + fill.newcomer_id,
+            (InstanceRef(newcomer.member_id, newcomer.incarnation, newcomer.address),),
+            handover.FILL_WITHIN_S,
+            fill.tokens_each(info.num_gpu_blocks * info.block_size),
+        )
+        mail.send_to_all([m for i in fill.source_ids if (m := members.get(i)) is not None], order)
 
     def handover_ended(self, ended: HandoverEnded) -> None:
         if not ended.cause_id.startswith(FILLING):
@@ -474,7 +466,7 @@ class MemberEvents:
 
     def _instance_gone(self, instance_id: str, incarnation: int) -> None:
         """The instance died, or was removed."""
-        self._newcomers.discard(instance_id)
+        self._filling.handle(handover.Gone(instance_id))
         self._cluster.fleet.gone(instance_id, incarnation)
         self._cluster.queries.member_died(instance_id)
         self._cluster.rescheduler.instance_gone(instance_id)

@@ -4,12 +4,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.migration.handover import (
+    MAX_FILL_SOURCES,
     Answered,
     Began,
     DestinationLost,
     End,
+    Fill,
+    Filling,
+    Gone,
     Handover,
+    Looked,
     Offer,
+    Started,
     Ticked,
 )
 from controller.core.migration.prefix_fetch import FetchOutcome
@@ -125,3 +131,29 @@ def test_every_prompt_is_placed_or_left_and_the_handover_ends(data: st.DataObjec
             events = [DestinationLost(chosen)]
     assert machine.over
     assert len(placed) == len(set(placed)), "one prompt has one new place"
+
+
+def test_a_new_instance_is_filled_once_it_may_get_requests() -> None:
+    machine = Filling()
+    machine.handle(Started("i-2"))
+    assert machine.handle(Looked({"i-0": 100, "i-1": 900})) == [], "it may not get any yet"
+    machine.handle(Started("i-3"))
+    machine.handle(Gone("i-3"))
+    (fill,) = machine.handle(Looked({"i-0": 100, "i-1": 900, "i-2": 0, "i-3": 0, "i-4": 0}))
+    assert fill == Fill("i-2", ("i-1", "i-0")), "i-4 is not new and has nothing"
+    assert fill.tokens_each(8000) == 2000
+    assert not machine.view()
+    assert machine.handle(Looked({"i-0": 100, "i-2": 0})) == [], "once is enough"
+
+
+def test_in_a_new_cluster_nobody_is_filled_and_in_a_large_one_by_few() -> None:
+    machine = Filling()
+    for number in range(3):
+        machine.handle(Started(f"i-{number}"))
+    assert machine.handle(Looked(dict.fromkeys(("i-0", "i-1", "i-2"), 0))) == []
+    assert not machine.view()
+    machine.handle(Started("new"))
+    many = {f"i-{number}": 1000 + number for number in range(64)}
+    (fill,) = machine.handle(Looked(many | {"new": 0}))
+    assert len(fill.source_ids) == MAX_FILL_SOURCES
+    assert fill.source_ids[0] == "i-63"
