@@ -85,6 +85,7 @@ class InstanceRecord:
         "loaded_s",
         "may_receive",
         "may_send",
+        "num_cached_tokens",
         "ordered",
         "ready_s",
         "schedulable",
@@ -128,6 +129,8 @@ class InstanceRecord:
         """When the prefixes that it fetches from other instances will have arrived."""
         self.loaded_s = float("-inf")
         """When it will have loaded what it loads from its host cache."""
+        self.num_cached_tokens = 0
+        """How many tokens its prefix cache has, by its reports."""
         self.sent_s = float("-inf")
         """When other instances will have fetched what they fetch from here."""
         self._sum_up()
@@ -479,6 +482,7 @@ class ScoreBoard:
             speed=speed_of(snapshot),
             fetched_s=record.fetched_s,
             loaded_s=record.loaded_s,
+            num_cached_tokens=record.num_cached_tokens,
         )
 
     def _note_shortage(self, room: Room) -> bool:
@@ -606,6 +610,7 @@ class InstancePool:
         instance_id, history, asks = record.instance_id, self._history, False
         if event.cache is not None:
             asks = history.prefixes.report(instance_id, event.cache, now_s)
+            record.num_cached_tokens = history.prefixes.num_known(instance_id) * PREFIX_TOKENS
         if event.host_cache is not None:
             asks |= history.in_host.report(instance_id, event.host_cache, now_s)
         return AskCache(instance_id, record.incarnation) if asks else None
@@ -705,7 +710,7 @@ class InstancePool:
 
     def num_cached_tokens(self, instance_id: str) -> int:
         """How many tokens the instance's prefix cache has, by its reports."""
-        return self._history.prefixes.num_known(instance_id) * PREFIX_TOKENS
+        return self._records[instance_id].num_cached_tokens
 
     def num_cold_tokens(self, instance_id: str) -> int:
         """How many tokens only this instance has cached."""

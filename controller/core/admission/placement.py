@@ -23,7 +23,7 @@ from enum import StrEnum
 from itertools import islice
 
 from controller.core.admission.first_token import first_token_s
-from controller.core.admission.policies import Prompt, best_place
+from controller.core.admission.policies import Prompt
 from controller.core.admission.waiting_requests import Key, Waiting, WaitingQueue
 from controller.core.load.freeness import Room
 from controller.core.load.snapshot import InstanceSnapshot
@@ -246,9 +246,8 @@ def best_fitting(
     adapter_wait: AdapterWait | None = None,
 ) -> Room | None:
     """The room to which the request goes: of those in which it fits and its first token comes soon,
-    the freest. `rooms`: ids ascending, by which `best_place` breaks ties. `adapter_wait`: None
-    without a LoRA adapter; with one, only the rooms are considered where the request waits the
-    least for it.
+    the freest. `rooms`: ids ascending. `adapter_wait`: None without a LoRA adapter; with one, only
+    the rooms are considered where the request waits the least for it.
 
     The first token may come much sooner where the request does not fit yet, because its prompt is
     cached there. Then the request waits for that place, but at most as long as it would gain by
@@ -276,9 +275,14 @@ def best_fitting(
 
 
 def _freest(rooms: Sequence[Room], score: Score) -> Room | None:
+    """Of several that are as free, as idle ones are, it is the one whose cache has least: there
+    the new prompt displaces nothing that may be needed again. Then it is the lowest id."""
     if not rooms:
         return None
-    return rooms[best_place([score(room.instance_id) for room in rooms])]
+    scores = [score(room.instance_id) for room in rooms]
+    best = max(scores)
+    tied = [room for room, found in zip(rooms, scores, strict=True) if found == best]
+    return min(tied, key=lambda room: room.num_cached_tokens)
 
 
 # -- which instances are reserved for which of the waiting requests ----------------------

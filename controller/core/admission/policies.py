@@ -94,8 +94,8 @@ PickFunction = Callable[[Sequence[str], Sequence[float], DispatchRequested, Hist
 
 def best_place(scores: Sequence[float], *, low: bool = False) -> int:
     """The index of the best score. Of equal scores it is the first one: it belongs to the lowest
-    id, as all lists of instances are in ascending order of ids (i-10 comes before i-2). All ties of
-    a dispatch are broken here, including the ties of late binding."""
+    id, as all lists of instances are in ascending order of ids (i-10 comes before i-2). Late
+    binding breaks ties by what is cached first (`placement`)."""
     return scores.index(min(scores) if low else max(scores))
 
 

@@ -213,7 +213,8 @@ class Room:
     decisions; `speed`: how fast prompts are computed there; `full_step_s`: the time of a step that
     computes as many tokens of prompts as it can; `copy_token_s`, `load_token_s`, `corrupt_links`:
     as in `InstanceSnapshot`; `fetched_s`: when the prefixes that it fetches from other instances
-    will have arrived; `loaded_s`: when it will have loaded what it loads from its host cache."""
+    will have arrived; `loaded_s`: when it will have loaded what it loads from its host cache;
+    `num_cached_tokens`: how many tokens its prefix cache has."""
 
     instance_id: str
     free_blocks: int
@@ -231,6 +232,7 @@ class Room:
     corrupt_links: tuple[str, ...] = ()
     load_token_s: float = 0.0
     loaded_s: float = -math.inf
+    num_cached_tokens: int = 0
     spare_blocks: int = field(init=False)
     """The most blocks that a request may need in order to fit; 0 if no place is free. It is stored
     because a decision looks at many rooms, and few of them have changed since the last decision."""
@@ -250,6 +252,7 @@ class Room:
         speed: PrefillSpeed = NOT_MEASURED,
         fetched_s: float = -math.inf,
         loaded_s: float = -math.inf,
+        num_cached_tokens: int = 0,
     ) -> Self:
         """The room that a snapshot leaves. `by_step`: requests may wait until their tokens fill one
         step, because no instance is `below_half_free`."""
@@ -286,6 +289,7 @@ class Room:
             snapshot.corrupt_links,
             snapshot.load_token_s,
             loaded_s,
+            num_cached_tokens,
         )
 
     @property

@@ -774,6 +774,19 @@ def test_a_prompt_goes_where_its_beginning_was_sent_until_more_waits_there() -> 
     assert sent_to(found, "r4", *second, now_s=0.2) == "a", "all of it is due there, in 64 ms"
 
 
+def test_of_idle_instances_a_new_prompt_goes_where_the_cache_has_least() -> None:
+    """Sessions that come one at a time use the memory of all instances."""
+    found = with_load([], [])
+    first, second, third = (tuple(range(n, n + 10)) for n in (100, 200, 300))
+    assert sent_to(found, "r1", *first) == "a"
+    found.handle(replace(large_status("a", [], seen=1), cache=CacheReport(1, first)), 1.0)
+    assert sent_to(found, "r2", *second, now_s=1.0) == "b"
+    found.handle(replace(large_status("b", [], seen=1), cache=CacheReport(1, second)), 2.0)
+    assert sent_to(found, "r3", *first, now_s=2.0) == "a", "its beginning is there"
+    found.handle(large_status("a", [], seen=2), 3.0)
+    assert sent_to(found, "r4", *third, now_s=3.0) == "a", "the lowest id, as both have as much"
+
+
 COPY_TOKEN_S = 0.0002
 """A fifth of the time to compute a token."""
 

@@ -92,12 +92,13 @@ def test_a_fetch_that_fails_costs_time_and_nothing_else(
 NUM_SESSIONS = 9
 
 
-def sessions() -> Trace:
-    """More sessions than one instance's prefix cache holds, each of which comes back once."""
+def sessions(num_instances: int = 1) -> Trace:
+    """More sessions than the prefix caches hold, each of which comes back once."""
+    number_of = range(num_instances * NUM_SESSIONS)
     rows = [
-        TraceRequest(10.0 * number, SHARED, 20, prefix_hashes=tuple(names))
-        for number in range(2 * NUM_SESSIONS)
-        for names in [range(1000 * (number % NUM_SESSIONS), 1000 * (number % NUM_SESSIONS) + 118)]
+        TraceRequest(10.0 * place, SHARED, 20, prefix_hashes=tuple(names))
+        for place, number in enumerate([*number_of, *number_of])
+        for names in [range(1000 * number, 1000 * number + 118)]
     ]
     return Trace("sessions", rows, SIZE)
 
@@ -117,15 +118,15 @@ def test_a_host_cache_that_is_too_small_has_dropped_them_too() -> None:
 @pytest.mark.parametrize("after_s", [0.001, 0.1, 0.2, 0.4])
 @pytest.mark.parametrize("kind", ["kill", "slow-steps", "drain"])
 def test_a_load_that_fails_costs_time_and_nothing_else(kind: str, after_s: float) -> None:
-    fault = Fault(10.0 * NUM_SESSIONS + after_s, kind, "i-0", factor=30.0)
-    outcome = ran(num=2, played=sessions(), host_cache_bytes=200 << 30, faults=(fault,))
-    assert len(outcome.rows) + outcome.num_failed == 2 * NUM_SESSIONS
+    fault = Fault(20.0 * NUM_SESSIONS + after_s, kind, "i-0", factor=30.0)
+    outcome = ran(num=2, played=sessions(2), host_cache_bytes=200 << 30, faults=(fault,))
+    assert len(outcome.rows) + outcome.num_failed == 4 * NUM_SESSIONS
     assert outcome.num_failed == 0 or kind == "kill"
 
 
 def test_instances_fetch_what_another_one_has_in_its_host_cache() -> None:
-    first, *rest = sessions().requests[:NUM_SESSIONS]
-    again = [replace(first, arrival_s=100.0) for _ in range(4)]
+    first, *rest = sessions(2).requests[: 2 * NUM_SESSIONS]
+    again = [replace(first, arrival_s=200.0) for _ in range(4)]
     played = Trace("again", [first, *rest, *again], SIZE)
     outcome = ran(num=2, played=played, host_cache_bytes=200 << 30)
     assert outcome.num_loaded_tokens + outcome.num_fetched_tokens >= SHARED - SIZE
