@@ -54,6 +54,8 @@ from controller.core.emptying.rounds import (
 from controller.core.load.closed import Closed
 from controller.core.load.freeness import MAX_QUEUED, below_half_free
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
+from controller.core.migration.handover import Filling, Gone, Started
+from controller.core.migration.handover import Looked as CachesLooked
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
@@ -79,6 +81,7 @@ from controller.sim.outcome import Outcome, fragmented_blocks
 from controller.sim.request_run import Arrivals, RequestRun, model_request
 from controller.sim.setup import ClusterSetup, Fault, SimPolicy
 from controller.sim.sim_fetches import SimFetches
+from controller.sim.sim_handovers import SimHandovers, Then
 from controller.sim.sim_moves import Links, SimMove
 from controller.sim.workload.trace import Trace, TraceRequest
 
@@ -483,6 +486,8 @@ class SimCluster:
             self._config.block_size,
             self.emptying.block_bytes,
         )
+        self.handovers = SimHandovers(self.events, self.fetches, self.outcome)
+        self._filling = Filling()
         self._num_launched = 0
         self._fleet: SimFleet | None = None
         for _ in range(setup.num_instances):
@@ -643,6 +648,7 @@ class SimCluster:
             self.setup.policy.rescheduling.max_moves,
         )
         self._last_seq[instance_id] = 0
+        self._filling.handle(Started(instance_id))
         self._scheduler.handle(InstanceStarted(instance_id, INCARNATION), self.events.now_s)
         self._on_changed(instance)
 
@@ -671,6 +677,14 @@ class SimCluster:
             and not self.emptying.is_moving(instance.instance_id)
         )
 
+    def hand_over(self, instance: SimInstance, limit_s: float, then: Then) -> None:
+        """Lets the instance hand what it has cached over to the others, the freest first."""
+        schedulable = self._scheduler.schedulable_snapshots()
+        freest_first = sorted(schedulable, key=lambda each: -each.num_free_blocks)
+        ids = [each.instance_id for each in freest_first]
+        there = [self.instances[i] for i in ids if i != instance.instance_id]
+        self.handovers.begin(instance, there, limit_s, None, then)
+
     def remove(self, instance: SimInstance) -> None:
         """Removes the instance, which must be empty."""
         instance_id = instance.instance_id
@@ -683,9 +697,22 @@ class SimCluster:
         self._need_help.gone(instance)
         self._are_below_half_free.gone(instance)
         self.emptying.instance_gone(instance)
+        self._gone(instance)
         self._scheduler.handle(InstanceRemoved(instance_id), self.events.now_s)
         for run in lost:
             self._fail(run)
+
+    def _gone(self, instance: SimInstance) -> None:
+        self._filling.handle(Gone(instance.instance_id))
+        self.handovers.gone(instance)
+
+    def _fill_newcomers(self) -> None:
+        """Lets the others hand prompts over to new instances, whose first status has come."""
+        ids = [each.instance_id for each in self._scheduler.schedulable_snapshots()]
+        looked = CachesLooked({each: self._scheduler.num_cached_tokens(each) for each in ids})
+        for fill in self._filling.handle(looked):
+            sources = [self.instances[each] for each in fill.source_ids]
+            self.handovers.fill(fill, self.instances[fill.newcomer_id], sources)
 
     def waiting_demands(self) -> list[int]:
         """The demands, in blocks, of the requests that wait at the controller."""
@@ -734,6 +761,8 @@ class SimCluster:
             instance.take_host_cache_report(),
         )
         self._follow(self._scheduler.handle(reported, now_s))
+        if self._filling.view():
+            self._fill_newcomers()
         return True
 
     def _suffer(self, fault: Fault) -> None:
@@ -757,6 +786,7 @@ class SimCluster:
         self._need_help.gone(instance)
         self._are_below_half_free.gone(instance)
         self.emptying.instance_died(instance)
+        self._gone(instance)
         died = InstanceDied(instance.instance_id, INCARNATION)
         self._follow(self._scheduler.handle(died, self.events.now_s))
         if self._fleet is not None:

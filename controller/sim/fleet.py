@@ -4,12 +4,14 @@ An instance costs from its launch until it is gone, including the time in which 
 No instance fails to start, and a killed instance does not come back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from controller.core.fleet.autoscaler import (
     ACTOR,
+    WARM_S,
     Autoscaler,
     Drain,
     Event,
@@ -25,6 +27,7 @@ from controller.core.fleet.autoscaler import (
     Tell,
     Ticked,
 )
+from controller.core.migration.handover import HandoverView
 from controller.core.settings import AutoscaleConfig
 from controller.sim.event_queue import EventQueue
 from controller.sim.instance import SimInstance
@@ -50,6 +53,11 @@ class Scalable(Protocol):
 
     def keep(self, instance: SimInstance) -> None:
         """Ends the instance's drain."""
+
+    def hand_over(
+        self, instance: SimInstance, limit_s: float, then: Callable[[HandoverView], None]
+    ) -> None:
+        """Lets the instance hand what it has cached over to the others."""
 
     def remove(self, instance: SimInstance) -> None:
         """Removes the instance, which must be empty."""
@@ -86,6 +94,8 @@ class SimFleet:
         self._starting: list[str] = []
         """The instances that are launched and do not serve yet."""
         self._looks_again = False
+        self._handing_over: SimInstance | None = None
+        """The instance that drains, once it is empty and hands over what it has cached."""
         self.machine = Autoscaler("sim", SettingsChanged(replace(config, mode="on"), float("inf")))
         self._due_s: float | None = None
         """When the next check is, as it is scheduled in the queue of events."""
@@ -104,7 +114,7 @@ class SimFleet:
 
     def on_died(self, instance: SimInstance) -> None:
         if instance is self.leaving:
-            self.leaving = None
+            self.leaving = self._handing_over = None
 
     # -- what it sees --------------------------------------------------------------------
 
@@ -159,7 +169,7 @@ class SimFleet:
             case Keep():
                 if self.leaving is None:
                     return ScaleRefused("it is gone already")
-                kept, self.leaving = self.leaving, None
+                kept, self.leaving, self._handing_over = self.leaving, None, None
                 self._cluster.keep(kept)
             case Tell():
                 return None
@@ -180,15 +190,22 @@ class SimFleet:
         leaving = self.leaving
         if leaving is None or leaving.runs:
             return
+        if self._handing_over is leaving:
+            return
         if self._cluster.is_empty(leaving):
-            self.leaving = None
-            self.num_removed += 1
-            self._cluster.remove(leaving)
+            self._handing_over = leaving
+            self._cluster.hand_over(leaving, WARM_S, partial(self._handed_over, leaving))
         elif not self._looks_again:
             # A move still holds something on the instance. Not every end of a move reaches both
             # instances.
             self._looks_again = True
             self._events.after(LOOK_AGAIN_S, self._look_again)
+
+    def _handed_over(self, instance: SimInstance, _view: HandoverView) -> None:
+        if self._handing_over is instance:
+            self.leaving = self._handing_over = None
+            self.num_removed += 1
+            self._cluster.remove(instance)
 
     def _look_again(self) -> None:
         self._looks_again = False

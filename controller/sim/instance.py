@@ -7,13 +7,14 @@ end, and a status shows the state between the last two steps. Steps that only de
 
 import math
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from controller.core.load.cached_prefixes import CacheReport, CacheReporter
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot, with_batch
+from controller.core.migration.handover import MAX_PROMPTS
 from controller.core.migration.move_table import MoveAway, MoveHere, MoveTable
 from controller.core.migration.source import RequestEnded, RequestEvicted
 from controller.model.engine_model import DecodeStretch, EngineModel, StepResult
@@ -58,6 +59,9 @@ class SimInstance:
         self.fetching: dict[str, tuple[ModelRequest, int]] = {}
         """Of those, the requests that are here and whose prefixes are being copied, by id, each
         with the number of tokens of the prefix."""
+        self.finished: OrderedDict[str, ModelRequest] = OrderedDict()
+        """The last requests that finished here and whose blocks may be cached, by id; what finished
+        last comes last."""
         self.moves: MoveTable[MovingAway, Arriving] = MoveTable(self.runs, max_moves)
         self.num_steps = 0
         self.busy_s = 0.0
@@ -319,6 +323,10 @@ class SimInstance:
     def _finish(self, run: RequestRun) -> None:
         self.stop_decoding(run)
         run.finished_s = self._events.now_s
+        if run.request.segment_at is not None:
+            self.finished[run.request.request_id] = run.request
+            if len(self.finished) > MAX_PROMPTS:
+                self.finished.popitem(last=False)
         if (move := self.moves.under_way(run.request.request_id)) is not None:
             move.handle(RequestEnded("finished"))
         self._on_finished(run)

@@ -96,6 +96,9 @@ class Outcome:
     """Tokens of prompts whose KV was copied from the cache of another instance."""
     num_loaded_tokens: int = 0
     """Tokens of prompts whose KV was copied from the host cache of their own instance."""
+    num_handed_over_tokens: int = 0
+    """Tokens whose KV was copied to an instance before a request asked for them: from one that
+    leaves, or to a new one."""
     num_steps: int = 0
     busy_s: float = 0.0
     """The time of all steps of all instances."""

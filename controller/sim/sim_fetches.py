@@ -5,6 +5,7 @@ source, with those of moves."""
 
 from collections.abc import Callable, Sequence
 
+from controller.core.migration.handover import leaves_room
 from controller.core.migration.prefix_fetch import (
     CancelCopy,
     Copied,
@@ -21,7 +22,7 @@ from controller.core.migration.prefix_fetch import (
     Ticked,
 )
 from controller.core.scheduler_events import Fetch
-from controller.model.engine_state import SegmentAt
+from controller.model.engine_state import ModelRequest, SegmentAt
 from controller.sim.event_queue import EventQueue
 from controller.sim.instance import SimInstance
 from controller.sim.outcome import Outcome
@@ -45,7 +46,7 @@ class SimFetches:
         self.outcome = outcome
         self.block_size = block_size
         self.block_bytes = block_bytes
-        self._latest: dict[str, _SimFetch] = {}
+        self._latest: dict[str, SimFetch] = {}
         """For each destination the fetch that began last, if it is under way."""
 
     def begin(
@@ -58,60 +59,81 @@ class SimFetches:
     ) -> None:
         """Begins a fetch. The destination is between two steps. `enter` is called between two of
         its steps, unless it dies."""
+        request, destination_id = run.request, destination.instance_id
         if not fetch.instance_id:
-            earlier = self._latest.get(destination.instance_id)
+            earlier = self._latest.get(destination_id)
             if earlier is not None:
-                earlier.after(run, enter)
+                earlier.lets_in(request, enter)
             else:
                 enter()
-        elif source is None or run.request.segment_at is None:
+        elif source is None or request.segment_at is None:
             enter()
         else:
-            segment_at = run.request.segment_at
-            begun = _SimFetch(self, run, fetch, source, destination, segment_at, enter)
-            self._latest[destination.instance_id] = begun
+            num_blocks = fetch.num_tokens // self.block_size
+            begun = SimFetch(
+                self,
+                request.request_id,
+                request.segment_at,
+                num_blocks,
+                source,
+                destination,
+                fetch.limit_s,
+                self._over,
+            )
+            self._latest[destination_id] = begun
+            begun.lets_in(request, enter)
             begun.begin()
 
-    def over(self, fetch: "_SimFetch", destination: SimInstance) -> None:
-        if self._latest.get(destination.instance_id) is fetch:
-            del self._latest[destination.instance_id]
+    def _over(self, fetch: "SimFetch") -> None:
+        if self._latest.get(fetch.destination.instance_id) is fetch:
+            del self._latest[fetch.destination.instance_id]
 
 
-class _SimFetch:
+class SimFetch:
+    """The copy of the first `num_blocks` blocks of a prompt. `key`: no other copy at these two
+    instances has it. `then` is called when it is over, unless the destination dies. `is_offered`:
+    the source offered it, and no request waits for it."""
+
     def __init__(
         self,
         shared: SimFetches,
-        run: RequestRun,
-        fetch: Fetch,
+        key: str,
+        segment_at: SegmentAt,
+        num_blocks: int,
         source: SimInstance,
         destination: SimInstance,
-        segment_at: SegmentAt,
-        enter: Callable[[], None],
+        limit_s: float,
+        then: Callable[["SimFetch"], None],
+        *,
+        is_offered: bool = False,
     ) -> None:
+        self.source = source
+        self.destination = destination
+        self.num_copied = 0
+        """How many blocks have arrived."""
+        self.machine = PrefixFetch(limit_s, shared.events.now_s)
         self._shared = shared
-        self._key = run.request.request_id
-        self._source = source
-        self._destination = destination
+        self._key = key
         self._segment_at = segment_at
-        self._enter = enter
-        self._num_blocks = fetch.num_tokens // shared.block_size
+        self._num_blocks = num_blocks
         self._num_cached = 0
-        self._followers: list[tuple[str, Callable[[], None]]] = []
-        self._num_tokens = fetch.num_tokens
-        self._machine = PrefixFetch(fetch.limit_s, shared.events.now_s)
-        destination.fetching[self._key] = run.request, fetch.num_tokens
+        self._then = then
+        self._is_offered = is_offered
+        self._waiting: list[tuple[str, Callable[[], None]]] = []
 
     def begin(self) -> None:
-        self._carry_out(self._machine.start())
+        self._carry_out(self.machine.start())
 
-    def after(self, run: RequestRun, enter: Callable[[], None]) -> None:
-        """Calls `enter` when this fetch is over, for another request that begins alike."""
-        self._destination.fetching[run.request.request_id] = run.request, self._num_tokens
-        self._followers.append((run.request.request_id, enter))
+    def lets_in(self, request: ModelRequest, enter: Callable[[], None]) -> None:
+        """Calls `enter` when this fetch is over, for a request whose prompt begins with what is
+        copied."""
+        num_tokens = self._num_blocks * self._shared.block_size
+        self.destination.fetching[request.request_id] = request, num_tokens
+        self._waiting.append((request.request_id, enter))
 
     def _tell(self, event: Event) -> None:
-        if self._destination.alive:
-            self._carry_out(self._machine.handle(event, self._shared.events.now_s))
+        if self.destination.alive:
+            self._carry_out(self.machine.handle(event, self._shared.events.now_s))
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -119,37 +141,44 @@ class _SimFetch:
                 case Reserve():
                     self._reserve()
                 case Copy():
-                    if self._source is self._destination:
+                    if self.source is self.destination:
                         self._load()
                     else:
                         self._shared.links.send(self._asked)
-                    events, until_s = self._shared.events, self._machine.until_s
+                    events, until_s = self._shared.events, self.machine.until_s
                     events.at(max(events.now_s, until_s), lambda: self._tell(Ticked()))
                 case CancelCopy():
                     self._tell(CopyFailed())
                 case Store(num_blocks):
-                    self._destination.between_steps(lambda n=num_blocks: self._store(n))  # type: ignore[misc]
+                    self.destination.between_steps(lambda n=num_blocks: self._store(n))  # type: ignore[misc]
                 case Enter():
-                    self._shared.over(self, self._destination)
-                    for key, enter in [(self._key, self._enter), *self._followers]:
-                        del self._destination.fetching[key]
+                    self._then(self)
+                    for key, enter in self._waiting:
+                        del self.destination.fetching[key]
                         enter()
 
     def _reserve(self) -> None:
-        fetches = self._destination.engine.fetches
-        self._num_cached = fetches.num_cached(self._segment_at, self._num_blocks)
+        engine = self.destination.engine
+        self._num_cached = engine.fetches.num_cached(self._segment_at, self._num_blocks)
         num_lacking = self._num_blocks - self._num_cached
-        reserved = fetches.reserve(self._key, self._segment_at, self._num_blocks)
-        self._tell(Reserved(0 if reserved is None else num_lacking, num_lacking))
+        reserved = engine.fetches.reserve(self._key, self._segment_at, self._num_blocks)
+        num_reserved = 0 if reserved is None else num_lacking
+        if num_reserved and self._is_offered:
+            num_free = engine.snapshot("", 0).num_free_blocks
+            if not leaves_room(num_free, num_reserved):
+                engine.fetches.commit(self._key, self._segment_at, self._num_cached)
+                num_reserved = 0
+        self._tell(Reserved(num_reserved, num_lacking))
 
     def _store(self, num_blocks: int) -> None:
-        fetches = self._destination.engine.fetches
+        self.num_copied = num_blocks
+        fetches = self.destination.engine.fetches
         fetches.commit(self._key, self._segment_at, self._num_cached + num_blocks)
         self._tell(Stored())
 
     def _load(self) -> None:
         """Loads from the own host cache what is still there."""
-        shared, there = self._shared, self._destination
+        shared, there = self._shared, self.destination
         found = there.engine.fetches.with_host(self._segment_at, self._num_cached, self._num_blocks)
         num_blocks = found - self._num_cached
         shared.outcome.num_loaded_tokens += num_blocks * shared.block_size
@@ -162,16 +191,17 @@ class _SimFetch:
     # -- source --------------------------------------------------------------------------
 
     def _asked(self) -> None:
-        if self._source.alive:
-            self._source.between_steps(self._lend)
+        if self.source.alive:
+            self.source.between_steps(self._lend)
         else:
             self._tell(CopyFailed())
 
     def _lend(self) -> None:
-        source, shared = self._source, self._shared
+        source, shared = self.source, self._shared
         found = source.engine.fetches.lend(self._key, self._segment_at, self._num_blocks)
         num_blocks = max(0, found - self._num_cached)
-        shared.outcome.num_fetched_tokens += num_blocks * shared.block_size
+        if not self._is_offered:
+            shared.outcome.num_fetched_tokens += num_blocks * shared.block_size
 
         def sent() -> None:
             source.between_steps(lambda: source.engine.fetches.give_back(self._key))

@@ -41,6 +41,7 @@ from controller.runtime.messages.members import (
     Welcome,
 )
 from controller.runtime.messages.move_messages import (
+    HandoverEnded,
     HandoverOrdered,
     HeadMoveOrdered,
     MoveAnswered,
@@ -326,8 +327,8 @@ class Instance(MoveTable[Outgoing, Incoming]):
             case DispatchUnused(incarnation=incarnation, dispatch_seq=seq):
                 if incarnation == self.incarnation:
                     self.account(seq)
-            case HandoverOrdered():
-                pass  # the engines here cache nothing
+            case HandoverOrdered(cause_id=cause_id):  # the engines here cache nothing
+                self.tell(CONTROLLER, HandoverEnded(cause_id, self.ref, 0, 0, True, 0.0))
             case StatusPushSet() | AdaptersSet() | Welcome():
                 pass
             case _:

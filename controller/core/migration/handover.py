@@ -18,12 +18,14 @@ no time. `complete` says that each prompt has a new place, or is not cached any 
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.core.migration.prefix_fetch import FetchOutcome
 from controller.core.value import value
 
+MAX_PROMPTS = 4096
+"""How many prompts an instance remembers at most, of the requests that finished there last."""
 PLACED = frozenset({FetchOutcome.FETCHED, FetchOutcome.HAD_IT, FetchOutcome.NOT_THERE})
 """After these outcomes a prompt is not offered again, and its destination gets the next one."""
 
@@ -95,7 +97,7 @@ class Handover:
         self,
         prompt_ids: Sequence[str],
         destination_ids: Sequence[str],
-        names_of: Callable[[str], Sequence[bytes]],
+        names_of: Callable[[str], Sequence[Hashable]],
         limit_s: float,
         now_s: float,
         max_tokens: int | None = None,
@@ -108,7 +110,7 @@ class Handover:
         """The prompt under way to each destination."""
         self._reserved: dict[str, deque[str]] = {each: deque() for each in destination_ids}
         """For each destination that takes prompts, those that are for it alone."""
-        self._seen: dict[bytes, str] = {}
+        self._seen: dict[Hashable, str] = {}
         """The destination of each block that was offered, by name."""
         self.until_s = now_s + limit_s
         self._max_tokens = max_tokens
@@ -198,6 +200,12 @@ class Handover:
             for name in self._names_of(under_way):
                 self._seen.pop(name, None)
         self._waiting.extendleft(reversed(prompts))
+
+
+def leaves_room(num_free_blocks: int, num_reserved_blocks: int) -> bool:
+    """Whether a destination that reserved so many blocks for a prompt has enough left for its
+    requests, which may need blocks before the prompt is copied."""
+    return num_free_blocks >= num_reserved_blocks
 
 
 # -- new instances -----------------------------------------------------------------------------

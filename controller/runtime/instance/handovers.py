@@ -12,6 +12,7 @@ from typing import Any
 
 from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.handover import (
+    MAX_PROMPTS,
     Answered,
     Began,
     DestinationLost,
@@ -33,9 +34,9 @@ from controller.runtime.messages.move_messages import (
 
 log = logging.getLogger(__name__)
 
-MAX_PROMPTS, MAX_PROMPT_BYTES = 4096, 64 << 20
-"""How many prompts are remembered at most, and how many bytes they take. A token takes up to 5
-bytes, so these are 13 million tokens."""
+MAX_PROMPT_BYTES = 64 << 20
+"""How many bytes the prompts take that are remembered. A token takes up to 5 bytes, so these are 13
+million tokens."""
 MARGIN_S = 1.0
 """How much later than its limit a destination may answer."""
 

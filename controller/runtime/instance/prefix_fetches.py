@@ -14,6 +14,7 @@ from typing import Any
 
 from controller.core.load.snapshot import InstanceRef
 from controller.core.migration.copy_checks import sample_of
+from controller.core.migration.handover import leaves_room
 from controller.core.migration.prefix_fetch import (
     HOST_BYTES_PER_S,
     CancelCopy,
@@ -506,7 +507,7 @@ def _reserve(found: _Fetch, engine: Engine) -> ReservedPrefix | bool:
     if found.is_offered and reserved is not None and reserved.block_ids:
         me = found.source  # only the blocks count in the snapshot
         num_left = engine.snapshot(me.instance_id, me.incarnation).num_free_blocks
-        if num_left < len(reserved.block_ids):  # requests may need them before they are copied
+        if not leaves_room(num_left, len(reserved.block_ids)):
             engine.prefixes.store(found.key, 0)
             return False
     return False if reserved is None else reserved if reserved.block_ids else True

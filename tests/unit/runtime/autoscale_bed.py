@@ -8,10 +8,12 @@ from typing import Any
 from msgspec.structs import replace as replaced
 
 from controller.core.fleet.autoscaler import Check
+from controller.core.load.snapshot import InstanceRef
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.settings import AutoscaleConfig, AutoscaleMode
 from controller.runtime.controller.operations.scaling import Autoscaling
 from controller.runtime.controller.roster import LiveAutoscale, LiveConfig
+from controller.runtime.messages.move_messages import HandoverEnded, HandoverOrdered
 from tests.unit.runtime.controller_bed import CONFIG
 from tests.unit.runtime.fakes import FakeNetwork, hello, settle
 from tests.unit.runtime.steering_bed import SteeringBed
@@ -48,6 +50,7 @@ class AutoscaleBed(SteeringBed):
         self.seen: dict[str, Any] = {}
         """What the frontend says of the last minute, by the fields of its Hello."""
         self._incarnations: Counter[str] = Counter()
+        self._num_handed_over: Counter[str] = Counter()
         self.playing: asyncio.Task[None] | None = None
 
     async def begin_playing(self, mode: AutoscaleMode = "on", **config: Any) -> None:
@@ -106,6 +109,16 @@ class AutoscaleBed(SteeringBed):
                     number = self.num_requests // len(busy) + (at < self.num_requests % len(busy))
                 free = 64 - number * self.blocks
                 await self.reports(instance_id, num_running=number, free=free)
+                self._answers_handovers(instance_id)
+
+    def _answers_handovers(self, instance_id: str) -> None:
+        """Nothing is cached, so each handover is over at once."""
+        ordered = self.peers[instance_id].received(HandoverOrdered)
+        incarnation = self._incarnations[instance_id]
+        me = InstanceRef(instance_id, incarnation, f"mem://{instance_id}")
+        for order in ordered[self._num_handed_over[instance_id] :]:
+            self.says(instance_id, HandoverEnded(order.cause_id, me, 0, 0, True, 0.0))
+        self._num_handed_over[instance_id] = len(ordered)
 
     async def _starts(self, instance_id: str) -> None:
         self.peers[instance_id] = self.network.peer(f"mem://{instance_id}")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.migration.handover import HandoverView
 from controller.model.profile import load_profile
 from controller.sim.cluster import SimCluster
 from controller.sim.outcome import Outcome
@@ -52,13 +53,17 @@ def ran(
     outcome = cluster.run(played or trace())
     end_s = cluster.events.now_s + 60
     cluster.events.run(lambda: cluster.events.now_s > end_s)  # copies that nobody waits for
+    check_blocks(cluster)
+    return outcome
+
+
+def check_blocks(cluster: SimCluster) -> None:
     for instance in cluster.instances.values():
         if instance.alive:
             instance.engine.check()
             status = instance.engine.snapshot("", 0)
             assert status.num_free_blocks == status.num_total_blocks, "blocks are lost"
             assert not instance.fetching
-    return outcome
 
 
 def ttfts_s(outcome: Outcome) -> list[float]:
@@ -130,3 +135,73 @@ def test_instances_fetch_what_another_one_has_in_its_host_cache() -> None:
     played = Trace("again", [first, *rest, *again], SIZE)
     outcome = ran(num=2, played=played, host_cache_bytes=200 << 30)
     assert outcome.num_loaded_tokens + outcome.num_fetched_tokens >= SHARED - SIZE
+
+
+# -- handovers -------------------------------------------------------------------------------------
+
+
+def leaving(
+    limit_s: float, *, faults: tuple[Fault, ...] = ()
+) -> tuple[Outcome, list[HandoverView]]:
+    """Four sessions run on two instances. One of these leaves, and the sessions come back."""
+    sessions = [tuple(range(1000 * n, 1000 * n + 118)) for n in range(4)]
+    times_s = [0.0, 10.0, 20.0, 30.0, 60.0, 70.0, 80.0, 90.0]
+    rows = [
+        TraceRequest(time_s, SHARED, 20, prefix_hashes=names)
+        for time_s, names in zip(times_s, sessions * 2, strict=True)
+    ]
+    setup = ClusterSetup(H100, sim_policy("llumnix+"), 2, prefix_caching=True, faults=faults)
+    cluster, views = SimCluster(setup), list[HandoverView]()
+
+    def leave() -> None:
+        leaver = cluster.instances["i-1"]
+
+        def handed_over(view: HandoverView) -> None:
+            views.append(view)
+            cluster.remove(leaver)
+
+        cluster.drain(leaver)
+        cluster.hand_over(leaver, limit_s, handed_over)
+
+    cluster.events.at(50.0, leave)
+    outcome = cluster.run(Trace("leaving", rows, SIZE))
+    check_blocks(cluster)
+    return outcome, views
+
+
+def test_an_instance_that_leaves_hands_over_what_it_has() -> None:
+    warm, (handed_over,) = leaving(10.0)
+    cold, (nothing,) = leaving(0.0)
+    assert (handed_over.num_prompts, handed_over.complete) == (2, True)
+    assert warm.num_handed_over_tokens == handed_over.num_tokens == 2 * (SHARED - SIZE)
+    assert (nothing.num_prompts, nothing.complete) == (0, False)
+    assert cold.num_handed_over_tokens == 0
+    assert max(warm.rows.columns["ttft_s"][4:]) < 0.2 * max(cold.rows.columns["ttft_s"][4:])
+
+
+@pytest.mark.parametrize("after_s", [0.001, 0.1, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize(
+    ("kind", "instance_id"), [("kill", "i-1"), ("slow-links", "i-0"), ("slow-links", "i-1")]
+)
+def test_a_handover_that_fails_loses_no_request(
+    kind: str, instance_id: str, after_s: float
+) -> None:
+    fault = Fault(50.0 + after_s, kind, instance_id, factor=30.0)
+    outcome, views = leaving(2.0, faults=(fault,))
+    assert (len(outcome.rows), outcome.num_failed) == (8, 0)
+    assert len(views) == (kind != "kill"), "it ends, unless its source does"
+
+
+def test_a_new_instance_is_filled_by_the_others() -> None:
+    rows = [
+        TraceRequest(10.0 * place, SHARED, 20, prefix_hashes=names)
+        for place, number in enumerate([0, 1, 2, 3, 9, 0])
+        for names in [tuple(range(1000 * number, 1000 * number + 118))]
+    ]
+    cluster = SimCluster(ClusterSetup(H100, sim_policy("llumnix+"), 1, prefix_caching=True))
+    cluster.events.at(35.0, lambda: cluster.launch(cluster.new_id()))
+    outcome = cluster.run(Trace("new", rows, SIZE))
+    newcomer = cluster.instances["i-1"]
+    half = newcomer.status().num_total_blocks * newcomer.engine.config.block_size // 2
+    assert half <= outcome.num_handed_over_tokens <= half + SHARED
+    assert cluster.events.now_s < 100, "the run ends with the last request"

@@ -17,6 +17,7 @@ from controller.core.admission.waiting_requests import Waiting
 from controller.core.emptying.claims import Claims, Remove
 from controller.core.fleet.autoscaler import (
     ACTOR,
+    WARM_S,
     Autoscaler,
     AutoscaleView,
     Drain,
@@ -332,7 +333,7 @@ class Autoscaling:
                 if plan.undrained != (instance_id,):
                     return ScaleRefused(f"{instance_id} is gone already")
         check = wanted.check
-        claim = Remove(check.cause_id, check.time_s, actor=ACTOR, reason=check.why)
+        claim = Remove(check.cause_id, check.time_s, actor=ACTOR, reason=check.why, warm_s=WARM_S)
         added = scaling.carry_out(plan, claim)
         drains = self._cluster.keeper.spec.drains
         return ScaleDone(added, [key for key, claims in drains.items() if claims.goes])
