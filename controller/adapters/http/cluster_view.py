@@ -679,12 +679,15 @@ def _process_state(member: Member, *, stopping: bool) -> InstanceState | None:
             return InstanceState.STOPPING
         if member.fenced:
             return InstanceState.STALLED
-        return (
-            InstanceState.RESTARTING
-            if member.incarnation > 1 or (member.incarnation and not member.alive)
-            else InstanceState.STARTING
-        )
+        return _coming(member)
     return InstanceState.FAILED if member.phase == "failed" else None
+
+
+def _coming(member: Member) -> InstanceState:
+    """The state of an instance until its engine reports. If it served before, the cluster is
+    degraded until then."""
+    has_served = member.incarnation > 1 or (member.incarnation and not member.alive)
+    return InstanceState.RESTARTING if has_served else InstanceState.STARTING
 
 
 def _instance_state(
@@ -696,7 +699,7 @@ def _instance_state(
         # The instance's event loop says that it serves, but its engine has not reported in this
         # incarnation.
         hangs = member.fenced or (record is not None and record.stalled)
-        return InstanceState.STALLED if hangs else InstanceState.STARTING
+        return InstanceState.STALLED if hangs else _coming(member)
     closed_by = record.closed_by
     if Closed.NOT_SERVING in closed_by or Closed.STALLED in closed_by:
         return InstanceState.STALLED

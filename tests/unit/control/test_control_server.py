@@ -64,6 +64,7 @@ async def test_a_member_that_is_gone_is_restarting_and_the_cluster_degraded() ->
     assert (again.num_restarts, again.pid) == (1, 77)
     assert (again.num_free_blocks, again.freeness_steps) == (None, None), "its predecessor's"
     cluster.hello("i-1", nonce="b", incarnation=2)
+    assert cluster.states() == ["degraded", "active", "restarting", "active"], "no status yet"
     cluster.report("i-1", 2)
     assert cluster.states() == ["ready", "active", "active", "active"]
 
