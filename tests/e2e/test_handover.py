@@ -33,11 +33,13 @@ def test_the_next_turn_finds_its_prompt_after_its_instance_left_and_on_a_new_one
         """Each session says more; the answers are those of the same prompts under a salt."""
         for each in sessions:
             each += tokens(TURN_TOKENS)
-        before = num_computed(cluster, client)
+        prompts, cached = told(client)
         found = asyncio.run(answers(cluster, sessions))
+        now_told = prompts + sum(map(len, sessions))
+        wait_for(lambda: told(client)[0] == now_told, "reports of these prompts")
         # The last block of what is cached is not full, and holds the answer of the turn before.
-        most = len(sessions) * (TURN_TOKENS + block_size)
-        assert num_computed(cluster, client) - before <= most, "a prompt was computed again"
+        num_computed = now_told - prompts - (told(client)[1] - cached)
+        assert num_computed <= len(sessions) * (TURN_TOKENS + block_size), "computed again"
         assert found == asyncio.run(answers(cluster, sessions, cache_salt="nobody's"))
 
     cluster.wait_quiet()
@@ -47,7 +49,7 @@ def test_the_next_turn_finds_its_prompt_after_its_instance_left_and_on_a_new_one
     cluster.wait_quiet()
 
     story = Story(client)
-    leaver = most_cached(client)
+    leaver = max(client.status().instances, key=lambda each: each.num_prompt_tokens or 0).id
     done(cluster, "drain", leaver, "--remove", "--warm", "10s", "-y")
     event = handed_over(story, leaver)
     assert (event.numbers["num_tokens"] or 0) >= PROMPT_TOKENS // block_size * block_size
@@ -63,15 +65,12 @@ def test_the_next_turn_finds_its_prompt_after_its_instance_left_and_on_a_new_one
     next_turn()
 
 
-def num_computed(cluster: Cluster, client: ControlClient) -> int:
-    """Prompt tokens that the instances have computed so far."""
-    cluster.wait_quiet()
+def told(client: ControlClient) -> tuple[int, int]:
+    """Prompt tokens that the instances have begun so far, and how many of them were cached."""
     found = client.status().instances
-    return sum((i.num_prompt_tokens or 0) - (i.num_cached_tokens or 0) for i in found)
-
-
-def most_cached(client: ControlClient) -> str:
-    return max(client.status().instances, key=lambda each: each.num_prompt_tokens or 0).id
+    return sum(i.num_prompt_tokens or 0 for i in found), sum(
+        i.num_cached_tokens or 0 for i in found
+    )
 
 
 def handed_over(story: Story, instance_id: str) -> Event:
