@@ -264,7 +264,7 @@ class Incoming:
     def __init__(self, here: "Instance", first: MoveEnvelope) -> None:
         assert first.arriving is not None
         self.here, self.migration_id = here, first.migration_id
-        self.request_id, self.source = first.request_id, first.source
+        self.request_id, self.source, self.ref = first.request_id, first.source, first.destination
         self.arriving, self.asked = first.arriving, first.arriving.asked
         self.attempt, from_hop = first.arriving.epoch
         self.epoch = Epoch(self.attempt, from_hop + 1)
@@ -315,7 +315,7 @@ class Incoming:
                     self._answer(message)
                 case dst.TellFrontend(moved=True, hop=hop):
                     began = len(self.state.outputs) if self.state else 0
-                    moved = Moved(request_id, here.ref, Epoch(self.attempt, hop), began)
+                    moved = Moved(request_id, self.ref, Epoch(self.attempt, hop), began)
                     here.tell(frontend, moved)
                 case dst.TellFrontend(moved=False):
                     here.tell(frontend, NotMoved(request_id, self.epoch))

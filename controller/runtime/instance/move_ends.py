@@ -800,9 +800,9 @@ class IncomingMove:
             return
         assert self._committed is not None
         began = self._committed.num_output_tokens
-        moved_here = RequestMoved(
-            self.request_id, hop, attempt, owner=self._host.me, began_index=began
-        )
+        # This instance may have been fenced since. Its next incarnation does not have the request.
+        owner = self._first.destination
+        moved_here = RequestMoved(self.request_id, hop, attempt, owner=owner, began_index=began)
         self._host.send(self._arriving.frontend, moved_here)
 
 

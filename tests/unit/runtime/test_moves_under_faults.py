@@ -13,7 +13,8 @@ import pytest
 from controller.core.migration.protocol import DEFAULT_TIMING, Verb
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
-from controller.runtime.messages.move_messages import FenceAsked
+from controller.runtime.messages.members import Message
+from controller.runtime.messages.move_messages import FenceAsked, OwnerAsked, RequestMoved
 from controller.runtime.messages.requests import OutputsUnread
 from tests.unit.runtime.fake_engine import assert_empty, tokens_of
 from tests.unit.runtime.fakes import settle
@@ -250,6 +251,34 @@ async def test_the_destination_dies_or_is_fenced(
         assert len(moving.events(EventKind.MIGRATION_FAILED)) == 1
     elif hold is pre_allocating:
         assert moving.destination_state(phase.move_id) is None, "meant for the one before it"
+
+
+async def test_a_fenced_destination_names_the_incarnation_that_had_the_request(
+    moving: MovingCluster,
+) -> None:
+    """The source has died, so the frontend asks the destination, which is another incarnation when
+    the question comes. If this one said that it has the request, the frontend would wait for its
+    tokens for ever."""
+    owners = list[int]()
+
+    def drops(message: Message) -> bool:
+        if isinstance(message, RequestMoved):
+            owners.append(message.owner.incarnation)
+        return False
+
+    await moving.stream()
+    moving.network.drops = drops
+    moving.network.hold(lambda message: isinstance(message, RequestMoved | OwnerAsked))
+    move_id = moving.order()
+    await moving.until(lambda: moving.destination_state(move_id) == "committed")
+    await moving.kill("i-0")
+    await moving.until(lambda: moving.network.num_held >= 2)
+    await moving.fence("i-1")
+    owners.clear()
+    moving.network.release()
+    assert await moving.ends() == "failed"
+    await moving.until(lambda: owners)
+    assert set(owners) == {1}
 
 
 @pytest.mark.parametrize("hold", [pre_allocating, copying])
