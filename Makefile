@@ -11,7 +11,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm compatibility test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paper-plots paths sizes vllm-arguments reference site wire-schema fuzz attack chaos fault-histories clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm compatibility test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-long-prompts bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paper-plots paths sizes vllm-arguments reference site wire-schema fuzz attack chaos fault-histories clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -45,6 +45,7 @@ help:
 	@echo "make bench-startup   time until ready beside vLLM's own server"
 	@echo "make bench-migration live migration beside stop-and-copy and recompute; the others' steps"
 	@echo "make bench-grammars  costly grammars beside one stream: its gaps, and the engine's memory"
+	@echo "make bench-long-prompts  one stream beside long prompts, and vLLM's own server (10 minutes)"
 	@echo "make bench-transfer  throughput of one KV cache link between two processes"
 	@echo "make bench-device-copies  copies of KV blocks on a GPU, alone and beside steps"
 	@echo "make bench-scheduler decision and round times by cluster size; the controller's loop"
@@ -179,6 +180,9 @@ bench-migration: $(STAMP)
 
 bench-grammars: $(STAMP)
 	$(BIN)/python -m benchmarks.grammars $(ARGS)
+
+bench-long-prompts: $(STAMP)
+	$(BIN)/python -m benchmarks.long_prompts $(ARGS)
 
 bench-transfer: $(STAMP)
 	$(BIN)/python -m benchmarks.transfer $(ARGS)

@@ -16,6 +16,7 @@ from controller.model.engine_state import ModelRequest, Segment
 from controller.model.profile import ModelConfig, load_profile
 
 BLOCK_SIZE = 16
+PROFILE = load_profile("a10-llama-7b")
 RECORDED = Path(__file__).parent / "unit" / "model" / "recorded_vllm_schedules.json"
 """Scenarios of one rule each, by name, and some at random, with what vLLM decided. An operation
 that is a list has the fields of a `Request`, in their order."""
@@ -62,11 +63,13 @@ Operation = Request | str | int
 
 @dataclass(frozen=True)
 class Scenario:
-    """`operations`: a Request to add, an id to abort, a number of steps to take."""
+    """`operations`: a Request to add, an id to abort, a number of steps to take. `step_time_s`: how
+    long a step may take while requests decode, with the costs of `PROFILE`."""
 
     name: str
     config: ModelConfig
     operations: tuple[Operation, ...]
+    step_time_s: float | None = None
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Scenario":
@@ -103,7 +106,9 @@ def decisions(**found: Any) -> Decisions:
     return {key: value for key, value in found.items() if value or key == "free"}
 
 
-def random_scenario(seed: int, num_requests: int = 20) -> Scenario:
+def random_scenario(
+    seed: int, num_requests: int = 20, *, step_time_s: float | None = None
+) -> Scenario:
     """Few blocks, so that requests are evicted and admitted again; drained at the end.
 
     Even seeds with prefix caching, odd ones without.
@@ -140,7 +145,7 @@ def random_scenario(seed: int, num_requests: int = 20) -> Scenario:
         alive.append(request.request_id)
         if dice.random() < 0.1:
             operations.append(alive.pop(dice.randrange(len(alive))))
-    return drained(Scenario(f"random {seed}", config, tuple(operations)))
+    return drained(Scenario(f"random {seed}", config, tuple(operations), step_time_s))
 
 
 def drained(scenario: Scenario) -> Scenario:
@@ -156,7 +161,9 @@ def drained(scenario: Scenario) -> Scenario:
 
 
 def new_model(scenario: Scenario) -> EngineModel:
-    return EngineModel(scenario.config, load_profile("a10-llama-7b"))
+    model = EngineModel(scenario.config, PROFILE)
+    model.limit_steps(scenario.step_time_s)
+    return model
 
 
 def apply(model: EngineModel, operation: Operation) -> Iterator[StepResult]:

@@ -107,6 +107,7 @@ INSTANCE_GAUGES = (
         "Requests that were lost with it and have had no token since",
     ),
     Figure("step_seconds", "step_time_s", "Duration of the last engine step"),
+    Figure("step_limit_seconds", "step_limit_s", "How long a step may take beside decodes; 0: any"),
     Figure("backlog_seconds", "backlog_s", "Time to compute the prompts that it has"),
     Figure("cpu_cores", "cpu_cores", "Cores that its process kept busy over the last second"),
     *_MEMBER_GAUGES,

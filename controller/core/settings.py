@@ -67,6 +67,11 @@ class SchedulerSettings(Table):
     emptied, as by a drain. 0: never."""
     slow_after_s: Seconds = 30.0
     """For how long an instance's steps must have been slow before it is emptied."""
+    step_time_s: NotNegative = 0.0
+    """How long a step of an instance may take while requests decode. A step computes only as much
+    of the waiting prompts as fits into this time, so that the requests get their next tokens. 0:
+    seven times as long as a step that decodes one request, with the policy llumnix+; with others,
+    any time."""
     status_interval_s: Annotated[float, Ge(0.001), Le(10.0)] = 0.02
     """The least time between two statuses that one instance pushes."""
     status_push: StatusPush = "before-return"

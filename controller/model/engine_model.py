@@ -21,12 +21,13 @@ simulation asks for a `stretch` of steps instead of computing each step."""
 
 import math
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Self
 
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead, blocks_for
+from controller.core.load.step_times import BASES, StepCosts
 from controller.core.migration.prefix_fetch import HOST_BYTES_PER_S
 from controller.core.value import value
 from controller.model.engine_state import (
@@ -41,6 +42,9 @@ from controller.model.model_fetches import ModelFetches
 from controller.model.model_moves import ModelMoves
 from controller.model.profile import LatencyProfile, ModelConfig
 
+MAX_LOOKED_AT = 8
+"""Of so many waiting prompts it is looked up how much of them is cached, before a step's tokens are
+counted."""
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 
@@ -88,7 +92,7 @@ class DecodeStretch:
     def of(
         cls,
         running: Sequence[RequestState],
-        profile: LatencyProfile,
+        costs: StepCosts,
         block_size: int,
         num_free_blocks: int,
     ) -> Self | None:
@@ -116,8 +120,8 @@ class DecodeStretch:
             min(least_left, fit),
             num_running,
             num_free_blocks,
-            profile.step_time_s((), num_running, num_context_tokens + num_running),
-            profile.decode_per_context_token_s * num_running,
+            costs.time_s((), num_running, num_context_tokens + num_running),
+            costs.decode_per_context_token_s * num_running,
             num_due,
         )
 
@@ -161,10 +165,10 @@ class EngineModel:
     def __init__(self, config: ModelConfig, profile: LatencyProfile) -> None:
         self.config = config
         self.profile = profile
+        self._limit_s = math.inf
         self.num_evictions = 0
-        self.prefill_speed = PrefillSpeed(
-            profile.prefill_per_token_s, profile.prefill_per_token_squared_s
-        )
+        self._costs = profile.costs
+        self.prefill_speed = self._costs.prefill_speed(config.max_num_batched_tokens)
         self.copy_token_s = (
             profile.kv_bytes_per_token / profile.copy_bytes_per_s if config.prefix_caching else 0.0
         )
@@ -174,6 +178,15 @@ class EngineModel:
         self._state = EngineState(config)
         self.moves = ModelMoves(self._state)
         self.fetches = ModelFetches(self._state)
+
+    def limit_steps(self, step_time_s: float | None) -> None:
+        """How long steps may take from now on while requests decode; 0: `BASES` times as long as
+        one that decodes one request; None: any time, as at first. Engines that compute whole
+        prompts have no limit."""
+        if step_time_s is None or self.config.mode != "chunked":
+            self._limit_s = math.inf
+        else:
+            self._limit_s = step_time_s or BASES * self._costs.time_s((), 1, 1)
 
     def add(self, request: ModelRequest) -> None:
         """Queues a request. Raises ValueError if its id is in use, if a count is not positive, or
@@ -225,6 +238,8 @@ class EngineModel:
             chunk = budget
             if config.long_prefill_token_threshold and len(running) + len(waiting) > 1:
                 chunk = config.long_prefill_token_threshold
+            if self._limit_s < math.inf and (engine_state.chunked or waiting):
+                budget = min(budget, self._budget_within(self._limit_s))
             num_picked, budget = self._pick_running(budget, chunk, evicted)
             admitted = {} if evicted or not waiting else self._admit(budget, chunk)
             num_picked += len(admitted)
@@ -252,7 +267,7 @@ class EngineModel:
             if self._has_room(head, engine_state.find_cached(head)):
                 return None
         return DecodeStretch.of(
-            running, self.profile, self.config.block_size, engine_state.pool.num_free
+            running, self._costs, self.config.block_size, engine_state.pool.num_free
         )
 
     def decode(self, num_steps: int) -> list[str]:
@@ -281,6 +296,11 @@ class EngineModel:
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """The status that an instance with this engine would report (docs/metrics.md)."""
         config, engine_state, waiting = self.config, self._state, self._state.waiting
+        decoding = [r.num_computed for r in engine_state.running if not r.in_prefill]
+        num_context_tokens, speed = sum(decoding), self.prefill_speed
+        if self._limit_s < math.inf and decoding:
+            share = self._costs.prompt_share(self._limit_s, len(decoding), num_context_tokens)
+            speed = PrefillSpeed(speed.token_s / share, speed.pair_s / share)
         return InstanceSnapshot(  # by position: with names it takes four times as long
             instance_id,
             incarnation,
@@ -299,27 +319,51 @@ class EngineModel:
             waiting.num_evicted,
             self.num_evictions,
             max_step_tokens=config.max_num_batched_tokens,
-            backlog_s=self._backlog_s(),
-            prefill_speed=self.prefill_speed,
-            decode_step_s=self._decode_step_s(),
+            backlog_s=self._backlog_s(speed),
+            prefill_speed=speed,
+            decode_step_s=self._costs.time_s((), len(decoding), num_context_tokens),
             copy_token_s=self.copy_token_s,
             load_token_s=self.load_token_s,
+            step_limit_s=self._limit_s if self._limit_s < math.inf else 0.0,
         )
 
-    def _backlog_s(self) -> float:
-        speed, waiting = self.prefill_speed, self._state.waiting
+    def _backlog_s(self, speed: PrefillSpeed) -> float:
+        waiting = self._state.waiting
         backlog_s = speed.token_s * waiting.prefill_tokens + speed.pair_s * waiting.prefill_pairs
         for r in self._state.chunked:
             backlog_s += speed.time_s(r.num_computed, r.num_tokens)
         return backlog_s
 
-    def _decode_step_s(self) -> float:
-        decoding = [r.num_computed for r in self._state.running if not r.in_prefill]
-        return self.profile.step_time_s((), len(decoding), sum(decoding))
-
     def check(self) -> None:
         """Checks that the whole state is consistent. Raises AssertionError if it is not."""
         self._state.check()
+
+    def _budget_within(self, limit_s: float) -> int:
+        """How many tokens a step may compute so that it takes no longer than `limit_s`. Without
+        requests that decode nobody waits for the step's end, so there is no limit."""
+        engine_state = self._state
+        decoding = [r for r in engine_state.running if not r.in_prefill]
+        if not decoding and not engine_state.num_kept_places:
+            return NEVER
+        if engine_state.chunked:  # they go last, or they would use up the tokens of the others
+            prefilling = [r for r in engine_state.running if r.in_prefill]
+            engine_state.running[:] = [*decoding, *prefilling]
+        num_context_tokens = sum(r.num_computed for r in decoding) + len(decoding)
+        return len(decoding) + self._costs.prompt_tokens_within(
+            limit_s, self._prompts(), len(decoding), num_context_tokens
+        )
+
+    def _prompts(self) -> Iterator[tuple[int, int]]:
+        """What a step would compute next of prompts, in order: for each, (the tokens that are still
+        to be computed, the tokens computed before)."""
+        engine_state = self._state
+        for r in engine_state.running:
+            if r.in_prefill:
+                yield r.num_tokens - r.num_computed, r.num_computed
+        for r in engine_state.waiting.next_ones(MAX_LOOKED_AT):
+            num_found = num_held(engine_state.find_cached(r)) * self.config.block_size
+            yield r.num_tokens - num_found, num_found
+        yield NEVER, 0
 
     def _pick_running(self, budget: int, chunk: int, evicted: list[str]) -> tuple[int, int]:
         """Gives blocks to the running requests, and evicts requests when no block is left.
@@ -429,7 +473,7 @@ class EngineModel:
         num_decoding = len(picked) - len(prefill)
         self._finish(finished)
         return StepResult(
-            self.profile.step_time_s(prefill, num_decoding, num_context_tokens),
+            self._costs.time_s(prefill, num_decoding, num_context_tokens),
             tuple(admitted),
             evicted,
             tuple(emitted),

@@ -421,6 +421,12 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return self._heap[0][-1]
 
+    def next_ones(self, number: int) -> list[RequestState]:
+        """The first requests that can be admitted, in order. Takes time in proportion to the
+        queue."""
+        entries = heapq.nsmallest(number, (each for each in self._heap if each[-1].queued))
+        return [entry[-1] for entry in entries]
+
     def first(self) -> RequestState:
         """The first request, which may be set aside. Raises ValueError if no request waits."""
         entries = list(self._aside.values())

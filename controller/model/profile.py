@@ -1,21 +1,6 @@
 """How fast and how large an engine is: the constants of one GPU with one model (`LatencyProfile`),
-and the sizes and rules of the modelled engine that follow from them (`ModelConfig`).
-
-All requests of a step share two costs, one pass over the weights and one pass over the KV cache
-(attention). Prefills and decodes go through the same pass:
-
-    pass over the weights    prefilling n tokens     prefill_base + prefill_per_token * n
-                             decoding                decode_base
-                             both in one step        the larger one: the weights are read once, and
-                                                     memory is read while the GPU computes
-    attention                prefill of n after c    prefill_per_token_squared * (n^2 + 2 n c)
-                             decode                  decode_per_context_token * tokens in it
-    each decoding request                            decode_per_request
-
-So a step that only prefills or only decodes takes exactly the time that was measured for it, a
-prompt has the same attention cost in chunks as in one piece, and more work never takes less time. A
-sum of the two formulas would count the pass over the weights twice in a mixed step; on an A10 with
-LLaMA-7B that is 35 ms for every chunk.
+and the sizes and rules of the modelled engine that follow from them (`ModelConfig`). The formula
+for the time of a step is that of `StepCosts`.
 """
 
 import difflib
@@ -28,20 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from controller.core.load.snapshot import blocks_for
+from controller.core.load.step_times import StepCosts
 
 MAX_FILE_BYTES = 1 << 14
 """Profiles have some 600 bytes; tomllib is slow with long dotted keys."""
-_CONSTANTS = frozenset(
-    {
-        "prefill_base_s",
-        "prefill_per_token_s",
-        "prefill_per_token_squared_s",
-        "decode_base_s",
-        "decode_per_context_token_s",
-        "decode_per_request_s",
-    }
-)
-_MAY_BE_ZERO = _CONSTANTS | {"watermark_ratio"}
+STEP_CONSTANTS = tuple(field.name for field in fields(StepCosts))
+_MAY_BE_ZERO = {*STEP_CONSTANTS, "watermark_ratio"}
 """A fit gives a constant of zero if that part of the work takes too little time to be seen."""
 
 
@@ -78,28 +55,13 @@ class LatencyProfile:
     def step_time_s(
         self, prefill: Sequence[tuple[int, int]], num_decoding: int, num_context_tokens: int
     ) -> float:
-        """The time of one step; 0 for an empty step.
+        """`StepCosts.time_s` with this profile's constants."""
+        return self.costs.time_s(prefill, num_decoding, num_context_tokens)
 
-        `prefill`: for each prompt or chunk, (the tokens computed in this step, the tokens computed
-        before). `num_decoding`: the number of requests that decode one token each.
-        `num_context_tokens`: the sum of the tokens that these requests have."""
-        if num_decoding:
-            weights_s = self.decode_base_s
-            rest_s = (
-                self.decode_per_request_s * num_decoding
-                + self.decode_per_context_token_s * num_context_tokens
-            )
-        else:
-            weights_s = rest_s = 0.0
-        if prefill:
-            num_tokens = num_pairs = 0
-            for num_new, num_before in prefill:
-                num_tokens += num_new
-                num_pairs += num_new * (num_new + 2 * num_before)
-            prefill_s = self.prefill_base_s + self.prefill_per_token_s * num_tokens
-            weights_s = max(weights_s, prefill_s)
-            rest_s += self.prefill_per_token_squared_s * num_pairs
-        return weights_s + rest_s
+    @property
+    def costs(self) -> StepCosts:
+        """The constants of a step alone."""
+        return StepCosts(*(getattr(self, name) for name in STEP_CONSTANTS))
 
 
 def profile_names() -> list[str]:

@@ -106,6 +106,11 @@ class Engine(Protocol):
     def prefixes(self) -> "EnginePrefixes | None":
         """None if the engine cannot copy cached prefixes."""
 
+    def limit_steps(self, step_time_s: float | None) -> None:
+        """How long steps may take from now on while requests decode: a step computes only so much
+        of prompts. 0: several times as long as a step that decodes one request. None: any time, as
+        at first."""
+
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         """Decodes a request. Raises ValueError if this engine cannot take it."""
 

@@ -647,6 +647,7 @@ class SimCluster:
             self._on_changed,
             self.setup.policy.rescheduling.max_moves,
         )
+        instance.engine.limit_steps(self.setup.policy.step_time_s)
         self._last_seq[instance_id] = 0
         self._filling.handle(Started(instance_id))
         self._scheduler.handle(InstanceStarted(instance_id, INCARNATION), self.events.now_s)

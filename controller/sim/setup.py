@@ -28,7 +28,8 @@ from controller.sim.fleet import COLD_START_S
 class SimPolicy:
     """A policy of a simulated cluster. `dispatch`: a name in `baselines.DISPATCH`. `status_age_s`:
     how old the statuses may be by which dispatch decides. `by_rank`: whether requests have their
-    ranks; otherwise all have rank 0. `holding`: late binding. `autoscale`: the number of instances
+    ranks; otherwise all have rank 0. `step_time_s`: how long a step may take while requests decode,
+    as in a live cluster. `holding`: late binding. `autoscale`: the number of instances
     follows the load. `pairing` and `victim`: names in `baselines`."""
 
     name: str
@@ -37,6 +38,7 @@ class SimPolicy:
     levels: tuple[Level, ...] = DEFAULT_LEVELS
     status_age_s: float = 0.0
     by_rank: bool = True
+    step_time_s: float | None = None
     holding: HoldingConfig | None = None
     autoscale: AutoscaleConfig | None = None
     pairing: str = DEFRAG
@@ -101,7 +103,7 @@ def _without_priorities(
 
 _POLICIES = (
     SimPolicy("llumnix", "llumnix", _MOVE),
-    SimPolicy("llumnix+", "llumnix+", _MOVE, holding=HoldingConfig()),
+    SimPolicy("llumnix+", "llumnix+", _MOVE, step_time_s=0.0, holding=HoldingConfig()),
     _without_priorities("llumnix-base", "infaas++", _MOVE),
     SimPolicy("dispatch-only", "llumnix", _STAY),
     _without_priorities("infaas++", "infaas++"),
@@ -173,9 +175,9 @@ _SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
 def with_settings(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy:
     """The policy with these settings changed. Settings that may be changed: the settings of
-    `migration` that decide, `scheduler.policy`, `scheduler.status_interval_s` and
-    `priority.LEVEL.target_load_tokens`; for a policy with late binding, the settings of `holding`;
-    for a policy with auto-scaling, the settings of `autoscale`.
+    `migration` that decide, `scheduler.policy`, `scheduler.status_interval_s`,
+    `scheduler.step_time_s` and `priority.LEVEL.target_load_tokens`; for a policy with late binding,
+    the settings of `holding`; for a policy with auto-scaling, the settings of `autoscale`.
 
     Raises:
         ValueError: an unknown setting (the message has the nearest one), or a value that the
@@ -193,6 +195,7 @@ def setting_names(policy: SimPolicy) -> list[str]:
         *_NAMES,
         "scheduler.policy",
         "scheduler.status_interval_s",
+        "scheduler.step_time_s",
         *(_HOLDING if policy.holding is not None else ()),
         *(_AUTOSCALE if policy.autoscale is not None else ()),
         *(f"priority.{level.name}.target_load_tokens" for level in policy.levels),
@@ -224,6 +227,8 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
         return replace(policy, dispatch=dispatch.name, holding=holding)
     if key == "scheduler.status_interval_s":
         return replace(policy, status_age_s=_number(key, value))
+    if key == "scheduler.step_time_s":
+        return replace(policy, step_time_s=_number(key, value))
     target_load_tokens = None if value is None or value == "none" else _whole(key, value)
     levels = tuple(
         replace(level, target_load_tokens=target_load_tokens)

@@ -277,6 +277,7 @@ WIDE_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,
     ("CACHED", lambda item: cached_percent([item])),
     ("BACKLOG", lambda item: latency(item.backlog_s)),
+    ("STEP-LIMIT", lambda item: latency(item.step_limit_s) if item.step_limit_s else "-"),
     ("MIG-IN/OUT", _moves),
     ("INCARNATION", lambda item: str(item.incarnation)),
     ("RESTARTS", lambda item: str(item.num_restarts)),

@@ -35,6 +35,19 @@ def test_random_sequences(model_path: Path) -> None:
     assert sum(any(step.get("cached", [])) for step in steps) > 20
 
 
+def test_random_sequences_whose_steps_have_a_time(model_path: Path) -> None:
+    """Without a prefix cache: vLLM's search for what is cached costs too much to be repeated in
+    each step, so `Steps` knows it of the moment when a request comes."""
+    differing = 0
+    for seed in range(101, 101 + NUM_AT_RANDOM, 2):
+        for step_time_s in (0.02, 0.03, 0.04):
+            scenario = as_installed(random_scenario(seed, step_time_s=step_time_s))
+            decisions = decisions_of_the_model(scenario)
+            assert decisions == decisions_of_vllm(scenario, model_path), f"seed {seed}"
+            differing += decisions != decisions_of_the_model(replace(scenario, step_time_s=None))
+    assert differing > NUM_AT_RANDOM / 2
+
+
 def test_the_recording_is_what_the_installed_vllm_does(model_path: Path) -> None:
     for entry in json.loads(RECORDED.read_text()):
         scenario = as_installed(recorded := Scenario.from_json(entry["scenario"]))

@@ -410,7 +410,7 @@ def test_a_status_tells_how_fast_prompts_are_computed_and_how_long_it_takes_yet(
     assert expected_s == pytest.approx(speed.time_s(0, num_tokens))
     engine.step()
     left_s = look(engine).backlog_s
-    assert left_s == pytest.approx(engine._step_times.prefill_speed.time_s(STEP_TOKENS, num_tokens))
+    assert left_s == pytest.approx(engine._steps.prefill_speed().time_s(STEP_TOKENS, num_tokens))
     finish(engine)
     took_s = time.perf_counter() - began_s
     assert took_s / 5 < expected_s < took_s * 5

@@ -9,12 +9,16 @@ decisions there, which ends with as many steps as it takes until everything is d
 import json
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from controller.adapters.embedded_model import ensure
 from controller.adapters.vllm import process_setup
+from controller.adapters.vllm.steps import Steps
+from controller.core.load.step_times import StepCosts, StepTimes
 from controller.model.profile import ModelConfig
 from tests.schedules import (
+    PROFILE,
     RECORDED,
     Decisions,
     Request,
@@ -28,6 +32,7 @@ def decisions_of_vllm(scenario: Scenario, model_path: Path) -> list[Decisions]:
     from vllm.v1.request import RequestStatus
 
     scheduler = _scheduler(scenario.config, model_path)
+    steps = steps_of(scheduler, scenario.step_time_s)
     evicted: list[str] = []
     preempt = scheduler._preempt_request
 
@@ -42,6 +47,7 @@ def decisions_of_vllm(scenario: Scenario, model_path: Path) -> list[Decisions]:
     def step() -> Decisions:
         evicted.clear()
         before = {r.request_id for r in scheduler.running}
+        steps.limit()
         scheduled = scheduler.schedule()
         tokens = dict(scheduled.num_scheduled_tokens)
         admitted = [r for r in scheduler.running if r.request_id not in before]
@@ -79,6 +85,22 @@ def decisions_of_vllm(scenario: Scenario, model_path: Path) -> list[Decisions]:
             found.extend(step() for _ in range(op))
     assert not scheduler.has_unfinished_requests(), "the scenario ends too early"
     return found
+
+
+class KnownTimes(StepTimes):
+    """As if the constants of `PROFILE` had been measured."""
+
+    @property
+    def costs(self) -> StepCosts:
+        return PROFILE.costs
+
+
+def steps_of(scheduler: Any, step_time_s: float | None) -> Steps:
+    """What limits the scheduler's steps."""
+    core = SimpleNamespace(scheduler=scheduler, vllm_config=scheduler.vllm_config)
+    steps = Steps(core, is_arriving=lambda: False, num_expected=lambda _: 0)
+    steps.limit_s, steps._times = step_time_s, KnownTimes()
+    return steps
 
 
 def _scheduler(config: ModelConfig, model_path: Path) -> Any:

@@ -60,6 +60,7 @@ def busy(id: str = "i-0", **changes: Any) -> InstanceStatus:  # noqa: A002 - the
         "cpu_cores": 0.7,
         "busy_s": 27.5,
         "backlog_s": 0.2,
+        "step_limit_s": 0.05,
         "num_prompt_tokens": 9000,
         "num_cached_tokens": 7000,
         "num_fetched_tokens": 500,

@@ -38,6 +38,7 @@ from controller.runtime.messages.members import (
     StatusPull,
     StatusPushed,
     StatusPushSet,
+    StepTimeSet,
     Welcome,
 )
 from controller.runtime.messages.move_messages import (
@@ -329,7 +330,7 @@ class Instance(MoveTable[Outgoing, Incoming]):
                     self.account(seq)
             case HandoverOrdered(cause_id=cause_id):  # the engines here cache nothing
                 self.tell(CONTROLLER, HandoverEnded(cause_id, self.ref, 0, 0, True, 0.0))
-            case StatusPushSet() | AdaptersSet() | Welcome():
+            case StatusPushSet() | StepTimeSet() | AdaptersSet() | Welcome():
                 pass
             case _:
                 raise Violation(f"an instance is told {message}")

@@ -647,6 +647,7 @@ def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str, steps: str
         ("backlog", Span(latency(item.backlog_s))),
         ("moves", Span(f"{figure(item.num_moves_in)} in, {figure(item.num_moves_out)} out")),
         ("step", Span(f"{latency(item.step_time_s):<7} {steps}")),
+        ("step limit", Span(latency(item.step_limit_s) if item.step_limit_s else "-")),
         ("steps", Span(figure(item.num_steps))),
         ("p99 TTFT", Span(latency(item.ttft_p99_s))),
         ("status", Span(f"{duration(item.age_s)} old")),

@@ -587,6 +587,9 @@ class EmulatedEngine:
     def emulation(self) -> Emulation:
         return self._pace.total
 
+    def limit_steps(self, step_time_s: float | None) -> None:
+        self._model.limit_steps(None if step_time_s is None else step_time_s * self._speed)
+
     def prepare(self, frames: Frames, frontend_index: int) -> EmulatedRequest:
         request = decode_request(frames)
         answer = answer_to(request, self.max_model_len)
@@ -625,6 +628,7 @@ class EmulatedEngine:
             backlog_s=found.backlog_s / speed,
             prefill_speed=PrefillSpeed(prefill.token_s / speed, prefill.pair_s / speed),
             decode_step_s=found.decode_step_s / speed,
+            step_limit_s=found.step_limit_s / speed,
         )
 
     def take_cache_changes(self) -> Mapping[int, bool]:

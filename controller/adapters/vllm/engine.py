@@ -6,9 +6,8 @@ Touch points of vLLM: v1/engine/core.py `EngineCore`, `executor_fail_callback`,
 `preprocess_add_request`, `step_fn`, `post_step`, `abort_requests`; v1/engine/__init__.py
 `EngineCoreOutputs`; v1/metrics/stats.py `SchedulerStats`; v1/serial_utils.py `MsgpackEncoder`,
 `MsgpackDecoder`; v1/core/sched/scheduler.py `requests`, `schedule`, `update_from_output`,
-`_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`,
-`num_scheduled_tokens`, `total_num_scheduled_tokens`; config/speculative.py
-`num_speculative_tokens`;
+`_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`;
+config/speculative.py `num_speculative_tokens`;
 v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; config/scheduler.py
 `max_num_seqs`, `max_num_batched_tokens`, `long_prefill_token_threshold`; config/model.py
 `get_vocab_size`; v1/executor/abstract.py `collective_rpc`;
@@ -23,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -31,9 +30,9 @@ from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.cache_contents import CacheContents
 from controller.adapters.vllm.grammar_guard import GrammarGuard
 from controller.adapters.vllm.lora import EngineAdapters
+from controller.adapters.vllm.steps import Steps
 from controller.core.fleet.adapters import Adapter
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead
-from controller.core.load.step_times import StepTimes
 from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs, StepPhase
 from controller.runtime.messages.members import IMPORTING
 
@@ -47,16 +46,6 @@ USUAL_BACKEND = "xgrammar"
 MAX_TRIAL_TOKEN_ID = 2048
 """The largest token id in a trial request. Large vocabularies have their special tokens at the end,
 and the token of an image would need an image."""
-
-
-class _Scheduled(NamedTuple):
-    """A step that vLLM has scheduled. `prefill`: for each prompt (the tokens in this step, the
-    tokens computed before)."""
-
-    scheduled: Any
-    prefill: list[tuple[int, int]]
-    num_decoding: int
-    began_s: float
 
 
 class VllmEngine:
@@ -127,16 +116,15 @@ class VllmEngine:
         self._watch_admissions()
         self._watch_updates()
         self._watch_evictions()
-        self._step_times = StepTimes()
-        self._under_way: list[_Scheduled] = []
-        """The steps that were scheduled, until their tokens are known; with asynchronous scheduling
-        there are two."""
-        self._last_step_s = 0.0
-        """When the tokens of the latest step were known."""
         self._num_expected: dict[str, int] = {}
         """By queued request, how many of its tokens the prefix cache had when it came."""
         self._adapters = EngineAdapters(self._core)
         self.moves = VllmMoves(self._core, self._adapters)
+        self._steps = Steps(
+            self._core,
+            lambda: bool(self.moves.arriving()),
+            lambda request_id: self._num_expected.get(request_id, 0),
+        )
         group = self.moves.full_group if config.cache_config.enable_prefix_caching else None
         self._contents = None if group is None else CacheContents(self._pool, group)
         self.prefixes = (
@@ -168,6 +156,9 @@ class VllmEngine:
         )
         self.vocab_size: int = config.model_config.get_vocab_size()
         self.supported_tasks: tuple[str, ...] = tuple(self._core.get_supported_tasks())
+
+    def limit_steps(self, step_time_s: float | None) -> None:
+        self._steps.limit_s = step_time_s
 
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         request = self._decoder.decode(frames)
@@ -250,7 +241,7 @@ class VllmEngine:
         """The status of the engine. Takes one walk over the running and the waiting requests."""
         here, queued = self.moves.running(), self.moves.queued()
         running = [*here, *self.moves.arriving()]
-        speed = self._step_times.prefill_speed
+        speed = self._steps.prefill_speed()
         return InstanceSnapshot(
             instance_id=instance_id,
             incarnation=incarnation,
@@ -275,7 +266,8 @@ class VllmEngine:
             max_live_adapters=self._adapters.max_live,
             backlog_s=self._backlog_s(speed, here, queued),
             prefill_speed=speed,
-            decode_step_s=self._step_times.decode_step_s if here else 0.0,
+            decode_step_s=self._steps.decode_step_s if here else 0.0,
+            step_limit_s=self._steps.own_limit_s,
         )
 
     def take_cache_changes(self) -> Mapping[int, bool]:
@@ -351,6 +343,7 @@ class VllmEngine:
         schedule = self._scheduler.schedule
 
         def watched(*args: Any, **kwargs: Any) -> Any:
+            self._steps.limit()
             scheduled = schedule(*args, **kwargs)
             for new in scheduled.scheduled_new_reqs:
                 self._note("admitted", new.req_id, new.num_computed_tokens)
@@ -361,35 +354,11 @@ class VllmEngine:
                 ):
                     if req_id in cached.resumed_req_ids:
                         self._note("admitted", req_id, num_computed)
-            self._under_way = [*self._under_way[-3:], self._work_of(scheduled)]
+            self._steps.scheduled(scheduled)
             self.on_phase("after-schedule")
             return scheduled
 
         self._scheduler.schedule = watched
-
-    def _work_of(self, scheduled: Any) -> "_Scheduled":
-        """What a step computes. vLLM has counted the step's tokens as computed by now."""
-        num_tokens: dict[str, int] = scheduled.num_scheduled_tokens
-        prefill: list[tuple[int, int]] = []
-        if scheduled.total_num_scheduled_tokens > len(num_tokens):  # rarely: most steps only decode
-            for request_id, number in num_tokens.items():
-                if number > 1 + self._num_drafts:
-                    request = self._scheduler.requests[request_id]
-                    prefill.append((number, request.num_computed_tokens - number))
-        num_decoding = len(num_tokens) - len(prefill)
-        return _Scheduled(scheduled, prefill, num_decoding, time.perf_counter())
-
-    def _time_step(self, scheduled: Any) -> None:
-        """Notes how long a step took whose tokens are known now. The engine began with it when it
-        had been scheduled and the step before was over."""
-        now_s, last_s = time.perf_counter(), self._last_step_s
-        self._last_step_s = now_s
-        for place, each in enumerate(self._under_way):
-            if each.scheduled is scheduled:
-                del self._under_way[place]
-                time_s = now_s - max(each.began_s, last_s)
-                self._step_times.stepped(each.prefill, each.num_decoding, time_s)
-                return
 
     def _watch_updates(self) -> None:
         """Calls `on_phase` when the scheduler has recorded a step's tokens, and times the step.
@@ -399,7 +368,7 @@ class VllmEngine:
 
         def watched(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
             outputs = update(scheduled, *args, **kwargs)
-            self._time_step(scheduled)
+            self._steps.ended(scheduled)
             self.on_phase("after-update")
             return outputs
 

@@ -149,6 +149,9 @@ class InstanceStatus(MemberStatus):
     num_replays_out: int = 0
     """Requests that were lost with this instance and have had no token since."""
     step_time_s: float | None = None
+    step_limit_s: float | None = None
+    """How long a step may take that computes prompts while requests decode; 0: any time, or it is
+    not known yet."""
     num_steps: int | None = None
     busy_s: float | None = None
     """The time that these steps took, including the gaps between steps that followed each other."""

@@ -283,7 +283,7 @@ class Room:
             ready_s,
             speed,
             snapshot.decode_step_s,
-            speed.token_s * step_tokens,
+            _full_step_s(snapshot, speed.token_s * step_tokens),
             snapshot.copy_token_s,
             fetched_s,
             snapshot.corrupt_links,
@@ -336,6 +336,13 @@ class Room:
             self.spare_blocks = self.free_blocks - self.growth_blocks
         else:
             self.spare_blocks = self.free_blocks
+
+
+def _full_step_s(snapshot: InstanceSnapshot, whole_s: float) -> float:
+    """How long a step takes that computes as many tokens of prompts as it may. `whole_s`: without a
+    limit. Only what decodes limits a step."""
+    limit_s = snapshot.step_limit_s if snapshot.decode_step_s else 0.0
+    return min(whole_s, limit_s) if limit_s else whole_s
 
 
 def below_half_free(snapshot: InstanceSnapshot) -> bool:

@@ -134,7 +134,8 @@ class InstanceSnapshot:
     """How long the engine still computes prompts: the rest of running prefills, and the requests
     that wait, without the part of them that its prefix cache has."""
     prefill_speed: PrefillSpeed = NOT_MEASURED
-    """How fast the engine computes prompts. While that is not measured, `backlog_s` is 0."""
+    """How fast the engine computes prompts, beside the requests that decode now. While that is not
+    measured, `backlog_s` is 0."""
     decode_step_s: float = 0.0
     """How long a step of the present batch takes that only decodes; 0: nothing decodes, or it is
     not known."""
@@ -144,6 +145,9 @@ class InstanceSnapshot:
     load_token_s: float = 0.0
     """How long it takes to load the KV of one token from the instance's host cache; 0: the instance
     has no host cache."""
+    step_limit_s: float = 0.0
+    """How long a step may take that computes prompts while requests decode; 0: any time, or it is
+    not known yet how long steps take."""
     corrupt_links: tuple[str, ...] = ()
     """The instances from which this one fetches nothing for a while, because a copy from there was
     corrupt. The llumlet sets this, because the engine does not know it."""
@@ -219,6 +223,7 @@ def with_batch(
         snapshot.decode_step_s,
         snapshot.copy_token_s,
         snapshot.load_token_s,
+        snapshot.step_limit_s,
         snapshot.corrupt_links,
     )
 

@@ -1,8 +1,32 @@
-"""How fast an engine computes, as its own steps show: nobody has to measure a profile for that."""
+"""How long a step of an engine takes, by what it computes, and how many tokens of prompts it may
+compute so that it does not take longer than it should.
 
-from collections.abc import Sequence
+All requests of a step share two costs, one pass over the weights and one pass over the KV cache
+(attention). Prefills and decodes go through the same pass:
 
-from controller.core.load.snapshot import NOT_MEASURED, PrefillSpeed
+    pass over the weights    prefilling n tokens     prefill_base + prefill_per_token * n
+                             decoding                decode_base
+                             both in one step        the larger one: the weights are read once, and
+                                                     memory is read while the GPU computes
+    attention                prefill of n after c    prefill_per_token_squared * (n^2 + 2 n c)
+                                                     + decode_per_context_token * c
+                             decode                  decode_per_context_token * tokens in it
+    each decoding request                            decode_per_request
+
+So a step that only prefills or only decodes takes exactly the time that was measured for it, and
+more work never takes less time. A sum of the two formulas would count the pass over the weights
+twice in a mixed step; on an A10 with LLaMA-7B that is 35 ms for every chunk. Each chunk of a prompt
+reads the KV of the tokens before it anew, so many small chunks take longer than a few large ones.
+
+`StepTimes` finds how fast an engine computes by its own steps: nobody has to measure a profile for
+that.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from controller.core.load.snapshot import PrefillSpeed
+from controller.core.value import value
 
 LEAST_TOKENS = 32
 """A step with fewer tokens of prompts says little: most of its time does not depend on them."""
@@ -11,48 +35,256 @@ KEPT = 0.98
 ENOUGH_TOKENS = 2048
 """So many tokens of prompts must have been computed before there is an estimate."""
 DECODE_KEPT = 0.9
+UNKNOWN_CHUNK_TOKENS = 256
+"""How many tokens of prompts a step computes while requests decode, until it is known how long they
+take."""
+BASES = 7.0
+"""By default a step may take this many times as long as a step that decodes one request."""
+LEAST_CHUNK_TOKENS = 64
+"""A step in which prompts wait computes at least so many tokens of them, however long it takes."""
+
+LEAST_PROMPT_SHARE = 0.01
+
+
+@value
+class StepCosts:
+    """The constants of the time of a step, in seconds."""
+
+    prefill_base_s: float
+    prefill_per_token_s: float
+    prefill_per_token_squared_s: float
+    decode_base_s: float
+    decode_per_context_token_s: float
+    decode_per_request_s: float
+
+    def time_s(
+        self, prefill: Sequence[tuple[int, int]], num_decoding: int, num_context_tokens: int
+    ) -> float:
+        """The time of one step; 0 for an empty step.
+
+        `prefill`: for each prompt or chunk, (the tokens computed in this step, the tokens computed
+        before). `num_decoding`: the number of requests that decode one token each.
+        `num_context_tokens`: the sum of the tokens that these requests have."""
+        if num_decoding:
+            weights_s = self.decode_base_s
+            rest_s = (
+                self.decode_per_request_s * num_decoding
+                + self.decode_per_context_token_s * num_context_tokens
+            )
+        else:
+            weights_s = rest_s = 0.0
+        if prefill:
+            num_tokens = num_pairs = num_read = 0
+            for num_new, num_before in prefill:
+                num_tokens += num_new
+                num_pairs += num_new * (num_new + 2 * num_before)
+                num_read += num_before
+            prefill_s = self.prefill_base_s + self.prefill_per_token_s * num_tokens
+            weights_s = max(weights_s, prefill_s)
+            rest_s += self.prefill_per_token_squared_s * num_pairs
+            rest_s += self.decode_per_context_token_s * num_read
+        return weights_s + rest_s
+
+    def prefill_speed(self, max_step_tokens: int) -> PrefillSpeed:
+        """How fast prompts are computed in steps of so many tokens."""
+        token_s = self.prefill_per_token_s + self.prefill_base_s / max_step_tokens
+        return PrefillSpeed(token_s, self.prefill_per_token_squared_s)
+
+    def prompt_tokens_within(
+        self,
+        limit_s: float,
+        prompts: Iterable[tuple[int, int]],
+        num_decoding: int,
+        num_context_tokens: int,
+    ) -> int:
+        """How many tokens of these prompts a step computes at most, in their order, so that it
+        takes no longer than `limit_s`; at least `LEAST_CHUNK_TOKENS`.
+
+        `prompts`: for each, (the tokens that are still to be computed, the tokens computed
+        before)."""
+        num_tokens = 0
+        left_s = limit_s - self.decode_per_request_s * num_decoding
+        left_s -= self.decode_per_context_token_s * num_context_tokens
+        base_s = self.decode_base_s if num_decoding else 0.0
+        for num_left, num_before in prompts:
+            left_s -= self.decode_per_context_token_s * num_before
+            num_new = self._within(left_s, base_s, num_tokens, num_before)
+            if num_new < num_left:
+                num_tokens += num_new
+                break
+            num_tokens += num_left
+            left_s -= self.prefill_per_token_squared_s * num_left * (num_left + 2 * num_before)
+        return max(LEAST_CHUNK_TOKENS, num_tokens)
+
+    def prompt_share(self, limit_s: float, num_decoding: int, num_context_tokens: int) -> float:
+        """The share of their time that steps of `limit_s` have for prompts, beside these requests:
+        at most 1, and at least `LEAST_PROMPT_SHARE` and what `LEAST_CHUNK_TOKENS` take."""
+        left_s = limit_s - self.prefill_base_s - self.decode_per_request_s * num_decoding
+        left_s -= self.decode_per_context_token_s * num_context_tokens
+        least_s = LEAST_CHUNK_TOKENS * self.prefill_per_token_s
+        return min(1.0, max(left_s / limit_s, least_s / limit_s, LEAST_PROMPT_SHARE))
+
+    def _within(self, left_s: float, base_s: float, num_tokens: int, num_before: int) -> int:
+        """How many tokens of a prompt fit into `left_s`, after `num_tokens` of earlier ones, with
+        the pass over the weights. The pass takes the longer of two times, so the tokens must fit
+        with either of them."""
+        square_s, token_s = self.prefill_per_token_squared_s, self.prefill_per_token_s
+        pairs_s = 2 * square_s * num_before
+        prefill_s = self.prefill_base_s + token_s * num_tokens
+        return math.floor(
+            min(
+                _root(square_s, pairs_s + token_s, left_s - prefill_s),
+                _root(square_s, pairs_s, left_s - base_s),
+            )
+        )
+
+
+def _root(square_s: float, linear_s: float, time_s: float) -> float:
+    """The largest n with `square_s` n^2 + `linear_s` n <= `time_s`; 0 if there is no time, and at
+    most `NO_BOUND`."""
+    if time_s <= 0:
+        return 0.0
+    if square_s:
+        root = math.sqrt(linear_s * linear_s + 4 * square_s * time_s)
+        return min(NO_BOUND, 2 * time_s / (linear_s + root))
+    return min(NO_BOUND, time_s / linear_s) if linear_s else NO_BOUND
+
+
+NO_BOUND = 1e9
 
 
 class StepTimes:
-    """The time of a step is taken to be proportional to the tokens of prompts in it and to the
-    pairs of tokens that their attention compares (`PrefillSpeed`). Both factors are fitted by least
-    squares, which large steps decide. `decode_step_s`: how long steps take that only decode; 0 if
-    there was none."""
+    """Finds the constants of an engine by least squares. Earlier steps count less and less, and an
+    error counts relative to the square root of the step's time. First come the constants of the
+    steps that only decode; then, from the other steps, those of the rest of their time.
+    `decode_step_s`: how long steps take that only decode; `least_decode_s`: how long they took when
+    that was shortest. Both are 0 if there was none."""
 
     def __init__(self) -> None:
-        self.decode_step_s = 0.0
+        self.decode_step_s = self.least_decode_s = 0.0
         self._num_tokens = 0
-        self._tokens2 = self._tokens_pairs = self._pairs2 = 0.0
-        self._tokens_s = self._pairs_s = 0.0
+        self._decode, self._prefill = _Fit(), _Fit()
+        self._costs: StepCosts | None = None
 
-    def stepped(self, prefill: Sequence[tuple[int, int]], num_decoding: int, time_s: float) -> None:
-        """Takes in a step. `prefill`: as for `LatencyProfile.step_time_s`, for each prompt (the
-        tokens computed in this step, the tokens computed before)."""
-        tokens = sum(num_new for num_new, _ in prefill)
-        if not tokens and num_decoding:
-            known_s = self.decode_step_s or time_s
-            self.decode_step_s = DECODE_KEPT * known_s + (1 - DECODE_KEPT) * time_s
-        if tokens < LEAST_TOKENS:
+    def decoded(self, time_s: float) -> None:
+        """Takes in a step that only decoded."""
+        known_s = self.decode_step_s or time_s
+        self.decode_step_s = DECODE_KEPT * known_s + (1 - DECODE_KEPT) * time_s
+        least_s = self.least_decode_s or self.decode_step_s
+        self.least_decode_s = min(least_s, self.decode_step_s)
+
+    def stepped(
+        self,
+        prefill: Sequence[tuple[int, int]],
+        num_decoding: int,
+        num_context_tokens: int,
+        time_s: float,
+    ) -> None:
+        """Takes in a step, with the arguments of `StepCosts.time_s`. Of the steps that only decode,
+        some are enough."""
+        if not prefill and num_decoding:
+            self._decode.add((1.0, num_context_tokens, num_decoding), time_s)
+            self._costs = None
+        num_tokens = sum(num_new for num_new, _ in prefill)
+        if num_tokens < LEAST_TOKENS:
             return
-        pairs = sum(num_new * (num_new + 2 * num_before) for num_new, num_before in prefill)
-        self._num_tokens += tokens
-        self._tokens2 = KEPT * self._tokens2 + tokens * tokens
-        self._tokens_pairs = KEPT * self._tokens_pairs + tokens * pairs
-        self._pairs2 = KEPT * self._pairs2 + pairs * pairs
-        self._tokens_s = KEPT * self._tokens_s + tokens * time_s
-        self._pairs_s = KEPT * self._pairs_s + pairs * time_s
+        num_pairs = sum(num_new * (num_new + 2 * num_before) for num_new, num_before in prefill)
+        _, context_s, request_s = self._decode.constants
+        num_read = num_context_tokens + sum(num_before for _, num_before in prefill)
+        rest_s = time_s - context_s * num_read - request_s * num_decoding
+        self._num_tokens += num_tokens
+        self._prefill.add((1.0, num_tokens, num_pairs), max(rest_s, LEAST_SHARE * time_s))
+        self._costs = None
 
     @property
-    def prefill_speed(self) -> PrefillSpeed:
-        """`NOT_MEASURED` before enough was computed."""
+    def costs(self) -> StepCosts | None:
+        """None before enough was computed."""
         if self._num_tokens < ENOUGH_TOKENS:
-            return NOT_MEASURED
-        determinant = self._tokens2 * self._pairs2 - self._tokens_pairs**2
-        only_tokens_s = self._tokens_s / self._tokens2
-        if determinant < 1e-3 * self._tokens2 * self._pairs2:
-            return PrefillSpeed(only_tokens_s, 0.0)  # all steps were alike
-        pair_s = (self._tokens2 * self._pairs_s - self._tokens_pairs * self._tokens_s) / determinant
-        token_s = (self._tokens_s - pair_s * self._tokens_pairs) / self._tokens2
-        if pair_s < 0 or token_s <= 0:
-            return PrefillSpeed(only_tokens_s, 0.0)
-        return PrefillSpeed(token_s, pair_s)
+            return None
+        if self._costs is None:
+            base_s, context_s, request_s = self._decode.constants
+            self._costs = StepCosts(*self._prefill.constants, base_s, context_s, request_s)
+        return self._costs
+
+
+LEAST_SHARE = 0.1
+"""At least this share of a step's time counts as that of its prompts."""
+Row = tuple[float, float, float]
+NONE: Row = (0.0, 0.0, 0.0)
+SETS = ((0, 1, 2), (1, 2), (0, 1), (0, 2), (1,), (0,), (2,))
+"""All sets of constants that may be above zero. Of two that are as good, the first is taken."""
+AS_GOOD = 1 - 1e-9
+LEAST_DETERMINANT = 1e-6
+"""Below this, the steps were too much alike to tell the constants of a set apart. The determinant
+is of values that are scaled to have ones on the diagonal."""
+
+
+class _Fit:
+    """Three constants that are not negative, so that their products with the figures of each step
+    add up to its time."""
+
+    def __init__(self) -> None:
+        self._squares = [[0.0] * 3 for _ in range(3)]
+        self._sums = [0.0] * 3
+        self._found: Row | None = None
+
+    def add(self, row: Row, time_s: float) -> None:
+        for i, each in enumerate(row):
+            self._sums[i] = KEPT * self._sums[i] + each
+            squares = self._squares[i]
+            for j, other in enumerate(row):
+                squares[j] = KEPT * squares[j] + each * other / time_s
+        self._found = None
+
+    @property
+    def constants(self) -> Row:
+        """The best constants; with some of them at zero, if that is the best without negative
+        ones."""
+        if self._found is None:
+            found = [(self._explained(each), each) for each in self._solutions()]
+            enough = AS_GOOD * max((explained for explained, _ in found), default=0.0)
+            self._found = next((each for explained, each in found if explained >= enough), NONE)
+        return self._found
+
+    def _solutions(self) -> Iterator[Row]:
+        for columns in SETS:
+            solution = self._solved(columns)
+            if solution is not None and min(solution) >= 0:
+                yield solution
+
+    def _explained(self, constants: Row) -> float:
+        """How much smaller the sum of the squared errors is than with all constants at zero, for a
+        solution of some set."""
+        return sum(each * total for each, total in zip(constants, self._sums, strict=True))
+
+    def _solved(self, columns: Sequence[int]) -> Row | None:
+        """Gauss's elimination; a set that the steps do not tell apart has no solution."""
+        scales = [math.sqrt(self._squares[i][i]) for i in columns]
+        if not all(scales):
+            return None
+        rows = [
+            [
+                *(
+                    self._squares[i][j] / (scale * other)
+                    for j, other in zip(columns, scales, strict=True)
+                ),
+                self._sums[i] / scale,
+            ]
+            for i, scale in zip(columns, scales, strict=True)
+        ]
+        for at, row in enumerate(rows):
+            if row[at] < LEAST_DETERMINANT:
+                return None
+            for below in rows[at + 1 :]:
+                factor = below[at] / row[at]
+                for j in range(at, len(row)):
+                    below[j] -= factor * row[j]
+        found = [0.0, 0.0, 0.0]
+        values = list[float]()
+        for at in reversed(range(len(rows))):
+            *coefficients, total = rows[at]
+            known = zip(coefficients[at + 1 :], reversed(values), strict=True)
+            values.append((total - sum(factor * value for factor, value in known)) / rows[at][at])
+        for column, scale, found_value in zip(columns, scales, reversed(values), strict=True):
+            found[column] = found_value / scale
+        return found[0], found[1], found[2]

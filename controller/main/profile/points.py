@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from controller.core.load.step_times import StepCosts
 from controller.model.profile import LatencyProfile
 
 Matrix = NDArray[np.float64]
@@ -174,26 +175,15 @@ class DegenerateError(ValueError):
     """The points do not determine all constants; the message says what is missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepConstants:
-    """The constants of `LatencyProfile.step_time_s`, in seconds."""
-
-    prefill_base_s: float
-    prefill_per_token_s: float
-    prefill_per_token_squared_s: float
-    decode_base_s: float
-    decode_per_context_token_s: float
-    decode_per_request_s: float
-
-
-def fit(points: StepPoints) -> StepConstants:
+def fit(points: StepPoints) -> StepCosts:
     """Fits all constants of a step. Raises DegenerateError if the points do not determine them."""
-    return StepConstants(*fit_prefill(points.prefill), *fit_decode(points.decode))
+    of_decode = fit_decode(points.decode)
+    return StepCosts(*fit_prefill(points.prefill, read_s=of_decode[1]), *of_decode)
 
 
-def fit_prefill(points: Sequence[Point]) -> tuple[float, float, float]:
-    """Returns the constants of a prefill: base, per token, per token squared. Raises
-    DegenerateError."""
+def fit_prefill(points: Sequence[Point], *, read_s: float) -> tuple[float, float, float]:
+    """Returns the constants of a prefill: base, per token, per token squared. `read_s`: how long a
+    chunk takes to read the KV of an earlier token. Raises DegenerateError."""
     num_lengths = len({_num_tokens(point) for point in points})
     if num_lengths < 3:
         raise DegenerateError(
@@ -207,7 +197,9 @@ def fit_prefill(points: Sequence[Point]) -> tuple[float, float, float]:
         )
         for point in points
     ]
-    return _solved(rows, points, "prefill: the prompts' lengths do not tell its constants apart")
+    reads = [sum(before for step in point.steps for _, before in step.prefill) for point in points]
+    times = [max(0.1 * p.time_s, p.time_s - read_s * n) for p, n in zip(points, reads, strict=True)]
+    return _solved(rows, times, "prefill: the prompts' lengths do not tell its constants apart")
 
 
 def fit_decode(points: Sequence[Point]) -> tuple[float, float, float]:
@@ -221,9 +213,10 @@ def fit_decode(points: Sequence[Point]) -> tuple[float, float, float]:
         )
     rows = [(1, step.num_context_tokens, step.num_decoding) for step in steps]
     return _solved(
-        rows, points, "decode: the context grows with the batch alone, so its constants cannot be"
-        " told apart"
-    )  # fmt: skip
+        rows,
+        [point.time_s for point in points],
+        "decode: the context grows with the batch alone, so its constants cannot be told apart",
+    )
 
 
 def _num_tokens(point: Point) -> int:
@@ -231,9 +224,9 @@ def _num_tokens(point: Point) -> int:
 
 
 def _solved(
-    rows: Sequence[tuple[float, float, float]], points: Sequence[Point], why: str
+    rows: Sequence[tuple[float, float, float]], times_s: Sequence[float], why: str
 ) -> tuple[float, float, float]:
-    times = np.array([point.time_s for point in points])
+    times = np.array(times_s)
     if not bool((times > 0).all()):
         raise DegenerateError(f"{why.partition(':')[0]}: a measured time is zero")
     weighted = np.array(rows, dtype=np.float64) / times[:, None]

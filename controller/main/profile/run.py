@@ -25,6 +25,7 @@ from controller.api.interrupts import no_interrupts, stops_interrupt
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state, user_files
 from controller.api.text.hints import own_version
+from controller.core.load.step_times import StepCosts
 from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.engine_args import check_engine_args, explain_cause
@@ -42,7 +43,6 @@ from controller.main.profile.points import (
     NoLink,
     Point,
     Said,
-    StepConstants,
     StepPoints,
     Task,
     fit,
@@ -119,7 +119,7 @@ def run(settings: Settings, wanted: Wanted, report: Report) -> Profiled:
 
 
 def profile_of(
-    measured: Measured, constants: StepConstants, wanted: Wanted, subject: str
+    measured: Measured, constants: StepCosts, wanted: Wanted, subject: str
 ) -> LatencyProfile:
     """The profile as it will be written to its file, with the error of the fit in `source`."""
     sizes, link = measured.sizes, measured.link

@@ -37,6 +37,7 @@ from controller.runtime.messages.members import (
     Message,
     Phase,
     StatusPushSet,
+    StepTimeSet,
     Welcome,
 )
 from controller.runtime.messages.move_messages import MoveLimitsSet
@@ -281,8 +282,17 @@ def _all(member: Member, config: LiveConfig) -> tuple[Message, ...]:
         return (
             MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s or None, limits.allow_inexact),
             StatusPushSet(settings.status_interval_s, _phases(settings.status_push)),
+            StepTimeSet(_step_time_s(settings)),
         )
     return (config.frontends,)
+
+
+def _step_time_s(config: SchedulerConfig) -> float | None:
+    """Only llumnix+ limits steps unless an operator does: the other policies are there to be
+    compared with, and their authors' instances limited nothing."""
+    if config.step_time_s or config.holding is not None:
+        return config.step_time_s
+    return None
 
 
 def _phases(push: StatusPush) -> tuple[StepPhase, ...]:

@@ -80,6 +80,7 @@ from controller.runtime.messages.members import (
     StatusPull,
     StatusPushed,
     StatusPushSet,
+    StepTimeSet,
     Welcome,
 )
 from controller.runtime.messages.move_messages import (
@@ -341,6 +342,7 @@ class Llumlet:
                 CacheAsked: lambda _: self._thread.report_cache_anew(),
                 StatusPull: lambda _: self._thread.answer_pull(),
                 StatusPushSet: self._on_status_push,
+                StepTimeSet: self._on_step_time,
                 Welcome: self._on_welcome,
                 MoveAsked: self._refuse_early_move,
                 AbortRequests: _ignore,
@@ -393,6 +395,9 @@ class Llumlet:
     def _on_status_push(self, told: StatusPushSet) -> None:
         self._thread.status_interval_s = told.status_interval_s
         self._thread.status_phases = told.phases
+
+    def _on_step_time(self, told: StepTimeSet) -> None:
+        self._thread.command(lambda engine: engine.limit_steps(told.step_time_s))
 
     def _on_welcome(self, welcome: Welcome) -> None:
         if self._member.welcomed(welcome) and self.serving is not None:

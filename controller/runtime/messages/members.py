@@ -227,6 +227,13 @@ class StatusPushSet(Message, frozen=True):
     phases: tuple[StepPhase, ...] = ("before-return",)
 
 
+class StepTimeSet(Message, frozen=True):
+    """Controller to instance: how long your steps may take while requests decode; 0: several times
+    as long as a step that decodes one request; None: any time."""
+
+    step_time_s: float | None
+
+
 class FrontendLimits(Message, frozen=True):
     """Controller to each frontend: how many requests it may have, and how long each may take. None:
     no limit. `hash_prefixes`: whether the controller needs to know which prompts begin alike."""

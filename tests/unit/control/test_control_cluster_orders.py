@@ -22,7 +22,7 @@ from controller.api.settings.setting_values import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.status import RollingReport
 from controller.core.fleet.cluster_spec import EngineChange
-from controller.runtime.messages.members import StatusPushSet
+from controller.runtime.messages.members import StatusPushSet, StepTimeSet
 from controller.runtime.messages.move_messages import MoveLimitsSet
 from tests.unit.control.control_bed import Bed, bed_of
 
@@ -268,6 +268,7 @@ async def test_each_setting_reaches_whom_it_concerns(bed: Bed) -> None:
         "migration.max_moves": 3,
         "migration.max_moves_per_minute": 7,
         "scheduler.status_interval_s": 0.5,
+        "scheduler.step_time_s": 0.03,
         "priority.high.target_load_tokens": 320,
         "control.max_events": 2,
     }
@@ -277,6 +278,7 @@ async def test_each_setting_reaches_whom_it_concerns(bed: Bed) -> None:
     for levels in (moves.levels, rescheduler.levels, (await bed.status()).levels):
         assert [level.target_load_tokens for level in levels] == [None, 320]
     assert told(bed, "i-1", StatusPushSet)[-1] == StatusPushSet(0.5)
+    assert told(bed, "i-1", StepTimeSet)[-1] == StepTimeSet(0.03)
     assert len(await bed.events()) == 2
 
 

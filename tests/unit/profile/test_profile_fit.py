@@ -35,7 +35,7 @@ def test_points_that_tell_too_little() -> None:
         with pytest.raises(DegenerateError, match=why):
             fit_decode([exact(Step((), *batch)) for batch in batches])
     with pytest.raises(DegenerateError, match="prompts of 2 lengths were measured, and three"):
-        fit_prefill([exact(*prompt(n)) for n in (64, 64, 128, 128)])
+        fit_prefill([exact(*prompt(n)) for n in (64, 64, 128, 128)], read_s=0.0)
     points = [exact(Step((), *batch)) for batch in BATCHES]
     with pytest.raises(DegenerateError, match="decode: a measured time is zero"):
         fit_decode([*points, replace(points[0], time_s=0.0)])

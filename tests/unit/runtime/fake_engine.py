@@ -288,6 +288,7 @@ class FakeEngine:
         self.tells_each_step = False
         """Whether a step without tokens has outputs, as vLLM's have: the scheduler's statistics."""
         self.refuses_at_add: set[str] = set()
+        self.step_time_s: float | None = None
         self.adapters: dict[int, str] = {}
         """The folder of each loaded adapter, by number."""
         self.adapters_in_use: set[int] = set()
@@ -309,6 +310,9 @@ class FakeEngine:
         self.on_step = on_step
         self.on_phase: Callable[[StepPhase], None] = lambda phase: None
         self._death: BaseException | None = None
+
+    def limit_steps(self, step_time_s: float | None) -> None:
+        self.step_time_s = step_time_s
 
     def prepare(self, frames: Frames, frontend_index: int) -> FakeRequest:
         request = msgspec.msgpack.decode(frames[0], type=FakeRequest)

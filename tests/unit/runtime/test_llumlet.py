@@ -16,6 +16,7 @@ from controller.runtime.messages.members import (
     StatusPull,
     StatusPushed,
     StatusPushSet,
+    StepTimeSet,
     Welcome,
 )
 from controller.runtime.messages.move_messages import MoveAnswered, MoveAsked, RequestLost
@@ -315,6 +316,12 @@ async def test_a_status_goes_out_at_the_phase_that_is_asked_for(
     status = await bed.status(lambda s: s.last_dispatch_seq == 7)
     found = status.snapshot
     assert (status.num_steps, found.num_running, found.num_queued) == seen
+
+
+async def test_the_engine_is_told_how_long_its_steps_may_take(bed: Bed) -> None:
+    for step_time_s in (0.05, 0.0, None):
+        bed.controller.send(HERE, StepTimeSet(step_time_s))
+        await until(lambda asked=step_time_s: bed.engine.step_time_s == asked)
 
 
 class Stepping:
