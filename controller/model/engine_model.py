@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Self
 
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead, blocks_for
-from controller.core.load.step_times import BASES, StepCosts
+from controller.core.load.step_times import LIMIT_IN_DECODE_STEPS, MAX_LOOKED_AT, StepCosts
 from controller.core.migration.prefix_fetch import HOST_BYTES_PER_S
 from controller.core.value import value
 from controller.model.engine_state import (
@@ -42,9 +42,6 @@ from controller.model.model_fetches import ModelFetches
 from controller.model.model_moves import ModelMoves
 from controller.model.profile import LatencyProfile, ModelConfig
 
-MAX_LOOKED_AT = 8
-"""Of so many waiting prompts it is looked up how much of them is cached, before a step's tokens are
-counted."""
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 
@@ -180,13 +177,13 @@ class EngineModel:
         self.fetches = ModelFetches(self._state)
 
     def limit_steps(self, step_time_s: float | None) -> None:
-        """How long steps may take from now on while requests decode; 0: `BASES` times as long as
-        one that decodes one request; None: any time, as at first. Engines that compute whole
-        prompts have no limit."""
+        """How long steps may take from now on while requests decode. 0: `LIMIT_IN_DECODE_STEPS`
+        times as long as one that decodes one request. None: any time, as at first. Engines that
+        compute whole prompts have no limit."""
         if step_time_s is None or self.config.mode != "chunked":
             self._limit_s = math.inf
         else:
-            self._limit_s = step_time_s or BASES * self._costs.time_s((), 1, 1)
+            self._limit_s = step_time_s or LIMIT_IN_DECODE_STEPS * self._costs.time_s((), 1, 1)
 
     def add(self, request: ModelRequest) -> None:
         """Queues a request. Raises ValueError if its id is in use, if a count is not positive, or

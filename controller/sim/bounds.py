@@ -113,7 +113,7 @@ class PooledEngine:
         """The most blocks that its requests will hold at once, or more; only an admission raises
         it."""
         self._config = config
-        self._profile = profile
+        self._costs = profile.costs
         self._whole_prompts = config.mode == "prefill-first"
         self._num_decodes = 0
         """How many decode steps are over."""
@@ -158,10 +158,8 @@ class PooledEngine:
             return None
         self.in_step = True
         if not self._decodes:
-            return self._profile.step_time_s(prefill, 0, 0)
-        return self._profile.step_time_s(
-            prefill, num_decoding, self._num_context_tokens + num_decoding
-        )
+            return self._costs.time_s(prefill, 0, 0)
+        return self._costs.time_s(prefill, num_decoding, self._num_context_tokens + num_decoding)
 
     def end(self, now_s: float) -> list[PooledRequest]:
         """Ends the step under way. Returns the requests that have their last token."""

@@ -54,6 +54,7 @@ from controller.core.emptying.rounds import (
 from controller.core.load.closed import Closed
 from controller.core.load.freeness import MAX_QUEUED, below_half_free
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
+from controller.core.load.step_times import limit_of_steps
 from controller.core.migration.handover import Filling, Gone, Started
 from controller.core.migration.handover import Looked as CachesLooked
 from controller.core.migration.refusals import MoveRefusal
@@ -647,7 +648,10 @@ class SimCluster:
             self._on_changed,
             self.setup.policy.rescheduling.max_moves,
         )
-        instance.engine.limit_steps(self.setup.policy.step_time_s)
+        policy = self.setup.policy
+        instance.engine.limit_steps(
+            limit_of_steps(policy.step_time_s, late_binding=policy.holding is not None)
+        )
         self._last_seq[instance_id] = 0
         self._filling.handle(Started(instance_id))
         self._scheduler.handle(InstanceStarted(instance_id, INCARNATION), self.events.now_s)

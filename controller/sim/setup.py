@@ -38,7 +38,7 @@ class SimPolicy:
     levels: tuple[Level, ...] = DEFAULT_LEVELS
     status_age_s: float = 0.0
     by_rank: bool = True
-    step_time_s: float | None = None
+    step_time_s: float = 0.0
     holding: HoldingConfig | None = None
     autoscale: AutoscaleConfig | None = None
     pairing: str = DEFRAG
@@ -103,7 +103,7 @@ def _without_priorities(
 
 _POLICIES = (
     SimPolicy("llumnix", "llumnix", _MOVE),
-    SimPolicy("llumnix+", "llumnix+", _MOVE, step_time_s=0.0, holding=HoldingConfig()),
+    SimPolicy("llumnix+", "llumnix+", _MOVE, holding=HoldingConfig()),
     _without_priorities("llumnix-base", "infaas++", _MOVE),
     SimPolicy("dispatch-only", "llumnix", _STAY),
     _without_priorities("infaas++", "infaas++"),

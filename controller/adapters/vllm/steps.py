@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 from controller.adapters.vllm.scheduler_side import in_any_order
 from controller.core.load.snapshot import NOT_MEASURED, PrefillSpeed
 from controller.core.load.step_times import (
-    BASES,
     LEAST_CHUNK_TOKENS,
+    LIMIT_IN_DECODE_STEPS,
+    MAX_LOOKED_AT,
     UNKNOWN_CHUNK_TOKENS,
     StepTimes,
 )
@@ -30,8 +31,6 @@ from controller.core.load.step_times import (
 COUNTED_EVERY = 8
 """Of the steps that only decode, the tokens of the requests are counted in every eighth: that takes
 20 us for 256 requests."""
-MAX_LOOKED_AT = 8
-"""So many waiting prompts are looked at before a step's tokens are counted."""
 ANY = 1 << 30
 
 
@@ -48,8 +47,9 @@ class _Scheduled(NamedTuple):
 
 
 class Steps:
-    """`is_arriving`: whether a request is on its way here that will decode at once. `expected`: by
-    queued request, how many of its tokens the prefix cache had when it came."""
+    """`is_arriving`: whether a request is on its way here that will decode at once. `num_expected`:
+    called with the id of a queued request, says how many of its tokens the prefix cache had when it
+    came."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Steps:
         num_expected: Callable[[str], int],
     ) -> None:
         self.limit_s: float | None = None
-        """How long a step may take while requests decode; 0: `BASES` times as long as one that
-        decodes one request; None: any time."""
+        """How long a step may take while requests decode; 0: `LIMIT_IN_DECODE_STEPS` times as
+        long as one that decodes one request; None: any time."""
         self._scheduler = core.scheduler
         self._is_arriving = is_arriving
         self._num_expected = num_expected
@@ -138,7 +138,7 @@ class Steps:
         """How long a step may take while requests decode; 0: any time, or it is not known yet."""
         if not self._is_limited:
             return 0.0
-        return self.limit_s or BASES * self._times.least_decode_s
+        return self.limit_s or LIMIT_IN_DECODE_STEPS * self._times.least_decode_s
 
     def prefill_speed(self) -> PrefillSpeed:
         """How fast the engine computes prompts beside the requests that decode."""
@@ -161,11 +161,8 @@ class Steps:
             self._times.stepped(step.prefill, step.num_decoding, step.num_context_tokens, time_s)
 
     def _has_chunks(self) -> bool:
-        """Whether prompts may be half computed: those that the latest step has computed a part
-        of."""
-        return bool(self._under_way and self._under_way[-1].prefill) or any(
-            request.is_prefill_chunk for request in self._scheduler.running
-        )
+        """Whether a prompt is half computed."""
+        return any(request.is_prefill_chunk for request in self._scheduler.running)
 
     def _budget(self) -> int:
         decoding = self._decoding()

@@ -38,12 +38,23 @@ DECODE_KEPT = 0.9
 UNKNOWN_CHUNK_TOKENS = 256
 """How many tokens of prompts a step computes while requests decode, until it is known how long they
 take."""
-BASES = 7.0
+LIMIT_IN_DECODE_STEPS = 7.0
 """By default a step may take this many times as long as a step that decodes one request."""
+MAX_LOOKED_AT = 8
+"""Of so many waiting prompts it is looked up how much of them is cached, before a step's tokens are
+counted."""
 LEAST_CHUNK_TOKENS = 64
 """A step in which prompts wait computes at least so many tokens of them, however long it takes."""
 
 LEAST_PROMPT_SHARE = 0.01
+
+
+def limit_of_steps(step_time_s: float, *, late_binding: bool) -> float | None:
+    """How long steps may take while requests decode, by the setting `scheduler.step_time_s`: 0 is
+    the default of the engine, None is any time. Only late binding (`llumnix+`) limits steps unless
+    an operator does: the other policies are there to be compared with, and their authors' instances
+    limited nothing."""
+    return step_time_s if step_time_s or late_binding else None
 
 
 @value

@@ -20,6 +20,7 @@ from controller.core.fleet.incarnations import (
     LastIncarnation,
 )
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
+from controller.core.load.step_times import limit_of_steps
 from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import AutoscaleConfig, ReschedulingConfig, StatusPush
 from controller.ports.engine import STEP_PHASES, StepPhase
@@ -282,17 +283,11 @@ def _all(member: Member, config: LiveConfig) -> tuple[Message, ...]:
         return (
             MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s or None, limits.allow_inexact),
             StatusPushSet(settings.status_interval_s, _phases(settings.status_push)),
-            StepTimeSet(_step_time_s(settings)),
+            StepTimeSet(
+                limit_of_steps(settings.step_time_s, late_binding=settings.holding is not None)
+            ),
         )
     return (config.frontends,)
-
-
-def _step_time_s(config: SchedulerConfig) -> float | None:
-    """Only llumnix+ limits steps unless an operator does: the other policies are there to be
-    compared with, and their authors' instances limited nothing."""
-    if config.step_time_s or config.holding is not None:
-        return config.step_time_s
-    return None
 
 
 def _phases(push: StatusPush) -> tuple[StepPhase, ...]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.load.snapshot import PrefillSpeed
-from controller.core.load.step_times import LEAST_CHUNK_TOKENS, StepCosts, StepTimes
+from controller.core.load.step_times import LEAST_CHUNK_TOKENS, StepCosts, StepTimes, limit_of_steps
 from controller.model.profile import load_profile
 
 H100 = load_profile("h100-llama-8b")
@@ -118,6 +118,12 @@ def test_whatever_steps_take_there_is_a_share_and_a_chunk(steps, limit_s) -> Non
         assert costs.prompt_tokens_within(limit_s, [(100, 0), (1 << 40, 0)], 10, 1000) >= 64
         share = costs.prompt_share(limit_s, 10, 1000)
         assert speed_of(times).time_s(0, 1000) / share < math.inf
+
+
+def test_only_late_binding_limits_steps_unless_an_operator_does() -> None:
+    assert limit_of_steps(0.0, late_binding=True) == 0.0
+    assert limit_of_steps(0.0, late_binding=False) is None
+    assert [limit_of_steps(0.05, late_binding=each) for each in (True, False)] == [0.05, 0.05]
 
 
 # -- how much fits into a step -----------------------------------------------------------------
