@@ -31,7 +31,8 @@ def test_no_history_breaks_a_rule_and_they_are_not_all_alike() -> None:
         for ended in simulation.outcomes.values():
             outcomes.update(outcome for outcome, _ in ended)
     assert min(closed[outcome] for outcome in ("migrated", "kept", "resumed", "ended")) >= 5
-    assert min(outcomes[outcome] for outcome in ("finished", "aborted", "error", "refused")) >= 5
+    assert min(outcomes[outcome] for outcome in ("finished", "aborted", "error")) >= 5
+    assert outcomes["refused"] >= 1, "a few in a hundred histories"
     assert min(why[reason] for reason in ("drain", "balance", "before eviction")) >= 5
     assert why["room"] + why["blocked head"] >= 1
     ordered = ("by hand", "drain", "restart", "evacuate", "scale", "roll", "undrain")
