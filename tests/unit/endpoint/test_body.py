@@ -300,6 +300,8 @@ def test_wrong_in_messages_in_input_and_in_a_batch() -> None:
         ("tool_calls must be a list", USER | {"tool_calls": {"id": "c"}}),
         ("type of a part", user({"type": ["text"], "text": "x"})),
         ("type of a part", user({"type": "x" * (MAX_TYPE_CHARS + 1)})),
+        ("input_audio must be", user({"input_audio": "x"})),
+        ("input_audio must be", user({"type": "input_audio", "input_audio": ["x"], "uuid": "u"})),
         ("text of a tool's result", result({"type": "text", "text": None})),
         ("source of an image", result({"type": "image", "source": "x"})),
     ):

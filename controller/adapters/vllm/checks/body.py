@@ -394,6 +394,8 @@ def _find_in_message(message: dict[str, Any]) -> str | None:
         kind = part.get("type")
         if kind is not None and not (isinstance(kind, str) and len(kind) <= MAX_TYPE_CHARS):
             return f"the type of a part must be a string of at most {MAX_TYPE_CHARS} characters"
+        if not isinstance(part.get("input_audio") or {}, dict):
+            return "input_audio must be an object"
         if kind == "tool_result" and (why := _find_in_tool_result(part)):
             return why
     return None
