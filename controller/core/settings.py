@@ -217,6 +217,15 @@ class ReschedulingConfig(MigrationSettings):
     not_back_s: float = 10.0
     """For how long a request is not moved back to an instance that it left. Near full load a
     destination becomes a source 50 steps later."""
+    by_gain: bool = True
+    """Whether requests also move to where their tokens come sooner. Only llumnix+ does that."""
+    gap_ratio: Annotated[float, Ge(1)] = 1.5
+    """Requests leave only where the token gap is so many times as long as elsewhere."""
+    gain_margin_s: NotNegative = 0.5
+    """What a move costs at least. It must gain more."""
+    displaced_share: NotNegative = 0.3
+    """The share of cached tokens that somebody asks for again. So many of the tokens whose place a
+    moved request takes count as computed anew."""
 
 
 # -- [autoscale] ---------------------------------------------------------------------------------

@@ -27,7 +27,12 @@ from types import MappingProxyType
 from typing import Self
 
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead, blocks_for
-from controller.core.load.step_times import LIMIT_IN_DECODE_STEPS, MAX_LOOKED_AT, StepCosts
+from controller.core.load.step_times import (
+    LEAST_CHUNK_TOKENS,
+    LIMIT_IN_DECODE_STEPS,
+    MAX_LOOKED_AT,
+    StepCosts,
+)
 from controller.core.migration.prefix_fetch import HOST_BYTES_PER_S
 from controller.core.value import value
 from controller.model.engine_state import (
@@ -337,7 +342,8 @@ class EngineModel:
 
     def _budget_within(self, limit_s: float) -> int:
         """How many tokens a step may compute so that it takes no longer than `limit_s`. Without
-        requests that decode nobody waits for the step's end, so there is no limit."""
+        requests that decode nobody waits for the step's end, so there is no limit. The first step
+        of a request that moved here is a short one, as the request has already waited."""
         engine_state = self._state
         decoding = [r for r in engine_state.running if not r.in_prefill]
         if not decoding and not engine_state.num_kept_places:
@@ -345,6 +351,8 @@ class EngineModel:
         if engine_state.chunked:  # they go last, or they would use up the tokens of the others
             prefilling = [r for r in engine_state.running if r.in_prefill]
             engine_state.running[:] = [*decoding, *prefilling]
+        if engine_state.moved_in:
+            return len(decoding) + LEAST_CHUNK_TOKENS
         num_context_tokens = sum(r.num_computed for r in decoding) + len(decoding)
         return len(decoding) + self._costs.prompt_tokens_within(
             limit_s, self._prompts(), len(decoding), num_context_tokens

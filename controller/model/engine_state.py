@@ -66,6 +66,7 @@ class RequestState:
         "num_computed",
         "num_expected",
         "num_new",
+        "num_prompt_tokens",
         "num_slots",
         "num_tokens",
         "queued",
@@ -79,7 +80,7 @@ class RequestState:
         self.rank = request.rank
         self.arrival_time_s = request.arrival_time_s
         self.segment_at = request.segment_at if caching else None
-        self.num_tokens = request.num_prompt_tokens
+        self.num_tokens = self.num_prompt_tokens = request.num_prompt_tokens
         self.num_expected = 0
         """How many of its tokens the prefix cache had when it was queued."""
         self.end_tokens = end_tokens

@@ -80,6 +80,8 @@ class ModelMoves:
                 False,
                 (),
                 self._facts(request),
+                0,
+                request.num_tokens - request.num_prompt_tokens,
             )
             for request_id, request in self._state.requests.items()
         ]

@@ -121,7 +121,7 @@ class SimEmptying:
         self.rounds = ReliefRounds(
             self,
             cooling,
-            RoundRules(policy.rescheduling, policy.levels),
+            RoundRules(policy.rescheduling, policy.levels, late_binding=policy.holding is not None),
             "",
             self._balanced_pairs if self._balances else pair,
             names_candidates=False,
@@ -156,7 +156,7 @@ class SimEmptying:
     # -- what a round looks at -------------------------------------------------------------
 
     def statuses(self, now_s: float) -> Sequence[InstanceSnapshot]:
-        if self._balances:
+        if self._balances or self.rounds.rules.by_gain:
             return [each.status() for each in self._instances.values() if each.alive]
         return self._loads.in_pairs(now_s)
 

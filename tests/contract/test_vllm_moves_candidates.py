@@ -42,7 +42,7 @@ def test_running_ones(engine: VllmEngine, readers: Readers) -> None:
     assert candidates(engine)["r"].num_freed_blocks == 3, "what is pinned is its own"
     engine.moves.unpin("r")
     found = candidates(engine)
-    blocks = {"num_blocks": 3, "num_freed_blocks": 3}
+    blocks = {"num_blocks": 3, "num_freed_blocks": 3, "num_outputs": 2}
     expected = Candidate("r", 1, 72, **blocks, queued=False, arrival_time_s=5.0, num_tokens_left=98)
     assert found["r"] == expected
     assert found["long"].facts.in_prefill
@@ -56,7 +56,7 @@ def test_queued_and_evicted_ones(engine: VllmEngine, readers: Readers) -> None:
     evict(engine, "r")
     readers.add("new", num_prompt_tokens=40, max_tokens=60, rank=1, arrival_s=2.0)
     found = candidates(engine)
-    waits = {"queued": True, "evicted": True}
+    waits = {"queued": True, "evicted": True, "num_outputs": 5}
     expected = Candidate("r", 0, 45, 0, 0, **waits, arrival_time_s=1.0, num_tokens_left=55)
     assert found["r"] == expected
     assert (found["new"].queued, found["new"].evicted, found["new"].rank) == (True, False, 1)

@@ -98,7 +98,12 @@ class KnownTimes(StepTimes):
 def steps_of(scheduler: Any, step_time_s: float | None) -> Steps:
     """What limits the scheduler's steps."""
     core = SimpleNamespace(scheduler=scheduler, vllm_config=scheduler.vllm_config)
-    steps = Steps(core, is_arriving=lambda: False, num_expected=lambda _: 0)
+    steps = Steps(
+        core,
+        is_arriving=lambda: False,
+        take_entered=lambda: False,
+        num_expected=lambda _: 0,
+    )
     steps.limit_s, steps._times = step_time_s, KnownTimes()
     return steps
 

@@ -123,6 +123,7 @@ class VllmEngine:
         self._steps = Steps(
             self._core,
             lambda: bool(self.moves.arriving()),
+            self.moves.take_entered,
             lambda request_id: self._num_expected.get(request_id, 0),
         )
         group = self.moves.full_group if config.cache_config.enable_prefix_caching else None

@@ -759,6 +759,10 @@ class VllmMoves(SourceMoves, DestinationMoves):
         """The requests in the queue, including suspended ones."""
         return [*in_any_order(self._scheduler.waiting), *self.suspended(queued=True)]
 
+    def take_entered(self) -> bool:
+        """Whether a moved request has entered the batch since the last call."""
+        return self._slots.take_entered()
+
     def fill_blocks(self) -> int:
         """The number of blocks that running prefills still need."""
         return self._parts.fill_blocks()
@@ -808,4 +812,5 @@ class VllmMoves(SourceMoves, DestinationMoves):
             ),
             facts=self.facts(request_id) or MOVABLE,
             num_tail_blocks=sum(group.demand(num_tokens) for group in self._parts.tails),
+            num_outputs=request.num_output_tokens,
         )

@@ -227,6 +227,7 @@ class BatchSlots:
 
         self._scheduler = scheduler
         self._running, self._evicted = RequestStatus.RUNNING, RequestStatus.PREEMPTED
+        self._has_entered = False
 
     def any_free(self) -> bool:
         scheduler = self._scheduler
@@ -240,10 +241,16 @@ class BatchSlots:
     def give_back(self) -> None:
         self._scheduler.max_num_active_reqs += 1
 
+    def take_entered(self) -> bool:
+        """Whether a request has entered since the last call."""
+        has_entered, self._has_entered = self._has_entered, False
+        return has_entered
+
     def enter(self, request: Any) -> None:
         """Lets the request into the place in the batch that was kept for it. If the request has an
         adapter, its row must have been removed from the worker's batch before."""
         self.give_back()
+        self._has_entered = True
         if request.lora_request is None:
             request.status = self._running
             self._scheduler.running.insert(0, request)

@@ -47,14 +47,15 @@ class _Scheduled(NamedTuple):
 
 
 class Steps:
-    """`is_arriving`: whether a request is on its way here that will decode at once. `num_expected`:
-    called with the id of a queued request, says how many of its tokens the prefix cache had when it
-    came."""
+    """`is_arriving`: whether a request is on its way here that will decode at once. `take_entered`:
+    whether one has arrived since the last call. `num_expected`: called with the id of a queued
+    request, says how many of its tokens the prefix cache had when it came."""
 
     def __init__(
         self,
         core: Any,
         is_arriving: Callable[[], bool],
+        take_entered: Callable[[], bool],
         num_expected: Callable[[str], int],
     ) -> None:
         self.limit_s: float | None = None
@@ -62,6 +63,7 @@ class Steps:
         long as one that decodes one request; None: any time."""
         self._scheduler = core.scheduler
         self._is_arriving = is_arriving
+        self._take_entered = take_entered
         self._num_expected = num_expected
         self._times = StepTimes()
         config = core.vllm_config
@@ -88,8 +90,9 @@ class Steps:
     def limit(self) -> None:
         """Sets the budget of the next step. Must be called before each `schedule`."""
         scheduler, budget = self._scheduler, self._most_tokens
+        has_entered = self._take_entered()
         if self._is_limited and (scheduler.waiting or self._has_chunks()):
-            budget = min(budget, self._budget())
+            budget = min(budget, self._budget(has_entered))
         scheduler.max_num_scheduled_tokens = budget
 
     def scheduled(self, output: Any) -> None:
@@ -164,7 +167,9 @@ class Steps:
         """Whether a prompt is half computed."""
         return any(request.is_prefill_chunk for request in self._scheduler.running)
 
-    def _budget(self) -> int:
+    def _budget(self, has_entered: bool) -> int:
+        """The first step of a request that moved here is a short one, as the request has already
+        waited."""
         decoding = self._decoding()
         if not decoding and not self._is_arriving():
             return ANY
@@ -172,7 +177,9 @@ class Steps:
         if len(decoding) < len(running):
             running[:] = [*decoding, *(each for each in running if each.is_prefill_chunk)]
         num_tokens, limit_s = UNKNOWN_CHUNK_TOKENS, self.own_limit_s
-        if (costs := self._times.costs) is not None and limit_s:
+        if has_entered:
+            num_tokens = self._least_tokens
+        elif (costs := self._times.costs) is not None and limit_s:
             num_tokens = costs.prompt_tokens_within(
                 limit_s, self._prompts(), len(decoding), _num_context_tokens(decoding)
             )

@@ -10,6 +10,7 @@ enough.
                   never a request to which the headroom belongs
     queue head    the first request in the queue does not fit: others make room, or it leaves itself
     balance       the batch has too little room to grow
+    gain          tokens come sooner elsewhere (`gain.GainRules`)
 
 Requests of the lowest rank are tried first, and among them the requests with the fewest tokens.
 Candidates are the running requests and the head of the queue; until the head has left, the requests
@@ -51,6 +52,7 @@ class MoveReason(StrEnum):
     HEADROOM = "headroom"
     QUEUE_HEAD = "queue head"
     BALANCE = "balance"
+    GAIN = "gain"
 
 
 class HelpReason(StrEnum):
@@ -99,6 +101,8 @@ class Candidate:
     facts: MoveFacts = MOVABLE
     num_tail_blocks: int = 0
     """How many blocks it needs in order to start, beside those of full attention."""
+    num_outputs: int = 0
+    """How many tokens it has emitted."""
 
     def as_known(self, refusal: str | None, outgoing: bool, moves: PastMoves) -> "Candidate":
         """The fields are passed by position: `replace` takes four times as long, and each look
@@ -118,6 +122,7 @@ class Candidate:
             moves,
             self.facts,
             self.num_tail_blocks,
+            self.num_outputs,
         )
 
     def demand_blocks(self, block_size: int) -> int:

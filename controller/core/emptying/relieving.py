@@ -32,6 +32,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from controller.core.emptying.gain import GainRules
 from controller.core.emptying.openness import Avoided
 from controller.core.emptying.relief import (
     Candidate,
@@ -55,7 +56,7 @@ from controller.core.emptying.room_plan import (
 from controller.core.emptying.rounds import HeadOrder, ReliefOrder, RoomOrder
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
 from controller.core.migration.move_table import MoveTable
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import MoveRefusal, ReliefRefusal
 from controller.core.record.event_log import Number
 from controller.core.value import value
 
@@ -70,6 +71,8 @@ SENT_KNOWN_S = 1.0
 the request."""
 DRAIN_CANCELLED = "drain_cancelled"
 _TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED, PLAN_FAILED})
+_UNTOLD = frozenset({MoveRefusal.IN_PREFILL, ReliefRefusal.GAINS_LITTLE})
+"""A prefill is over soon, and most requests of a source would gain little."""
 MAX_TOLD_PER_S = 2
 """How many requests that were not moved an instance reports in a second, at most. With 64 instances
 that makes up to 128 reports in a second."""
@@ -618,7 +621,8 @@ class RelievingSource:
         if relief is None or not self._may_relieve(relief, now_s):
             look.relieves = False
             return
-        decision = next_move(self._view(relief.order, look, now_s), self._rules)
+        rules = GainRules if relief.order.by_gain else self._rules
+        decision = next_move(self._view(relief.order, look, now_s), rules)
         if decision.refused:
             self._tell_not_moved(relief, decision.refused, now_s, out)
         if decision.chosen is None:
@@ -681,14 +685,14 @@ class RelievingSource:
         now_s: float,
         out: list[Instruction],
     ) -> None:
-        """Reports once for each request and code, and not too often. A request in its prefill is
-        not reported, because a prefill is over soon."""
+        """Reports once for each request and code, and not too often. `_UNTOLD` reasons are not
+        reported."""
         told, told_s = self._not_moved_told, self._told_s
         for each in refused:
             if len(told_s) == MAX_TOLD_PER_S and told_s[0] > now_s - 1.0:
                 return
             key = each.request_id, each.code
-            if each.code == MoveRefusal.IN_PREFILL or key in told:
+            if each.code in _UNTOLD or key in told:
                 continue
             told_s.append(now_s)
             told[key] = None

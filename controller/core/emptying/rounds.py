@@ -8,6 +8,8 @@ A round looks at one status of each instance and never at requests; the sources 
               (`room_plan`)
     relief    sources are paired with destinations, and ordered to relieve themselves; a source that
               had an order and is not paired any more is told so
+    gain      with late binding: of the other instances, those whose streams wait long for their
+              tokens are paired with those where tokens come soon (`gain`)
 
 Once in each round, `openness` says which instances take no moves. A pair is left out for a while
 when it failed, or when its source said that no request can go to the destination. While
@@ -27,6 +29,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Protocol, Self
 
+from controller.core.emptying.gain import gaps, pairs_by_gain
 from controller.core.emptying.openness import Avoided, Cooling, fruitless_until_s
 from controller.core.emptying.room_plan import MakeRoom, MoveHead
 from controller.core.load.freeness import freeness, freest_first
@@ -101,12 +104,13 @@ class InstanceLoad:
 @value
 class Pair:
     """A source and its destination. Freeness is in decode steps, when they are paired; a draining
-    source has -inf."""
+    source has -inf. `by_gain`: they are paired by their token gaps, not by their freeness."""
 
     source_id: str
     destination_id: str
     source_freeness: float
     destination_freeness: float
+    by_gain: bool = False
 
 
 LoadPairs = list[tuple[InstanceLoad, InstanceLoad]]
@@ -246,6 +250,9 @@ class ReliefOrder:
     move."""
     levels: tuple[Level, ...]
     config: ReschedulingConfig
+    by_gain: bool = False
+    """Whether requests leave because their tokens come sooner there. Otherwise the memory of the
+    source is short."""
 
 
 @value
@@ -324,11 +331,17 @@ class ClusterView(Protocol):
 @value
 class RoundRules:
     """The rules of a round. `evacuated`: instances that will be ended at a known moment, whatever
-    requests they have then."""
+    requests they have then. `late_binding`: whether the policy is `llumnix+`."""
 
     config: ReschedulingConfig
     levels: tuple[Level, ...]
     evacuated: Collection[str] = ()
+    late_binding: bool = False
+
+    @property
+    def by_gain(self) -> bool:
+        """Whether requests also move to where their tokens come sooner."""
+        return self.late_binding and self.config.enabled and self.config.by_gain
 
     def load(self, status: InstanceSnapshot) -> InstanceLoad:
         """The instance as a round sees it, supposing that no reason closes it."""
@@ -425,10 +438,12 @@ class ReliefRounds:
         self._pairing = pairing
         self._names_candidates = names_candidates
         self._numbers = itertools.count(1)
-        self._ordered: dict[str, str] = {}
-        """For each source with an order, its destination. Each instance is in one pair at most."""
+        self._ordered: dict[str, Pair] = {}
+        """The pairs of the latest round, by source id. Each instance is in one pair at most."""
         self._fruitless: Avoided[tuple[str, str]] = Avoided()
         """The fruitless pairs, by (source id, destination id)."""
+        self._gains_nothing: Avoided[str] = Avoided()
+        """The sources of which no request would gain enough by a move, by instance id."""
         self._loads: dict[str, tuple[InstanceSnapshot, InstanceLoad]] = {}
         """For each instance, the latest status that a round looked at, and the load that the
         present rules compute from it."""
@@ -441,7 +456,11 @@ class ReliefRounds:
             case PairFruitless(source=source, destination=destination):
                 if self._is_present(source) and self._is_present(destination):
                     until_s = fruitless_until_s(now_s, self.rules.config.interval_s)
-                    self._fruitless.avoid((source[0], destination[0]), until_s)
+                    ordered = self._ordered.get(source[0])
+                    if ordered is not None and ordered.by_gain:
+                        self._gains_nothing.avoid(source[0], until_s)
+                    else:
+                        self._fruitless.avoid((source[0], destination[0]), until_s)
             case InstanceGone(instance_id=instance_id):
                 self._ordered.pop(instance_id, None)
                 self._loads.pop(instance_id, None)
@@ -471,7 +490,7 @@ class ReliefRounds:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        destinations = set(self._ordered.values())
+        destinations = {each.destination_id for each in self._ordered.values()}
         assert len(destinations) == len(self._ordered), "two sources have one destination"
         assert not destinations & self._ordered.keys(), "a destination is a source"
         for instance_id, (status, load) in self._loads.items():
@@ -486,7 +505,7 @@ class ReliefRounds:
         if self.rules.config.enabled:
             self._help_blocked(round_id, now_s, out)
         loads: Sequence[InstanceLoad] = ()
-        pairs: Sequence[Pair] = ()
+        pairs = list[Pair]()
         if statuses := self._cluster.statuses(now_s):
             closed = self._cluster.closed_to_moves(now_s)
             loads = [self.load_of(status) for status in statuses]
@@ -494,7 +513,9 @@ class ReliefRounds:
                 loads = [_seen(load, closed) for load in loads]
             avoided = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
             left_out = Unpaired(avoided, self._cluster.unlike)
-            pairs = self._pairing(loads, self.rules.config, left_out)
+            pairs += self._pairing(loads, self.rules.config, left_out)
+            if self.rules.by_gain and len(loads) > 1:
+                pairs += self._pairs_by_gain(loads, pairs, left_out, now_s)
         if not pairs and not self._ordered:
             return out  # the usual case
         if pairs:
@@ -503,7 +524,7 @@ class ReliefRounds:
                 order = self._relief(each, candidates, now_s)
                 out.append(OrderRelief(each.source_id, round_id, order))
         before = self._ordered
-        self._ordered = {each.source_id: each.destination_id for each in pairs}
+        self._ordered = {each.source_id: each for each in pairs}
         withdrawn = sorted(before.keys() - self._ordered.keys())
         out += [WithdrawRelief(source_id, round_id) for source_id in withdrawn]
         return out
@@ -514,6 +535,35 @@ class ReliefRounds:
         open_ = (load for load in loads if load.is_open)
         freest = heapq.nsmallest(MAX_CANDIDATES, open_, key=attrgetter("freest_first"))
         return tuple((load.instance_id, load.freeness) for load in freest)
+
+    def _pairs_by_gain(
+        self,
+        loads: Sequence[InstanceLoad],
+        pairs: Sequence[Pair],
+        left_out: LeftOut,
+        now_s: float,
+    ) -> list[Pair]:
+        """Pairs of the instances that are in no pair because of their memory. None of them is a
+        source by its freeness, nor may it become one."""
+        config = self.rules.config
+        taken = {i for each in pairs for i in (each.source_id, each.destination_id)}
+        by_id = {each.instance_id: each for each in loads if each.instance_id not in taken}
+        nothing = self._gains_nothing.at(now_s)
+        found = list[Pair]()
+        free = {i for i, load in by_id.items() if is_destination(load, config)}
+        for source, better in pairs_by_gain(gaps(self._loads[i][0] for i in by_id), config):
+            source_id = source.instance_id
+            load = by_id[source_id]
+            if not load.may_send or is_source(load, config) or source_id in nothing:
+                continue
+            for each in better:
+                to = each.instance_id
+                if to in free and (source_id, to) not in left_out:
+                    free -= {source_id, to}
+                    there = by_id[to].freeness
+                    found.append(Pair(source_id, to, load.freeness, there, by_gain=True))
+                    break
+        return found
 
     def _relief(
         self, pair: Pair, candidates: tuple[tuple[str, float], ...], now_s: float
@@ -528,6 +578,7 @@ class ReliefRounds:
             candidates,
             self.rules.levels,
             self.rules.config,
+            pair.by_gain,
         )
 
     def _help_blocked(self, round_id: str, now_s: float, out: list[Instruction]) -> None:

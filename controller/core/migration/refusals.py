@@ -63,6 +63,7 @@ class ReliefRefusal(StrEnum):
     ENDS_FIRST = "ends_first"
     WOULD_OVERLOAD = "would_overload"
     COSTS_MORE = "costs_more"
+    GAINS_LITTLE = "gains_little"
     TOO_LATE = "too_late"
 
 
@@ -211,6 +212,7 @@ REASONS: Mapping[str, Reason] = {
     ReliefRefusal.WOULD_OVERLOAD: Reason("the destination would become a source itself"),
     ReliefRefusal.TOO_LATE: Reason("it cannot be copied before its instance goes"),
     ReliefRefusal.COSTS_MORE: Reason("copying it takes longer than what it frees would last"),
+    ReliefRefusal.GAINS_LITTLE: Reason("its tokens would not come enough sooner there"),
     # The move began, and the destination failed.
     "no_answer": _failed("the destination did not answer in time"),
     "not_ready": _failed("the destination did not get ready for it in time"),

@@ -673,9 +673,7 @@ class ControllerProcess:
         self.operator_moves.machine.levels = config.scheduler.levels
         self.operator_moves.machine.max_moves = config.rescheduling.max_moves
         self.openness.allow_inexact = config.rescheduling.allow_inexact
-        self.rescheduler.levels = config.scheduler.levels
-        if config.rescheduling != before.rescheduling:
-            self.rescheduler.config = config.rescheduling
+        self.rescheduler.configure(config.rescheduling, config.scheduler.levels)
         self.journal.log.resize(config.max_events)
         self.autoscaling.configure(config.autoscale)
         for member in self.roster.members.values():

@@ -66,7 +66,8 @@ class Rescheduler:
         self.unlike = openness.unlike
         self.help_blocked = scheduler.help_blocked
         self.has_moves_left = has_moves_left
-        self.machine = ReliefRounds(self, cooling, RoundRules(config, tuple(levels)), epoch)
+        rules = RoundRules(config, tuple(levels), late_binding=scheduler.placement is not None)
+        self.machine = ReliefRounds(self, cooling, rules, epoch)
         self._send = send
         self._now_s = now_s
         self._changed = asyncio.Event()
@@ -76,19 +77,23 @@ class Rescheduler:
     def config(self) -> ReschedulingConfig:
         return self.machine.rules.config
 
-    @config.setter
-    def config(self, config: ReschedulingConfig) -> None:
-        """Uses this configuration from the next round on. That round begins now."""
-        self._handle(RulesChanged(replace(self.machine.rules, config=config)))
-        self._changed.set()
-
     @property
     def levels(self) -> tuple[Level, ...]:
         return self.machine.rules.levels
 
-    @levels.setter
-    def levels(self, levels: Sequence[Level]) -> None:
-        self._handle(RulesChanged(replace(self.machine.rules, levels=tuple(levels))))
+    def configure(self, config: ReschedulingConfig, levels: Sequence[Level]) -> None:
+        """Uses these rules, and the scheduler's present policy, from the next round on. That round
+        begins now."""
+        before = self.machine.rules
+        rules = replace(
+            before,
+            config=config,
+            levels=tuple(levels),
+            late_binding=self._scheduler.placement is not None,
+        )
+        if rules != before:
+            self._handle(RulesChanged(rules))
+            self._changed.set()
 
     @property
     def evacuated(self) -> Collection[str]:
@@ -129,7 +134,7 @@ class Rescheduler:
     ) -> tuple[Sequence[InstanceLoad], Mapping[str, Role]]:
         """The loads and the roles of the instances by another configuration, from the statuses that
         a round would look at now."""
-        rules = RoundRules(config, tuple(levels), self.evacuated)
+        rules = replace(self.machine.rules, config=config, levels=tuple(levels))
         return self.machine.roles(rules, self._now_s())
 
     # -- what a round looks at -------------------------------------------------------------

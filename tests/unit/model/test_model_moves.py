@@ -66,7 +66,9 @@ def test_candidates_are_all_that_run_or_wait() -> None:
     model = engine(CHUNKED, request("r", 40, rank=1, arrival_time_s=3.0), num_steps=3)
     model.add(request("waits", 30, arrival_time_s=4.0))
     found = candidates(model)
-    assert found["r"] == Candidate("r", 1, 43, 3, 3, queued=False, arrival_time_s=3.0)
+    assert found["r"] == Candidate(
+        "r", 1, 43, 3, 3, queued=False, arrival_time_s=3.0, num_outputs=3
+    )
     assert found["waits"] == Candidate("waits", 0, 30, 0, 0, queued=True, arrival_time_s=4.0)
     model.add(request("long", 80, arrival_time_s=5.0))
     model.step()

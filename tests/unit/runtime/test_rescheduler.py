@@ -34,7 +34,7 @@ pytestmark = virtual_time
 @pytest.fixture
 async def bed(network: FakeNetwork) -> AsyncIterator[Bed]:
     bed = Bed(network, num_instances=4)
-    bed.controller.rescheduler.config = NEVER
+    bed.controller.rescheduler.configure(NEVER, bed.controller.rescheduler.levels)
     await bed.serve()
     await bed.reports("i-2", free=60)
     await bed.reports("i-1", free=50)
@@ -134,7 +134,7 @@ async def test_a_round_that_fails_is_not_the_last_one(
         raise KeyError("no such pairing")
 
     monkeypatch.setattr(rescheduler, "round", fails)
-    rescheduler.config = replace(NEVER, interval_s=0.01)
+    rescheduler.configure(replace(NEVER, interval_s=0.01), rescheduler.levels)
     await asyncio.sleep(1.0)
     assert len(rounds) > 3
     assert "a round of rescheduling failed" in caplog.text
