@@ -70,8 +70,8 @@ class SchedulerSettings(Table):
     step_time_s: NotNegative = 0.0
     """How long a step of an instance may take while requests decode. A step computes only as much
     of the waiting prompts as fits into this time, so that the requests get their next tokens. 0:
-    seven times as long as a step that decodes one request, with the policy llumnix+; with others,
-    any time."""
+    seven times as long as a step that decodes one request, or four times as long as one that
+    decodes what runs now, with the policy llumnix+; with others, any time."""
     status_interval_s: Annotated[float, Ge(0.001), Le(10.0)] = 0.02
     """The least time between two statuses that one instance pushes."""
     status_push: StatusPush = "before-return"
@@ -217,15 +217,10 @@ class ReschedulingConfig(MigrationSettings):
     not_back_s: float = 10.0
     """For how long a request is not moved back to an instance that it left. Near full load a
     destination becomes a source 50 steps later."""
-    by_gain: bool = True
-    """Whether requests also move to where their tokens come sooner. Only llumnix+ does that."""
-    gap_ratio: Annotated[float, Ge(1)] = 1.5
-    """Requests leave only where the token gap is so many times as long as elsewhere."""
-    gain_margin_s: NotNegative = 0.5
-    """What a move costs at least. It must gain more."""
-    displaced_share: NotNegative = 0.3
-    """The share of cached tokens that somebody asks for again. So many of the tokens whose place a
-    moved request takes count as computed anew."""
+    gain_ahead_s: NotNegative = 2.0
+    """Over how much time to come it is predicted where tokens come sooner. 0: no request moves for
+    that reason. On Mooncake's synthetic trace at 8/s (simulated, one seed) the mean latency is
+    2.76, 2.78 and 3.00 s with 1, 2 and 4 s, and 1,248, 905 and 484 requests move."""
 
 
 # -- [autoscale] ---------------------------------------------------------------------------------

@@ -29,9 +29,9 @@ from typing import Self
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead, blocks_for
 from controller.core.load.step_times import (
     LEAST_CHUNK_TOKENS,
-    LIMIT_IN_DECODE_STEPS,
     MAX_LOOKED_AT,
     StepCosts,
+    default_limit_s,
 )
 from controller.core.migration.prefix_fetch import HOST_BYTES_PER_S
 from controller.core.value import value
@@ -167,7 +167,7 @@ class EngineModel:
     def __init__(self, config: ModelConfig, profile: LatencyProfile) -> None:
         self.config = config
         self.profile = profile
-        self._limit_s = math.inf
+        self._step_time_s: float | None = None
         self.num_evictions = 0
         self._costs = profile.costs
         self.prefill_speed = self._costs.prefill_speed(config.max_num_batched_tokens)
@@ -182,13 +182,9 @@ class EngineModel:
         self.fetches = ModelFetches(self._state)
 
     def limit_steps(self, step_time_s: float | None) -> None:
-        """How long steps may take from now on while requests decode. 0: `LIMIT_IN_DECODE_STEPS`
-        times as long as one that decodes one request. None: any time, as at first. Engines that
-        compute whole prompts have no limit."""
-        if step_time_s is None or self.config.mode != "chunked":
-            self._limit_s = math.inf
-        else:
-            self._limit_s = step_time_s or LIMIT_IN_DECODE_STEPS * self._costs.time_s((), 1, 1)
+        """How long steps may take from now on while requests decode. 0: `default_limit_s`. None:
+        any time, as at first. Engines that compute whole prompts have no limit."""
+        self._step_time_s = step_time_s if self.config.mode == "chunked" else None
 
     def add(self, request: ModelRequest) -> None:
         """Queues a request. Raises ValueError if its id is in use, if a count is not positive, or
@@ -240,8 +236,8 @@ class EngineModel:
             chunk = budget
             if config.long_prefill_token_threshold and len(running) + len(waiting) > 1:
                 chunk = config.long_prefill_token_threshold
-            if self._limit_s < math.inf and (engine_state.chunked or waiting):
-                budget = min(budget, self._budget_within(self._limit_s))
+            if self._step_time_s is not None and (engine_state.chunked or waiting):
+                budget = min(budget, self._limited_budget())
             num_picked, budget = self._pick_running(budget, chunk, evicted)
             admitted = {} if evicted or not waiting else self._admit(budget, chunk)
             num_picked += len(admitted)
@@ -300,8 +296,9 @@ class EngineModel:
         config, engine_state, waiting = self.config, self._state, self._state.waiting
         decoding = [r.num_computed for r in engine_state.running if not r.in_prefill]
         num_context_tokens, speed = sum(decoding), self.prefill_speed
-        if self._limit_s < math.inf and decoding:
-            share = self._costs.prompt_share(self._limit_s, len(decoding), num_context_tokens)
+        limit_s = self._limit_s(len(decoding), num_context_tokens)
+        if limit_s and decoding:
+            share = self._costs.prompt_share(limit_s, len(decoding), num_context_tokens)
             speed = PrefillSpeed(speed.token_s / share, speed.pair_s / share)
         return InstanceSnapshot(  # by position: with names it takes four times as long
             instance_id,
@@ -326,7 +323,7 @@ class EngineModel:
             decode_step_s=self._costs.time_s((), len(decoding), num_context_tokens),
             copy_token_s=self.copy_token_s,
             load_token_s=self.load_token_s,
-            step_limit_s=self._limit_s if self._limit_s < math.inf else 0.0,
+            step_limit_s=limit_s,
         )
 
     def _backlog_s(self, speed: PrefillSpeed) -> float:
@@ -340,8 +337,16 @@ class EngineModel:
         """Checks that the whole state is consistent. Raises AssertionError if it is not."""
         self._state.check()
 
-    def _budget_within(self, limit_s: float) -> int:
-        """How many tokens a step may compute so that it takes no longer than `limit_s`. Without
+    def _limit_s(self, num_decoding: int, num_context_tokens: int) -> float:
+        """How long a step may take beside these requests; 0: any time."""
+        if self._step_time_s is None:
+            return 0.0
+        return self._step_time_s or default_limit_s(
+            self._costs.time_s((), 1, 1), self._costs.time_s((), num_decoding, num_context_tokens)
+        )
+
+    def _limited_budget(self) -> int:
+        """How many tokens a step may compute so that it takes no longer than it may. Without
         requests that decode nobody waits for the step's end, so there is no limit. The first step
         of a request that moved here is a short one, as the request has already waited."""
         engine_state = self._state
@@ -354,6 +359,7 @@ class EngineModel:
         if engine_state.moved_in:
             return len(decoding) + LEAST_CHUNK_TOKENS
         num_context_tokens = sum(r.num_computed for r in decoding) + len(decoding)
+        limit_s = self._limit_s(len(decoding), num_context_tokens)
         return len(decoding) + self._costs.prompt_tokens_within(
             limit_s, self._prompts(), len(decoding), num_context_tokens
         )

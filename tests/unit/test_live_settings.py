@@ -76,10 +76,14 @@ def test_other_settings_reach_what_goes_by_them() -> None:
 
 def test_the_schedulers_own_times_follow_the_speed_of_emulated_engines() -> None:
     for engine, speed, times_s in (
-        ("vllm", 4.0, (0.1, 10.0, 3.0, 60.0, 0.3)),
-        ("emulated", 4.0, (0.025, 2.5, 0.75, 15.0, 0.075)),
-        ("emulated", 0.5, (0.2, 20.0, 6.0, 120.0, 0.6)),
-        ("emulated", 1000.0, (0.01, 0.01, 0.003, 0.06, 0.0003)),  # rounds have a least interval
+        ("vllm", 4.0, (0.1, 10.0, 2.0, 3.0, 60.0, 0.3)),
+        ("emulated", 4.0, (0.025, 2.5, 0.5, 0.75, 15.0, 0.075)),
+        ("emulated", 0.5, (0.2, 20.0, 4.0, 6.0, 120.0, 0.6)),
+        (
+            "emulated",
+            1000.0,
+            (0.01, 0.01, 0.002, 0.003, 0.06, 0.0003),
+        ),  # rounds have a least interval
     ):
         tables = {"cluster": {"engine": engine}, "emulated": {"speed": speed}}
         found = live_config(Settings.model_validate(tables))
@@ -87,6 +91,7 @@ def test_the_schedulers_own_times_follow_the_speed_of_emulated_engines() -> None
         own = (
             moves.interval_s,
             moves.not_back_s,
+            moves.gain_ahead_s,
             holding.reserve_after_s,
             holding.share_doubles_s,
             holding.max_backlog_s,

@@ -186,6 +186,7 @@ def _rescheduling(settings: Settings) -> ReschedulingConfig:
         config,
         interval_s=max(MIN_INTERVAL_S, config.interval_s / speed),
         not_back_s=config.not_back_s / speed,
+        gain_ahead_s=config.gain_ahead_s / speed,
     )
 
 

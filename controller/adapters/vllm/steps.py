@@ -22,10 +22,10 @@ from controller.adapters.vllm.scheduler_side import in_any_order
 from controller.core.load.snapshot import NOT_MEASURED, PrefillSpeed
 from controller.core.load.step_times import (
     LEAST_CHUNK_TOKENS,
-    LIMIT_IN_DECODE_STEPS,
     MAX_LOOKED_AT,
     UNKNOWN_CHUNK_TOKENS,
     StepTimes,
+    default_limit_s,
 )
 
 COUNTED_EVERY = 8
@@ -59,8 +59,7 @@ class Steps:
         num_expected: Callable[[str], int],
     ) -> None:
         self.limit_s: float | None = None
-        """How long a step may take while requests decode; 0: `LIMIT_IN_DECODE_STEPS` times as
-        long as one that decodes one request; None: any time."""
+        """How long a step may take while requests decode; 0: `default_limit_s`; None: any time."""
         self._scheduler = core.scheduler
         self._is_arriving = is_arriving
         self._take_entered = take_entered
@@ -141,7 +140,8 @@ class Steps:
         """How long a step may take while requests decode; 0: any time, or it is not known yet."""
         if not self._is_limited:
             return 0.0
-        return self.limit_s or LIMIT_IN_DECODE_STEPS * self._times.least_decode_s
+        times = self._times
+        return self.limit_s or default_limit_s(times.least_decode_s, times.decode_step_s)
 
     def prefill_speed(self) -> PrefillSpeed:
         """How fast the engine computes prompts beside the requests that decode."""

@@ -6,8 +6,8 @@ times in seconds:
 
     gain      the tokens that are still expected after the copy * (the token gap here - the gap
               there)
-    cost      a fixed margin, and the prompts that have to be computed again there because the
-              request takes the place of what the prefix cache had
+    cost      a quarter of the time over which gaps are predicted, and the prompts that have to be
+              computed again there because the request takes the place of what the prefix cache had
 
 How many tokens a request still emits is not known. It is expected to emit as many as it has
 emitted, and at least `LEAST_EXPECTED_TOKENS`, up to its limit.
@@ -30,12 +30,20 @@ from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.load.token_gap import token_gap_s
 from controller.core.migration.refusals import ReliefRefusal
 from controller.core.record.event_log import Number
-from controller.core.settings import ReschedulingConfig
 from controller.core.value import value
 
 LEAST_EXPECTED_TOKENS = 100
 """On Mooncake's synthetic trace half of the requests emit fewer than 70 tokens, and those that have
 emitted 10 emit 187 more. Without this least number the mean latency is 0.05 s longer (2.87 s)."""
+
+
+GAP_RATIO = 1.5
+"""Requests leave only where the token gap is so many times as long as elsewhere."""
+MARGIN = 0.25
+"""A move must gain so much of the time over which gaps are predicted, which is 0.5 s by default."""
+DISPLACED_SHARE = 0.3
+"""The share of cached tokens that somebody asks for again. So many of the tokens whose place a
+moved request takes count as computed anew."""
 
 
 @value
@@ -46,12 +54,12 @@ class Gap:
     gap_s: float
 
 
-def gaps(statuses: Iterable[InstanceSnapshot]) -> list[Gap]:
-    """The token gaps of these instances, the longest first. Where nothing decodes, a step counts
-    that takes as long as the shortest one elsewhere."""
+def gaps(statuses: Iterable[InstanceSnapshot], ahead_s: float) -> list[Gap]:
+    """The token gaps of these instances over the next `ahead_s`, the longest first. Where nothing
+    decodes, a step counts that takes as long as the shortest one elsewhere."""
     present = list(statuses)
     least_s = min((each.decode_step_s for each in present if each.decode_step_s), default=0.0)
-    found = (Gap(each.instance_id, token_gap_s(each, least_s)) for each in present)
+    found = (Gap(each.instance_id, token_gap_s(each, ahead_s, least_s)) for each in present)
     return sorted(found, key=lambda each: (-each.gap_s, each.instance_id))
 
 
@@ -82,15 +90,15 @@ class GainRules(ReliefRules):
 
     def __init__(self, view: ReliefView) -> None:
         super().__init__(view)
-        step_s = view.source.decode_step_s
-        self._gap_s = token_gap_s(view.source)
-        self._gap_there_s = token_gap_s(view.destination, step_s)
+        step_s, self._ahead_s = view.source.decode_step_s, view.config.gain_ahead_s
+        self._gap_s = token_gap_s(view.source, self._ahead_s)
+        self._gap_there_s = token_gap_s(view.destination, self._ahead_s, step_s)
         self._gains: dict[str, GainInSeconds] = {}
 
     def reason(self) -> MoveReason | None:
         """None while a request leaves, and if the gaps do not differ enough any more."""
         is_leaving = len(self._staying) < len(self._view.candidates)
-        if is_leaving or not differ(self._gap_s, self._gap_there_s, self._config):
+        if is_leaving or not differ(self._gap_s, self._gap_there_s):
             return None
         return MoveReason.GAIN
 
@@ -142,29 +150,27 @@ class GainRules(ReliefRules):
             num_expected,
             copy_time_s,
             num_after * (self._gap_s - self._gap_there_s),
-            self._config.gain_margin_s + self._displaced_s * candidate.num_tokens,
+            MARGIN * self._ahead_s + self._displaced_s * candidate.num_tokens,
         )
 
     @cached_property
     def _displaced_s(self) -> float:
         """What it costs to take the place of one cached token at the destination: the time to
         compute it, times the share of such tokens that somebody would have asked for."""
-        return self._config.displaced_share * self._view.destination.prefill_speed.token_s
+        return DISPLACED_SHARE * self._view.destination.prefill_speed.token_s
 
 
-def differ(gap_s: float, there_s: float, config: ReschedulingConfig) -> bool:
+def differ(gap_s: float, there_s: float) -> bool:
     """Whether the gaps of two instances differ so much that a move may be worth it."""
-    return 0.0 < there_s * config.gap_ratio < gap_s
+    return 0.0 < there_s * GAP_RATIO < gap_s
 
 
-def pairs_by_gain(
-    found: Sequence[Gap], config: ReschedulingConfig
-) -> Iterable[tuple[Gap, Sequence[Gap]]]:
+def pairs_by_gain(found: Sequence[Gap]) -> Iterable[tuple[Gap, Sequence[Gap]]]:
     """For each instance that has much longer gaps than others, those others, the shortest gaps
     first. `found`: as `gaps` returns them."""
     shortest_first = found[::-1]
     for source in found:
-        better = [each for each in shortest_first if differ(source.gap_s, each.gap_s, config)]
+        better = [each for each in shortest_first if differ(source.gap_s, each.gap_s)]
         if not better:
             return
         yield source, better

@@ -341,7 +341,7 @@ class RoundRules:
     @property
     def by_gain(self) -> bool:
         """Whether requests also move to where their tokens come sooner."""
-        return self.late_binding and self.config.enabled and self.config.by_gain
+        return self.late_binding and self.config.enabled and self.config.gain_ahead_s > 0
 
     def load(self, status: InstanceSnapshot) -> InstanceLoad:
         """The instance as a round sees it, supposing that no reason closes it."""
@@ -550,8 +550,9 @@ class ReliefRounds:
         by_id = {each.instance_id: each for each in loads if each.instance_id not in taken}
         nothing = self._gains_nothing.at(now_s)
         found = list[Pair]()
+        statuses = (self._loads[instance_id][0] for instance_id in by_id)
         free = {i for i, load in by_id.items() if is_destination(load, config)}
-        for source, better in pairs_by_gain(gaps(self._loads[i][0] for i in by_id), config):
+        for source, better in pairs_by_gain(gaps(statuses, config.gain_ahead_s)):
             source_id = source.instance_id
             load = by_id[source_id]
             if not load.may_send or is_source(load, config) or source_id in nothing:

@@ -40,6 +40,11 @@ UNKNOWN_CHUNK_TOKENS = 256
 take."""
 LIMIT_IN_DECODE_STEPS = 7.0
 """By default a step may take this many times as long as a step that decodes one request."""
+LIMIT_IN_PRESENT_STEPS = 4.0
+"""And so many times as long as one that decodes what decodes now. Otherwise little of a step would
+be left for prompts beside many long streams, and prompts would wait for longer and longer. On
+Mooncake's conversations at 8.4/s (simulated, 8 H100, one seed) the mean TTFT is 3.3 s without this
+rule, 3.1, 2.0 and 1.7 s with 2, 3 and 4 steps, and 1.5 s without any limit."""
 MAX_LOOKED_AT = 8
 """Of so many waiting prompts it is looked up how much of them is cached, before a step's tokens are
 counted."""
@@ -55,6 +60,12 @@ def limit_of_steps(step_time_s: float, *, late_binding: bool) -> float | None:
     an operator does: the other policies are there to be compared with, and their authors' instances
     limited nothing."""
     return step_time_s if step_time_s or late_binding else None
+
+
+def default_limit_s(least_decode_s: float, decode_step_s: float) -> float:
+    """How long a step may take by default. `least_decode_s`: how long a step takes that decodes one
+    request; `decode_step_s`: that decodes what decodes now."""
+    return max(LIMIT_IN_DECODE_STEPS * least_decode_s, LIMIT_IN_PRESENT_STEPS * decode_step_s)
 
 
 @value

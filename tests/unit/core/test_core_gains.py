@@ -8,15 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.emptying import rounds as relief_rounds
-from controller.core.emptying.gain import LEAST_EXPECTED_TOKENS, GainRules
+from controller.core.emptying.gain import (
+    DISPLACED_SHARE,
+    GAP_RATIO,
+    LEAST_EXPECTED_TOKENS,
+    MARGIN,
+    GainRules,
+)
 from controller.core.emptying.relief import Candidate, Decision, ReliefView, next_move
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed
-from controller.core.load.token_gap import LOOKS_AHEAD_S, token_gap_s
+from controller.core.load.token_gap import token_gap_s
 from controller.core.migration.refusals import ReliefRefusal
 from tests.unit.core.test_core_rounds import CONFIG, RULES, Played
 from tests.unit.rescheduling.relief_builders import instance, queued, running, view_of
 
 STEP_S, LIMIT_S = 0.01, 0.05
+AHEAD_S = CONFIG.gain_ahead_s
 SPEED = PrefillSpeed(0.0001, 0.0)
 FREE = {"total_blocks": 1000, "decode_step_s": STEP_S, "step_limit_s": LIMIT_S}
 PLUS = replace(RULES, late_binding=True)
@@ -32,19 +39,21 @@ def idle(instance_id: str, *requests: Candidate, **more: Any) -> InstanceSnapsho
 
 
 def test_the_gap_is_that_of_a_mix_of_short_and_long_steps() -> None:
-    assert token_gap_s(idle("a")) == STEP_S
-    half = idle("a", backlog_s=LOOKS_AHEAD_S / 2)
-    assert token_gap_s(half) == pytest.approx(2 / (1 / STEP_S + 1 / LIMIT_S))
-    assert token_gap_s(idle("a", backlog_s=10 * LOOKS_AHEAD_S)) == LIMIT_S
+    assert token_gap_s(idle("a"), AHEAD_S) == STEP_S
+    half = idle("a", backlog_s=AHEAD_S / 2)
+    assert token_gap_s(half, AHEAD_S) == pytest.approx(2 / (1 / STEP_S + 1 / LIMIT_S))
+    assert token_gap_s(idle("a", backlog_s=10 * AHEAD_S), AHEAD_S) == LIMIT_S
     unlimited = idle("a", backlog_s=9.0, step_limit_s=0.0, max_step_tokens=8192)
-    assert token_gap_s(unlimited) == pytest.approx(0.8192)
-    assert token_gap_s(idle("a", backlog_s=9.0, decode_step_s=0.2)) == 0.2, "at least a step"
+    assert token_gap_s(unlimited, AHEAD_S) == pytest.approx(0.8192)
+    assert token_gap_s(idle("a", backlog_s=9.0, decode_step_s=0.2), AHEAD_S) == 0.2, (
+        "at least a step"
+    )
 
 
 def test_the_gap_of_an_instance_without_streams() -> None:
     empty = idle("a", decode_step_s=0.0)
-    assert token_gap_s(empty) == 0.0, "not known"
-    assert token_gap_s(empty, 0.02) == 0.02
+    assert token_gap_s(empty, AHEAD_S) == 0.0, "not known"
+    assert token_gap_s(empty, AHEAD_S, 0.02) == 0.02
 
 
 # -- what a source sends -------------------------------------------------------------------
@@ -69,8 +78,8 @@ def test_the_request_that_gains_most_leaves() -> None:
     assert decision.reason == "gain"
     assert decision.numbers["expected_tokens"] == 300
     assert decision.numbers["gain_s"] == pytest.approx((300 - 0.2) * (LIMIT_S - STEP_S))
-    displaced_s = CONFIG.displaced_share * 160 * SPEED.token_s
-    assert decision.numbers["cost_s"] == pytest.approx(CONFIG.gain_margin_s + displaced_s)
+    displaced_s = DISPLACED_SHARE * 160 * SPEED.token_s
+    assert decision.numbers["cost_s"] == pytest.approx(MARGIN * AHEAD_S + displaced_s)
     begun = replace(long, outgoing=True)
     assert decided(short, begun) == Decision(), "one at a time"
 
@@ -125,7 +134,9 @@ def test_no_move_loses(
     decision = next_move(seen, GainRules)
     if decision.chosen is not None:
         assert decision.numbers["gain_s"] > decision.numbers["cost_s"]
-        assert token_gap_s(seen.source) > CONFIG.gap_ratio * token_gap_s(seen.destination)
+        assert token_gap_s(seen.source, AHEAD_S) > GAP_RATIO * token_gap_s(
+            seen.destination, AHEAD_S
+        )
 
 
 # -- who is paired -------------------------------------------------------------------------
@@ -165,7 +176,7 @@ def test_memory_comes_first_and_other_policies_know_no_gain() -> None:
     cluster = Played()
     cluster.instances["a"] = idle("a", running("r", 10), backlog_s=9.0)
     cluster.instances["b"] = idle("b")
-    for rules in (RULES, replace(PLUS, config=replace(CONFIG, by_gain=False))):
+    for rules in (RULES, replace(PLUS, config=replace(CONFIG, gain_ahead_s=0.0))):
         assert orders(relief_rounds.ReliefRounds(cluster, cluster.cooling, rules, "x")) == {}
     plus = relief_rounds.ReliefRounds(cluster, cluster.cooling, PLUS, "x")
     assert orders(plus) == {"a": ("b", True)}

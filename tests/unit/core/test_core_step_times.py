@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.load.snapshot import PrefillSpeed
-from controller.core.load.step_times import LEAST_CHUNK_TOKENS, StepCosts, StepTimes, limit_of_steps
+from controller.core.load.step_times import (
+    LEAST_CHUNK_TOKENS,
+    StepCosts,
+    StepTimes,
+    default_limit_s,
+    limit_of_steps,
+)
 from controller.model.profile import load_profile
 
 H100 = load_profile("h100-llama-8b")
@@ -184,3 +190,8 @@ def test_the_share_of_prompts_shrinks_with_what_decodes() -> None:
     shares = [costs.prompt_share(0.05, n, 3_000 * n) for n in range(0, 400, 10)]
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] == pytest.approx(LEAST_CHUNK_TOKENS * costs.prefill_per_token_s / 0.05)
+
+
+def test_by_default_most_of_a_step_is_left_for_prompts() -> None:
+    assert default_limit_s(0.01, 0.012) == pytest.approx(0.07)
+    assert default_limit_s(0.01, 0.03) == pytest.approx(0.12)

@@ -150,7 +150,7 @@ def test_every_live_setting_of_moves_is_known_but_for_those_without_a_meaning_he
     live = {f"migration.{name}" for name in kinds(MigrationSettings)}
     here = {name for name in setting_names(sim_policy("llumnix")) if name.startswith("migration")}
     assert live - here == {"migration.max_bytes_per_s", "migration.allow_inexact"}
-    own = ("pairing", "victim", "guard", "interval_s", "not_back_s")
+    own = ("pairing", "victim", "guard", "interval_s", "not_back_s", "gain_ahead_s")
     assert here - live == {f"migration.{name}" for name in own}
 
 
