@@ -168,7 +168,9 @@ def test_a_place_in_the_batch_is_kept(engine: VllmEngine, readers: Readers) -> N
     assert len(engine._scheduler.running) == size - 1
     now = engine.snapshot("i-0", 1)
     assert (now.num_running, now.num_queued, now.max_num_running) == (size, 1, size)
+    assert not engine.moves.take_entered()
     engine.moves.commit("r", cut.state)
+    assert engine.moves.take_entered()
     assert "r" in readers.step(engine)
     assert len(engine._scheduler.running) == size
     readers.finish()

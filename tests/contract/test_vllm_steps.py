@@ -142,6 +142,15 @@ def test_an_arriving_stream_counts_as_one_that_decodes(scheduling: Scheduling) -
     assert scheduling.step()["long"] < 500
 
 
+def test_the_first_step_of_what_has_arrived_is_a_short_one(scheduling: Scheduling) -> None:
+    decode(scheduling, 1)
+    scheduling.add("long", 2000)
+    entered = iter([True, False])
+    scheduling.steps._take_entered = lambda: next(entered)
+    assert scheduling.step()["long"] == LEAST_CHUNK_TOKENS
+    assert scheduling.step()["long"] > LEAST_CHUNK_TOKENS
+
+
 def test_while_nothing_is_known_chunks_are_small(scheduling: Scheduling) -> None:
     scheduling.steps._times = StepTimes()
     decode(scheduling, 1)

@@ -6,6 +6,7 @@ import pytest
 
 from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.load.step_times import LEAST_CHUNK_TOKENS
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.model.engine_model import EngineModel
 from controller.model.engine_state import ModelRequest, SegmentAt
@@ -218,6 +219,18 @@ def test_what_arrives_is_no_work_and_blocks_beyond_its_next_token_are_freed() ->
     assert found.num_used_blocks == 3, "two are full, and the next token has its own"
     assert model.step().emitted == ("a",)
     assert seen(model).num_used_blocks == 3
+
+
+def test_the_first_step_of_what_has_arrived_is_a_short_one() -> None:
+    """It has waited for a step of the destination already."""
+    config = replace(CHUNKED, max_num_batched_tokens=1000, max_model_len=1000, num_total_blocks=99)
+    model = engine(config, num_steps=0)
+    model.limit_steps(0.3)
+    assert model.moves.reserve(request("a", 30), 0, 3) == 0
+    model.moves.commit("a", running(31))
+    model.add(request("long", 900))
+    computed = [model.step().num_prefill_tokens["long"] for _ in range(2)]
+    assert computed[0] == LEAST_CHUNK_TOKENS < computed[1]
 
 
 def test_a_full_batch_and_places_that_are_kept() -> None:
