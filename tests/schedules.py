@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from controller.core.load.step_times import StepLimit
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.engine_state import ModelRequest, Segment
 from controller.model.profile import ModelConfig, load_profile
@@ -162,7 +163,7 @@ def drained(scenario: Scenario) -> Scenario:
 
 def new_model(scenario: Scenario) -> EngineModel:
     model = EngineModel(scenario.config, PROFILE)
-    model.limit_steps(scenario.step_time_s)
+    model.limit_steps(StepLimit(scenario.step_time_s))
     return model
 
 

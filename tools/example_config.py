@@ -58,6 +58,9 @@ VALUES: Mapping[str, Any] = {
     "autoscale.target_ttft_s": 2.0,
     "autoscale.target_tpot_s": 0.1,
     "emulated.num_blocks": 851,
+    "priority.target_load_tokens": 1600,
+    "priority.target_ttft_s": 2.0,
+    "priority.target_tpot_s": 0.05,
 }
 """Keys that have no default are shown with these values."""
 MORE: Mapping[str, str] = {
@@ -176,10 +179,8 @@ def _levels() -> Iterator[str]:
         for key in kinds(PriorityTable):
             value = getattr(level, key)
             if not number:
-                lines += _key(PriorityTable, "priority", key, 1600 if value is None else value)
-                if value is None:
-                    lines[-1] = f"# {lines[-1]}"
-            else:
+                lines += _key(PriorityTable, "priority", key, value)
+            elif value is not None:
                 lines.append(f"{key} = {_toml(value)}")
         yield "\n".join(lines) + "\n"
 

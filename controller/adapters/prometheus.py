@@ -163,6 +163,7 @@ class ClusterMetrics(Collector):
         status = self._status
         yield from _of_cluster(status)
         yield from _held(status)
+        yield _goodput(status)
         yield from _autoscale(status)
         yield from _overload(status)
         yield _events(self._event_counts)
@@ -208,6 +209,15 @@ def _adapters(status: ClusterStatus) -> Metric:
 def _events(counts: Mapping[EventKind, int]) -> Metric:
     numbers = {(kind,): counts.get(kind, 0) for kind in EventKind}
     return _counter("events", "Events since this controller started", ("kind",), numbers)
+
+
+def _goodput(status: ClusterStatus) -> Metric:
+    return _gauge(
+        "level_goodput_ratio",
+        "Share of the requests that ended in the last minute and kept the targets of their level",
+        ("level",),
+        {(each.name,): each.goodput for each in status.levels if each.goodput is not None},
+    )
 
 
 def _held(status: ClusterStatus) -> Iterator[Metric]:

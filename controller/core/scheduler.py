@@ -304,7 +304,8 @@ class GlobalScheduler:
         dispatched: list[Instruction] = []
         for key, waiting in reversed(list(self._not_placed(placement))):
             same_or_less = False
-            entry = waiting.entry(key, self._demand(waiting.request))
+            behind_s = placement.config.short_first * self._pool.work_s(waiting.request)
+            entry = waiting.entry(key, self._demand(waiting.request), behind_s)
             fits = any(r.capacity_blocks >= entry.demand_blocks for r in self._pool.rooms.values())
             if fits and self._pool.may_wait_for_room(waiting.request):
                 placement.queue.push(entry)

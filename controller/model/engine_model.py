@@ -28,9 +28,11 @@ from typing import Self
 
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead, blocks_for
 from controller.core.load.step_times import (
+    ANY_TIME,
     LEAST_CHUNK_TOKENS,
     MAX_LOOKED_AT,
     StepCosts,
+    StepLimit,
     default_limit_s,
 )
 from controller.core.migration.prefix_fetch import HOST_BYTES_PER_S
@@ -167,7 +169,7 @@ class EngineModel:
     def __init__(self, config: ModelConfig, profile: LatencyProfile) -> None:
         self.config = config
         self.profile = profile
-        self._step_time_s: float | None = None
+        self._step_limit = ANY_TIME
         self.num_evictions = 0
         self._costs = profile.costs
         self.prefill_speed = self._costs.prefill_speed(config.max_num_batched_tokens)
@@ -181,10 +183,10 @@ class EngineModel:
         self.moves = ModelMoves(self._state)
         self.fetches = ModelFetches(self._state)
 
-    def limit_steps(self, step_time_s: float | None) -> None:
-        """How long steps may take from now on while requests decode. 0: `default_limit_s`. None:
-        any time, as at first. Engines that compute whole prompts have no limit."""
-        self._step_time_s = step_time_s if self.config.mode == "chunked" else None
+    def limit_steps(self, limit: StepLimit) -> None:
+        """How long steps may take from now on while requests decode; at first, any time. Engines
+        that compute whole prompts have no limit."""
+        self._step_limit = limit if self.config.mode == "chunked" else ANY_TIME
 
     def add(self, request: ModelRequest) -> None:
         """Queues a request. Raises ValueError if its id is in use, if a count is not positive, or
@@ -236,7 +238,7 @@ class EngineModel:
             chunk = budget
             if config.long_prefill_token_threshold and len(running) + len(waiting) > 1:
                 chunk = config.long_prefill_token_threshold
-            if self._step_time_s is not None and (engine_state.chunked or waiting):
+            if not self._step_limit.is_any and (engine_state.chunked or waiting):
                 budget = min(budget, self._limited_budget())
             num_picked, budget = self._pick_running(budget, chunk, evicted)
             admitted = {} if evicted or not waiting else self._admit(budget, chunk)
@@ -297,7 +299,7 @@ class EngineModel:
         decoding = [r.num_computed for r in engine_state.running if not r.in_prefill]
         num_context_tokens, speed = sum(decoding), self.prefill_speed
         limit_s = self._limit_s(len(decoding), num_context_tokens)
-        if limit_s and decoding:
+        if limit_s is not None and decoding:
             share = self._costs.prompt_share(limit_s, len(decoding), num_context_tokens)
             speed = PrefillSpeed(speed.token_s / share, speed.pair_s / share)
         return InstanceSnapshot(  # by position: with names it takes four times as long
@@ -323,7 +325,7 @@ class EngineModel:
             decode_step_s=self._costs.time_s((), len(decoding), num_context_tokens),
             copy_token_s=self.copy_token_s,
             load_token_s=self.load_token_s,
-            step_limit_s=limit_s,
+            step_limit_s=limit_s or 0.0,
         )
 
     def _backlog_s(self, speed: PrefillSpeed) -> float:
@@ -337,13 +339,14 @@ class EngineModel:
         """Checks that the whole state is consistent. Raises AssertionError if it is not."""
         self._state.check()
 
-    def _limit_s(self, num_decoding: int, num_context_tokens: int) -> float:
-        """How long a step may take beside these requests; 0: any time."""
-        if self._step_time_s is None:
-            return 0.0
-        return self._step_time_s or default_limit_s(
+    def _limit_s(self, num_decoding: int, num_context_tokens: int) -> float | None:
+        """How long a step may take beside these requests; None: any time."""
+        if self._step_limit.is_any:
+            return None
+        default_s = default_limit_s(
             self._costs.time_s((), 1, 1), self._costs.time_s((), num_decoding, num_context_tokens)
         )
+        return self._step_limit.limit_s(self._state.num_running_by_rank, default_s)
 
     def _limited_budget(self) -> int:
         """How many tokens a step may compute so that it takes no longer than it may. Without
@@ -360,6 +363,8 @@ class EngineModel:
             return len(decoding) + LEAST_CHUNK_TOKENS
         num_context_tokens = sum(r.num_computed for r in decoding) + len(decoding)
         limit_s = self._limit_s(len(decoding), num_context_tokens)
+        if limit_s is None:
+            return NEVER
         return len(decoding) + self._costs.prompt_tokens_within(
             limit_s, self._prompts(), len(decoding), num_context_tokens
         )

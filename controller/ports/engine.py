@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from controller.core.emptying.relief import Candidate
 from controller.core.fleet.adapters import Adapter
 from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
+from controller.core.load.step_times import StepLimit
 from controller.core.migration.move_records import StageRecord
 from controller.core.migration.refusals import MoveFacts, MoveRefusal
 
@@ -106,10 +107,9 @@ class Engine(Protocol):
     def prefixes(self) -> "EnginePrefixes | None":
         """None if the engine cannot copy cached prefixes."""
 
-    def limit_steps(self, step_time_s: float | None) -> None:
+    def limit_steps(self, limit: StepLimit) -> None:
         """How long steps may take from now on while requests decode: a step computes only so much
-        of prompts. 0: several times as long as a step that decodes one request. None: any time, as
-        at first."""
+        of prompts. At first, they may take any time."""
 
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         """Decodes a request. Raises ValueError if this engine cannot take it."""

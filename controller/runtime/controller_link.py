@@ -115,6 +115,7 @@ class ControllerLink:
             ttft_p99_by_level_s=served.ttft_p99.by_kind_s,
             tpot_p99_s=served.tpot_p99_s,
             num_first_tokens=served.num_first_tokens,
+            kept_targets=served.kept_targets,
             asks=asks,
             leaves_in_s=None if leaves_at_s is None else leaves_at_s - time.monotonic(),
             generation=self._generation(),

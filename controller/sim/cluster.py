@@ -650,7 +650,9 @@ class SimCluster:
         )
         policy = self.setup.policy
         instance.engine.limit_steps(
-            limit_of_steps(policy.step_time_s, late_binding=policy.holding is not None)
+            limit_of_steps(
+                policy.step_time_s, policy.levels, late_binding=policy.holding is not None
+            )
         )
         self._last_seq[instance_id] = 0
         self._filling.handle(Started(instance_id))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.sim.request_run import RequestRun
 
 NAMES = (
@@ -172,6 +172,9 @@ class Figures:
     num_moves: int
     longest_overtaken_s: float
     most_overtaking: int
+    goodput: float | None = None
+    """The share of the requests that kept the targets of their level; of all requests together,
+    those that failed did not. None if no level has a target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +217,16 @@ class Summary:
     curves: Curves
 
 
-def summarize(outcome: Outcome, arrivals_s: Sequence[float], warm_up: float = 0.0) -> Summary:
+def summarize(
+    outcome: Outcome,
+    arrivals_s: Sequence[float],
+    warm_up: float = 0.0,
+    levels: Sequence[Level] = (),
+) -> Summary:
     """Computes the figures of a run. `arrivals_s`: the arrivals of the whole trace, ascending. The
     first requests (`warm_up` is their share) are left out of all figures except the number of
-    failed requests, the number of moves, and the duration.
+    failed requests, the number of moves, and the duration. `levels`: those of the policy, with the
+    targets for goodput. A request of another rank belongs to the level of rank 0.
 
     Raises:
         ValueError: the share is not from 0 to below 1.
@@ -232,10 +241,10 @@ def summarize(outcome: Outcome, arrivals_s: Sequence[float], warm_up: float = 0.
     sampled, last_s = outcome.sampled, arrivals_s[-1]
     over_time = _means(sampled, begin_s, last_s)
     return Summary(
-        all=_figures(columns),
+        all=_figures(columns, levels, outcome.num_failed),
         by_rank={
             int(rank): _figures(
-                {name: column[columns["rank"] == rank] for name, column in columns.items()}
+                {name: column[columns["rank"] == rank] for name, column in columns.items()}, levels
             )
             for rank in ranks
             if len(ranks) > 1
@@ -263,7 +272,23 @@ def spread(values: Values) -> Spread | None:
     return Spread(float(values.mean()), float(p50), float(p99), float(values.max()))
 
 
-def _figures(columns: dict[str, Values]) -> Figures:
+def _goodput(columns: dict[str, Values], levels: Sequence[Level], num_failed: int) -> float | None:
+    num = len(columns["rank"]) + num_failed
+    if not num or not any(level.has_targets for level in levels):
+        return None
+    by_rank = {level.rank: level for level in levels}
+    kept = (
+        by_rank.get(int(rank), by_rank[0]).is_met(ttft_s, tpot_s)
+        for rank, ttft_s, tpot_s in zip(
+            columns["rank"], columns["ttft_s"], columns["tpot_s"], strict=True
+        )
+    )
+    return sum(kept) / num
+
+
+def _figures(
+    columns: dict[str, Values], levels: Sequence[Level] = (), num_failed: int = 0
+) -> Figures:
     num = len(columns["arrival_s"])
     streams = columns["num_output_tokens"] > 1
     return Figures(
@@ -277,6 +302,7 @@ def _figures(columns: dict[str, Values]) -> Figures:
         num_moves=int(columns["num_moves"].sum()),
         longest_overtaken_s=float(columns["overtaken_s"].max(initial=0.0)),
         most_overtaking=int(columns["num_overtaking"].max(initial=0.0)),
+        goodput=_goodput(columns, levels, num_failed),
     )
 
 

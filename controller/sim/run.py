@@ -101,7 +101,8 @@ def carry_out(run: Run, on_progress: Callable[[float], None] | None = None) -> R
     if on_progress is not None:
         _tell(cluster, trace, on_progress)
     outcome = cluster.run(trace)
-    summary = summarize(outcome, [each.arrival_s for each in trace.requests], run.warm_up)
+    arrivals_s = [each.arrival_s for each in trace.requests]
+    summary = summarize(outcome, arrivals_s, run.warm_up, run.setup.policy.levels)
     rate = trace.rate if run.load.rate is None else run.load.rate
     setup = run.setup
     limit = saturation_of(trace, setup)

@@ -162,6 +162,7 @@ _NAMES: Mapping[str, Collection[str]] = {
     "migration.pairing": PAIRINGS,
     "migration.victim": VICTIMS,
 }
+LEVEL_TARGETS = ("target_load_tokens", "target_ttft_s", "target_tpot_s")
 _LEAST: Mapping[str, float] = {
     "migration.interval_s": 0.01,
     "migration.source_below_steps": -math.inf,
@@ -176,8 +177,8 @@ _SWITCH = {"true": True, "on": True, "false": False, "off": False}
 def with_settings(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy:
     """The policy with these settings changed. Settings that may be changed: the settings of
     `migration` that decide, `scheduler.policy`, `scheduler.status_interval_s`,
-    `scheduler.step_time_s` and `priority.LEVEL.target_load_tokens`; for a policy with late binding,
-    the settings of `holding`; for a policy with auto-scaling, the settings of `autoscale`.
+    `scheduler.step_time_s` and the targets of `priority.LEVEL`; for a policy with late binding, the
+    settings of `holding`; for a policy with auto-scaling, the settings of `autoscale`.
 
     Raises:
         ValueError: an unknown setting (the message has the nearest one), or a value that the
@@ -198,7 +199,7 @@ def setting_names(policy: SimPolicy) -> list[str]:
         "scheduler.step_time_s",
         *(_HOLDING if policy.holding is not None else ()),
         *(_AUTOSCALE if policy.autoscale is not None else ()),
-        *(f"priority.{level.name}.target_load_tokens" for level in policy.levels),
+        *(f"priority.{level.name}.{name}" for level in policy.levels for name in LEVEL_TARGETS),
     ]
 
 
@@ -229,11 +230,12 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
         return replace(policy, status_age_s=_number(key, value))
     if key == "scheduler.step_time_s":
         return replace(policy, step_time_s=_number(key, value))
-    target_load_tokens = None if value is None or value == "none" else _whole(key, value)
+    _, level_name, field_name = key.split(".")
+    found: Value = None
+    if value is not None and value != "none":
+        found = _whole(key, value) if field_name == "target_load_tokens" else _number(key, value)
     levels = tuple(
-        replace(level, target_load_tokens=target_load_tokens)
-        if key == f"priority.{level.name}.target_load_tokens"
-        else level
+        replace(level, **{field_name: found}) if level.name == level_name else level  # type: ignore[arg-type]
         for level in policy.levels
     )
     return replace(policy, levels=levels)

@@ -149,8 +149,9 @@ def _as_toml(values: "Mapping[str, SettingValue]", levels: "Sequence[LevelStatus
 
 def _level(level: "LevelStatus") -> str:
     lines = ["[[priority]]", f"name = {toml_text.value_text(level.name)}", f"rank = {level.rank}"]
-    if level.target_load_tokens is not None:
-        lines.append(f"target_load_tokens = {level.target_load_tokens}")
+    for name in ("target_load_tokens", "target_ttft_s", "target_tpot_s"):
+        if (target := getattr(level, name)) is not None:
+            lines.append(f"{name} = {target}")
     return "\n".join(lines)
 
 

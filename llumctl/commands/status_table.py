@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text import status_words
 from controller.api.text.alarms import Alarm, alarms
-from controller.api.text.quantities import duration, latency, printable
+from controller.api.text.quantities import duration, latency, percent, printable
 from controller.api.text.status_words import (
     cached_percent,
     free_blocks,
@@ -112,14 +112,15 @@ def _summary(status: ClusterStatus) -> str:
 
 
 def _levels(status: ClusterStatus) -> list[str]:
-    """`level high: run 6 wait 2 ttft99 1.9s kept 743` for each level, all on one line; empty if
-    there is only one level."""
+    """`level high: run 6 wait 2 ttft99 1.9s goodput 98% kept 743` for each level, all on one line;
+    empty if there is only one level, and it has no targets."""
     levels = ranked(status.levels)
-    if len(levels) < 2:
+    if len(levels) < 2 and all(level.goodput is None for level in levels):
         return []
     figures = (
         f"level {level.name}: run {level.num_running_reqs} wait {level.num_waiting_reqs}"
         f" ttft99 {latency(level.ttft_p99_s)}"
+        + ("" if level.goodput is None else f" goodput {percent(level.goodput)}")
         + (f" kept {level.headroom_blocks}" if level.headroom_blocks else "")
         for level in levels
     )
@@ -313,7 +314,7 @@ def _details(status: ClusterStatus) -> Iterator[str]:
     """The tables that `-o wide` shows below the frontends: levels, drains, held requests, kept
     instances, queue heads, moves, replays. Empty tables are left out."""
     for header, rows in (
-        (("LEVEL", "RANK", "RUN", "WAIT", "TTFT99", "KEPT"), _level_rows(status)),
+        (("LEVEL", "RANK", "RUN", "WAIT", "TTFT99", "GOODPUT", "KEPT"), _level_rows(status)),
         (("DRAIN", "LEFT", "MOVED", "DEADLINE", "THEN"), _drain_rows(status)),
         (
             ("HELD", "PLACE", "LEVEL", "WAITED", "NEEDS", "KEPT", "LACKS", "OVERTAKEN", "WHY"),
@@ -338,6 +339,7 @@ def _level_rows(status: ClusterStatus) -> _Rows:
             str(level.num_running_reqs),
             str(level.num_waiting_reqs),
             latency(level.ttft_p99_s),
+            "-" if level.goodput is None else percent(level.goodput),
             str(level.headroom_blocks),
         )
         for level in ranked(status.levels)

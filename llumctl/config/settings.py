@@ -306,7 +306,7 @@ def _assign(data: dict[str, Any], origins: Origins, dotted: str, text: str) -> N
 
 def _assign_to_level(data: dict[str, Any], origins: Origins, key: str, text: str) -> None:
     """Sets a field of a priority level of the file, or else of the default levels. `key`:
-    `LEVEL.target_load_tokens`."""
+    `LEVEL.FIELD`."""
     name, _, field = key.partition(".")
     levels = data.get("priority", Settings().model_dump()["priority"])
     if not isinstance(levels, list | tuple) or not all(isinstance(each, dict) for each in levels):

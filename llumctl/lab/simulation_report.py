@@ -118,6 +118,16 @@ def count(name: str, rank: int | None = None) -> Figure:
     return figure
 
 
+def goodput(rank: int | None = None) -> Figure:
+    """The goodput of the requests of a rank; of all without a rank."""
+
+    def figure(summary: Summary) -> float | None:
+        figures: Figures | None = summary.all if rank is None else summary.by_rank.get(rank)
+        return None if figures is None else figures.goodput
+
+    return figure
+
+
 # -- JSON and tables --------------------------------------------------------------------
 
 SPARK_WIDTH = 16
@@ -256,6 +266,8 @@ def _table(group: Group, blocks: bool) -> str:
                 add(f"{place}{name} {statistic}", _cells(group, figure))
         for name in COUNTS:
             add(f"{place}{name}", _cells(group, count(name, rank)))
+        if any(seeds.mean(goodput(rank)) is not None for seeds in group.policies):
+            add(f"{place}goodput", _cells(group, goodput(rank)))
     add("fragmentation", [_share(each, "fragmentation") for each in group.policies])
     add("used_share", [_share(each, "used_share") for each in group.policies])
     downtimes = _cells(group, lambda s: None if s.downtime_s is None else s.downtime_s.p50)

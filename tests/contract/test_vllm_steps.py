@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from controller.adapters.vllm.steps import Steps
-from controller.core.load.step_times import LEAST_CHUNK_TOKENS, UNKNOWN_CHUNK_TOKENS, StepTimes
+from controller.core.load.step_times import (
+    ANY_TIME,
+    LEAST_CHUNK_TOKENS,
+    UNKNOWN_CHUNK_TOKENS,
+    StepTimes,
+)
 from tests.contract.vllm_schedules import lone_scheduler, steps_of
 from tests.schedules import PROFILE
 
@@ -37,7 +42,7 @@ class Scheduling:
         """The tokens that the next step computes, by request."""
         from vllm.v1.outputs import ModelRunnerOutput
 
-        self.steps.limit()
+        self.steps.set_budget()
         scheduled = self.scheduler.schedule()
         self.steps.scheduled(scheduled)
         self._under_way.append((scheduled, self._sampled(scheduled)))
@@ -131,7 +136,7 @@ def test_without_streams_or_a_limit_a_step_is_as_large_as_it_can_be(
     while scheduling.scheduler.has_unfinished_requests():
         scheduling.step()
     decode(scheduling, 1)
-    scheduling.steps.limit_s = None
+    scheduling.steps.limit = ANY_TIME
     scheduling.add("other", 2000)
     assert scheduling.step() == {"stream 0": 1, "other": STEP_TOKENS - 1}
 

@@ -15,7 +15,7 @@ from typing import Any
 from controller.adapters.embedded_model import ensure
 from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.steps import Steps
-from controller.core.load.step_times import StepCosts, StepTimes
+from controller.core.load.step_times import StepCosts, StepLimit, StepTimes
 from controller.model.profile import ModelConfig
 from tests.schedules import (
     PROFILE,
@@ -47,7 +47,7 @@ def decisions_of_vllm(scenario: Scenario, model_path: Path) -> list[Decisions]:
     def step() -> Decisions:
         evicted.clear()
         before = {r.request_id for r in scheduler.running}
-        steps.limit()
+        steps.set_budget()
         scheduled = scheduler.schedule()
         tokens = dict(scheduled.num_scheduled_tokens)
         admitted = [r for r in scheduler.running if r.request_id not in before]
@@ -104,7 +104,7 @@ def steps_of(scheduler: Any, step_time_s: float | None) -> Steps:
         take_entered=lambda: False,
         num_expected=lambda _: 0,
     )
-    steps.limit_s, steps._times = step_time_s, KnownTimes()
+    steps.limit, steps._times = StepLimit(step_time_s), KnownTimes()
     return steps
 
 

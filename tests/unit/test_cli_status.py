@@ -148,11 +148,18 @@ def test_wide_has_what_the_dashboards_panes_have() -> None:
     instances = (instance(queue_head=HEAD), instance("i-1", queue_head=EVICTED))
     status = synthetic.moving(synthetic.cluster(instances))
     busy = status.model_copy(
-        update={"moves": status.moves * 3, "queued_moves": (status.moves[0],) * 2}
+        update={
+            "moves": status.moves * 3,
+            "queued_moves": (status.moves[0],) * 2,
+            "levels": tuple(
+                level.model_copy(update={"goodput": 0.987} if level.name == "high" else {})
+                for level in status.levels
+            ),
+        }
     )
-    assert summary(busy)[1].startswith("level high: run 0 wait 0 ttft99 300ms")
+    assert summary(busy)[1].startswith("level high: run 0 wait 0 ttft99 300ms goodput 98.7%")
     found = tables(busy)
-    assert found["LEVEL"][1] == "normal 0 24 0 1.9s 0"
+    assert found["LEVEL"][1] == "normal 0 24 0 1.9s - 0"
     assert found["QUEUE-HEAD"] == [
         "r7 i-1 normal 4.0s 90 440 memory (evicted)",
         "r1 i-0 high 3.2s 118 440 -",

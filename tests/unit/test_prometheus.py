@@ -207,6 +207,10 @@ def full() -> str:
         "replays": status.replays.model_copy(update={"saved": saved}),
         "refused": (refused,),
         "keys": (key,),
+        "levels": tuple(
+            level.model_copy(update={"goodput": 0.875 if level.name == "high" else None})
+            for level in status.levels
+        ),
     }
     return rendered(status.model_copy(update=more), {EventKind.EVICTED: 7}, ended_moves())
 
@@ -219,6 +223,8 @@ FIGURES: list[tuple[str, dict[str, str], float | None]] = [
     ("cluster_uptime_seconds", {}, 72000),
     ("events_total", {"kind": "evicted"}, 7),
     ("events_total", {"kind": "instance_died"}, 0),
+    ("level_goodput_ratio", {"level": "high"}, 0.875),
+    ("level_goodput_ratio", {"level": "normal"}, None),
     ("held_requests", {}, 6),
     ("held_level_requests", {"level": "high"}, 3),
     ("held_demand_blocks", {}, 4321),

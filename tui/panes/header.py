@@ -10,7 +10,7 @@ from datetime import tzinfo
 
 from controller.api.text import hints, status_words
 from controller.api.text.alarms import Alarm
-from controller.api.text.quantities import duration, latency, printable, time_of_day
+from controller.api.text.quantities import duration, latency, percent, printable, time_of_day
 from controller.api.text.status_words import cached_percent, ranked, restart_turn, state_word
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from tui import drawing
@@ -255,15 +255,16 @@ def _instances(status: ClusterStatus, *, brief: bool) -> Line:
 
 
 def _levels(status: ClusterStatus) -> list[tuple[str, str]]:
-    """For each level its name and `6+2 1.9s`: running and waiting requests, and P99 TTFT. Empty if
-    there is only one level."""
+    """For each level its name and `6+2 1.9s 98%`: running and waiting requests, P99 TTFT, and
+    goodput if it has targets. Empty if there is only one level, and it has no targets."""
     levels = ranked(status.levels)
-    if len(levels) < 2:
+    if len(levels) < 2 and all(level.goodput is None for level in levels):
         return []
     return [
         (
             printable(level.name),
-            f"{level.num_running_reqs}+{level.num_waiting_reqs} {latency(level.ttft_p99_s)}",
+            f"{level.num_running_reqs}+{level.num_waiting_reqs} {latency(level.ttft_p99_s)}"
+            + ("" if level.goodput is None else f" {percent(level.goodput)}"),
         )
         for level in levels
     ]

@@ -35,6 +35,7 @@ from controller.core.emptying.relief import Candidate
 from controller.core.fleet.adapters import Adapter
 from controller.core.load.cached_prefixes import PrefixNames
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, blocks_for
+from controller.core.load.step_times import StepLimit
 from controller.core.migration.refusals import MoveRefusal, why
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.engine_state import ModelRequest, Segment
@@ -587,8 +588,8 @@ class EmulatedEngine:
     def emulation(self) -> Emulation:
         return self._pace.total
 
-    def limit_steps(self, step_time_s: float | None) -> None:
-        self._model.limit_steps(None if step_time_s is None else step_time_s * self._speed)
+    def limit_steps(self, limit: StepLimit) -> None:
+        self._model.limit_steps(limit.longer(self._speed))
 
     def prepare(self, frames: Frames, frontend_index: int) -> EmulatedRequest:
         request = decode_request(frames)

@@ -56,6 +56,7 @@ from controller.core.load.freeness import (
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.move_records import EndedMove
 from controller.core.migration.refusals import why
+from controller.core.record.windows import Kept
 from controller.core.replay.replay_log import ReplayLog, Way
 from controller.ports.processes import LauncherLoss
 from controller.runtime.controller.cluster import ControllerProcess
@@ -133,7 +134,8 @@ def cluster_status(
         refused=refused(controller),
         keys=keys(controller),
         levels=tuple(
-            _level(level, instances, frontends) for level in controller.live.scheduler.levels
+            _level(controller, level, instances, frontends)
+            for level in controller.live.scheduler.levels
         ),
         last_event=controller.journal.log.last_position,
         moves=moves_under_way(controller),
@@ -151,10 +153,14 @@ def cluster_status(
 
 
 def _level(
-    level: Level, instances: Iterable[InstanceStatus], frontends: Iterable[FrontendStatus]
+    controller: ControllerProcess,
+    level: Level,
+    instances: Iterable[InstanceStatus],
+    frontends: Iterable[FrontendStatus],
 ) -> LevelStatus:
     name = level.name
     ttfts_s = [f.ttft_p99_by_level_s[name] for f in frontends if name in f.ttft_p99_by_level_s]
+    said = (member.said.kept_targets for member in controller.roster.frontends())
     return LevelStatus(
         name=name,
         rank=level.rank,
@@ -163,6 +169,9 @@ def _level(
         num_waiting_reqs=sum(i.num_waiting_by_level.get(name, 0) for i in instances),
         headroom_blocks=sum(i.headroom_by_level_blocks.get(name, 0) for i in instances),
         ttft_p99_s=max(ttfts_s, default=None),
+        target_ttft_s=level.target_ttft_s,
+        target_tpot_s=level.target_tpot_s,
+        goodput=rounded(sum((each[name] for each in said if name in each), Kept()).share),
     )
 
 

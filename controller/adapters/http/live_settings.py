@@ -142,11 +142,12 @@ def live_config(settings: Settings) -> LiveConfig:
     """The configuration with which the cluster runs, made from the settings that operators write.
     Raises SettingError for a policy that live clusters do not have."""
     endpoint, policy = settings.endpoint, _policy(settings.scheduler.policy)
+    levels = tuple(Level(**level.model_dump()) for level in settings.priority)
     return LiveConfig(
         scheduler=with_fixed(
             SchedulerConfig,
             settings.scheduler,
-            levels=tuple(Level(p.name, p.rank, p.target_load_tokens) for p in settings.priority),
+            levels=levels,
             holding=_holding(settings) if policy.late_binding else None,
             key_limits=settings.limits,
         ),
@@ -158,6 +159,7 @@ def live_config(settings: Settings) -> LiveConfig:
             hash_prefixes=policy.by_prefix,
             key_limits=settings.limits,
             replay=settings.replay,
+            levels=levels,
         ),
         autoscale=_autoscale(settings),
         max_events=settings.control.max_events,

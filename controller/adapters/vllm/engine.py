@@ -33,6 +33,7 @@ from controller.adapters.vllm.lora import EngineAdapters
 from controller.adapters.vllm.steps import Steps
 from controller.core.fleet.adapters import Adapter
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead
+from controller.core.load.step_times import StepLimit
 from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs, StepPhase
 from controller.runtime.messages.members import IMPORTING
 
@@ -158,8 +159,8 @@ class VllmEngine:
         self.vocab_size: int = config.model_config.get_vocab_size()
         self.supported_tasks: tuple[str, ...] = tuple(self._core.get_supported_tasks())
 
-    def limit_steps(self, step_time_s: float | None) -> None:
-        self._steps.limit_s = step_time_s
+    def limit_steps(self, limit: StepLimit) -> None:
+        self._steps.limit = limit
 
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         request = self._decoder.decode(frames)
@@ -344,7 +345,7 @@ class VllmEngine:
         schedule = self._scheduler.schedule
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self._steps.limit()
+            self._steps.set_budget()
             scheduled = schedule(*args, **kwargs)
             for new in scheduled.scheduled_new_reqs:
                 self._note("admitted", new.req_id, new.num_computed_tokens)

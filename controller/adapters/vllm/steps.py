@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from controller.adapters.vllm.scheduler_side import in_any_order
 from controller.core.load.snapshot import NOT_MEASURED, PrefillSpeed
 from controller.core.load.step_times import (
+    ANY_TIME,
     LEAST_CHUNK_TOKENS,
     MAX_LOOKED_AT,
     UNKNOWN_CHUNK_TOKENS,
@@ -58,8 +59,7 @@ class Steps:
         take_entered: Callable[[], bool],
         num_expected: Callable[[str], int],
     ) -> None:
-        self.limit_s: float | None = None
-        """How long a step may take while requests decode; 0: `default_limit_s`; None: any time."""
+        self.limit = ANY_TIME
         self._scheduler = core.scheduler
         self._is_arriving = is_arriving
         self._take_entered = take_entered
@@ -86,7 +86,7 @@ class Steps:
 
     # -- before and after a step -----------------------------------------------------------
 
-    def limit(self) -> None:
+    def set_budget(self) -> None:
         """Sets the budget of the next step. Must be called before each `schedule`."""
         scheduler, budget = self._scheduler, self._most_tokens
         has_entered = self._take_entered()
@@ -133,7 +133,7 @@ class Steps:
 
     @property
     def _is_limited(self) -> bool:
-        return self._can_chunk and self.limit_s is not None
+        return self._can_chunk and not self.limit.is_any
 
     @property
     def own_limit_s(self) -> float:
@@ -141,7 +141,9 @@ class Steps:
         if not self._is_limited:
             return 0.0
         times = self._times
-        return self.limit_s or default_limit_s(times.least_decode_s, times.decode_step_s)
+        default_s = default_limit_s(times.least_decode_s, times.decode_step_s)
+        ranks = {-request.priority for request in self._scheduler.running}
+        return self.limit.limit_s(ranks, default_s) or 0.0
 
     def prefill_speed(self) -> PrefillSpeed:
         """How fast the engine computes prompts beside the requests that decode."""

@@ -35,7 +35,7 @@ LIVE = (
     "endpoint.request_timeout_s",
     "endpoint.write_timeout_s",
     "control.max_events",
-    "priority.*.target_load_tokens",
+    "priority.*.target_*",
 )
 CONSOLE_TABLES = ("commands", "console", "keys")
 

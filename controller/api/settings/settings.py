@@ -119,6 +119,12 @@ class PriorityTable(Table):
     target_load_tokens: Annotated[int, Field(ge=0)] | None = None
     """How many tokens an instance may hold while it runs a request of this level. None: any
     number."""
+    target_ttft_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """How long a request of this level should wait for its first token at most. Goodput counts the
+    requests that keep the targets of their level. None: no target."""
+    target_tpot_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """How long each further token should take, as the mean of a request. With llumnix+ a step of an
+    instance takes no longer while it runs a request of this level. None: no target."""
 
 
 class EmulatedTable(Table):

@@ -58,6 +58,11 @@ def seconds_of(text: str) -> float | None:
     return found if math.isfinite(found) and found <= _MAX_S else None
 
 
+def percent(share: float) -> str:
+    """`98.7%`"""
+    return f"{100 * share:.3g}%"
+
+
 def latency(seconds: float | None) -> str:
     """Like `duration`, but in milliseconds below one second: 240ms, 1.9s, 12s."""
     if seconds is not None and 0 <= seconds < 0.9995:

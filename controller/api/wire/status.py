@@ -187,6 +187,11 @@ class LevelStatus(WireModel):
     headroom_blocks: int = 0
     ttft_p99_s: float | None = None
     """The figure of the worst frontend."""
+    target_ttft_s: float | None = None
+    target_tpot_s: float | None = None
+    goodput: float | None = None
+    """The share of the requests that ended in the last minute and kept these targets; None without
+    a target or such a request."""
 
 
 class MoveStatus(WireModel):

@@ -678,6 +678,16 @@ class InstancePool:
             self._latest_prompt = request, found
         return self._latest_prompt[1]
 
+    def work_s(self, request: DispatchRequested) -> float:
+        """How long it takes to compute the request's prompt where most of it is cached. 0 for a
+        replayed request, whose client has waited already."""
+        if request.replayed or not self.rooms:
+            return 0.0
+        prompt = self.prompt(request)
+        num_cached = max(prompt.num_cached.values(), default=0)
+        speed = next(iter(self.rooms.values())).speed
+        return speed.time_s(num_cached, prompt.num_tokens)
+
     def _fetch_source(
         self,
         request: DispatchRequested,

@@ -27,7 +27,8 @@ class Waiting:
     """A waiting request as late binding sees it. `demand_blocks`: the blocks that it needs in order
     to start. `since_s`: when it came to the controller, by the controller's clock; arrival times
     are by the frontends' clocks. `turn`: its turn among the API keys of its rank (`FairTurns`); 0
-    where keys do not count."""
+    where keys do not count. `behind_s`: it goes as if it had come so much later, because its prompt
+    takes long to compute."""
 
     key: Key
     rank: int
@@ -35,6 +36,7 @@ class Waiting:
     demand_blocks: int
     since_s: float
     turn: float = 0.0
+    behind_s: float = 0.0
 
     @property
     def request_id(self) -> str:
@@ -43,7 +45,8 @@ class Waiting:
     @property
     def order(self) -> Order:
         frontend_id, request_id = self.key
-        return (-self.rank, self.turn, self.arrival_time_s, request_id, frontend_id)
+        due_s = self.arrival_time_s + self.behind_s
+        return (-self.rank, self.turn, due_s, request_id, frontend_id)
 
 
 class WaitingQueue:
@@ -244,10 +247,12 @@ class WaitingRequest:
     turn: float = 0.0
     cost: float = 0.0
 
-    def entry(self, key: Key, demand_blocks: int) -> Waiting:
+    def entry(self, key: Key, demand_blocks: int, behind_s: float = 0.0) -> Waiting:
         request = self.request
         arrival_s = request.arrival_time_s
-        return Waiting(key, request.rank, arrival_s, demand_blocks, self.since_s, self.turn)
+        return Waiting(
+            key, request.rank, arrival_s, demand_blocks, self.since_s, self.turn, behind_s
+        )
 
 
 class WaitingRequests:

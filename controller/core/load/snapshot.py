@@ -43,12 +43,25 @@ class Level:
 
     `rank` is the scheduling priority (larger goes first). `target_load_tokens` is the execution
     priority: the load that an instance may have while it runs a request of this level; None means
-    that the level has no headroom.
+    that the level has no headroom. The targets are the time to first token that a request of the
+    level should have, and the time per output token after it; None: no target.
     """
 
     name: str
     rank: int
     target_load_tokens: int | None = None
+    target_ttft_s: float | None = None
+    target_tpot_s: float | None = None
+
+    @property
+    def has_targets(self) -> bool:
+        return self.target_ttft_s is not None or self.target_tpot_s is not None
+
+    def is_met(self, ttft_s: float, tpot_s: float | None) -> bool:
+        """Whether a request keeps the targets. `tpot_s`: None if it has emitted one token only."""
+        if self.target_ttft_s is not None and ttft_s > self.target_ttft_s:
+            return False
+        return self.target_tpot_s is None or tpot_s is None or tpot_s <= self.target_tpot_s
 
 
 NORMAL = Level("normal", rank=0)

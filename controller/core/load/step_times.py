@@ -23,9 +23,10 @@ that.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
 
-from controller.core.load.snapshot import PrefillSpeed
+from controller.core.load.snapshot import Level, PrefillSpeed
 from controller.core.value import value
 
 LEAST_TOKENS = 32
@@ -54,12 +55,47 @@ LEAST_CHUNK_TOKENS = 64
 LEAST_PROMPT_SHARE = 0.01
 
 
-def limit_of_steps(step_time_s: float, *, late_binding: bool) -> float | None:
-    """How long steps may take while requests decode, by the setting `scheduler.step_time_s`: 0 is
-    the default of the engine, None is any time. Only late binding (`llumnix+`) limits steps unless
-    an operator does: the other policies are there to be compared with, and their authors' instances
-    limited nothing."""
-    return step_time_s if step_time_s or late_binding else None
+@value
+class StepLimit:
+    """How long steps may take while requests decode. `step_time_s`: 0 is `default_limit_s`, None is
+    any time. `by_rank_s`: at most so long while requests of these ranks decode."""
+
+    step_time_s: float | None = None
+    by_rank_s: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether steps may always take any time."""
+        return self.step_time_s is None and not self.by_rank_s
+
+    def limit_s(self, ranks: Iterable[int], default_s: float) -> float | None:
+        """The limit beside requests of these ranks; None: any time."""
+        limits_s = [self.by_rank_s[rank] for rank in ranks if rank in self.by_rank_s]
+        if self.step_time_s is not None:
+            limits_s.append(self.step_time_s or default_s)
+        return min(limits_s, default=None)
+
+    def longer(self, factor: float) -> "StepLimit":
+        """The limit for an engine whose steps take `factor` times as long."""
+        step_time_s = None if self.step_time_s is None else self.step_time_s * factor
+        return StepLimit(
+            step_time_s, {rank: each * factor for rank, each in self.by_rank_s.items()}
+        )
+
+
+ANY_TIME = StepLimit()
+
+
+def limit_of_steps(step_time_s: float, levels: Iterable[Level], *, late_binding: bool) -> StepLimit:
+    """The limit by the setting `scheduler.step_time_s` and the targets of the levels. Only late
+    binding (`llumnix+`) limits steps unless an operator sets a time: the other policies are there
+    to be compared with, and their authors' instances limited nothing."""
+    if not late_binding:
+        return StepLimit(step_time_s or None)
+    targets_s = {each.rank: each.target_tpot_s for each in levels}
+    return StepLimit(
+        step_time_s, {rank: each for rank, each in targets_s.items() if each is not None}
+    )
 
 
 def default_limit_s(least_decode_s: float, decode_step_s: float) -> float:

@@ -120,10 +120,46 @@ class LatencyWindows(Generic[Kind]):
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """How many of the requests that ended kept their targets."""
+
+    num_kept: int = 0
+    num_ended: int = 0
+
+    def __add__(self, other: "Kept") -> "Kept":
+        return Kept(self.num_kept + other.num_kept, self.num_ended + other.num_ended)
+
+    @property
+    def share(self) -> float | None:
+        """The goodput; None if no request ended."""
+        return self.num_kept / self.num_ended if self.num_ended else None
+
+
+class KeptWindows(Generic[Kind]):
+    """How many requests of each kind kept their targets in the last minute."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[Kind, tuple[CountWindow, CountWindow]] = {}
+
+    def add(self, now_s: float, kind: Kind, *, is_kept: bool) -> None:
+        kept, ended = self._by_kind.setdefault(kind, (CountWindow(), CountWindow()))
+        kept.add(int(is_kept), now_s)
+        ended.add(1, now_s)
+
+    def at(self, now_s: float) -> dict[Kind, Kept]:
+        return {
+            kind: Kept(kept.total(now_s), ended.total(now_s))
+            for kind, (kept, ended) in self._by_kind.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class ServedLately:
     """The latencies that a frontend's clients saw in the last minute. The TTFT is given over all
-    requests and for each level, the TPOT over the requests that ended."""
+    requests and for each level, the TPOT over the requests that ended. `kept_targets`: of each
+    level with targets, how many requests kept them."""
 
     ttft_p99: Percentiles[str] = field(default_factory=Percentiles)
     tpot_p99_s: float | None = None
     num_first_tokens: int = 0
+    kept_targets: Mapping[str, Kept] = field(default_factory=dict)

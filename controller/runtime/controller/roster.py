@@ -284,7 +284,11 @@ def _all(member: Member, config: LiveConfig) -> tuple[Message, ...]:
             MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s or None, limits.allow_inexact),
             StatusPushSet(settings.status_interval_s, _phases(settings.status_push)),
             StepTimeSet(
-                limit_of_steps(settings.step_time_s, late_binding=settings.holding is not None)
+                limit_of_steps(
+                    settings.step_time_s,
+                    settings.levels,
+                    late_binding=settings.holding is not None,
+                )
             ),
         )
     return (config.frontends,)

@@ -5,11 +5,12 @@ A request's history is kept here, because the frontend stays the same wherever t
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from controller.core.load.snapshot import Level
 from controller.core.migration.move_records import MoveRecord
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.record.request_record import (
@@ -20,7 +21,13 @@ from controller.core.record.request_record import (
     found_order,
     match_names,
 )
-from controller.core.record.windows import LatencyWindow, LatencyWindows, Percentiles, ServedLately
+from controller.core.record.windows import (
+    KeptWindows,
+    LatencyWindow,
+    LatencyWindows,
+    Percentiles,
+    ServedLately,
+)
 from controller.core.replay.replay_machine import Replay, ReplayRefusal, RequestLoss
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.messages.requests import RequestsAsked
@@ -93,15 +100,28 @@ class BookEntry:
             num_forgotten=self.num_forgotten,
         )
 
+    @property
+    def ttft_s(self) -> float | None:
+        first_s = self.first_token_time_s
+        return None if first_s is None else first_s - self.arrival_time_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """The mean time of each further token; None before the end, or without two tokens."""
+        first_s, end_s = self.first_token_time_s, self.end_time_s
+        if first_s is None or end_s is None or self.num_output_tokens < 2:
+            return None
+        return (end_s - first_s) / (self.num_output_tokens - 1)
+
     def outcome(self) -> dict[str, Number]:
         """The figures of a request that has ended."""
         assert self.end_time_s is not None
-        first_s = self.first_token_time_s
+        ttft_s = self.ttft_s
         return {
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_output_tokens": self.num_output_tokens,
             "num_evictions": self.num_evictions,
-            "ttft_s": None if first_s is None else round(first_s - self.arrival_time_s, 4),
+            "ttft_s": None if ttft_s is None else round(ttft_s, 4),
             "e2e_latency_s": round(self.end_time_s - self.arrival_time_s, 4),
         }
 
@@ -158,11 +178,18 @@ class RequestBook:
         self._ended: OrderedDict[str, BookEntry] = OrderedDict()
         self._ttft = LatencyWindows[str]()
         self._tpot = LatencyWindow()
+        self._kept = KeptWindows[str]()
+        self._targets: Mapping[str, Level] = {}
+
+    def set_targets(self, levels: Iterable[Level]) -> None:
+        """Counts goodput by the targets of these levels from now on."""
+        self._targets = {level.name: level for level in levels if level.has_targets}
 
     def served_lately(self) -> ServedLately:
         now_s = self._clock()
+        kept = {name: kept for name, kept in self._kept.at(now_s).items() if name in self._targets}
         return ServedLately(
-            self.ttft_p99(), self._tpot.percentile(0.99, now_s), self._ttft.count(now_s)
+            self.ttft_p99(), self._tpot.percentile(0.99, now_s), self._ttft.count(now_s), kept
         )
 
     def ttft_p99(self) -> Percentiles[str]:
@@ -380,9 +407,13 @@ class RequestBook:
             return
         entry.state, entry.finish_reason = state, reason
         entry.end_time_s = self._wall_clock()
-        if entry.first_token_time_s is not None and entry.num_output_tokens > 1:
-            took_s = entry.end_time_s - entry.first_token_time_s
-            self._tpot.add(self._clock(), took_s / (entry.num_output_tokens - 1))
+        if (tpot_s := entry.tpot_s) is not None:
+            self._tpot.add(self._clock(), tpot_s)
+        level = self._targets.get(entry.level)
+        if level is not None and state is not RequestState.ABORTED:
+            ttft_s = entry.ttft_s
+            is_kept = ttft_s is not None and level.is_met(ttft_s, tpot_s)
+            self._kept.add(self._clock(), entry.level, is_kept=is_kept and state is FINISHED)
         event = self._event(entry, _ENDS[state], reason, entry.outcome(), cause_id, actor, labels)
         entry.remember(event)
         self._ended[request_id] = entry

@@ -397,7 +397,7 @@ class Llumlet:
         self._thread.status_phases = told.phases
 
     def _on_step_time(self, told: StepTimeSet) -> None:
-        self._thread.command(lambda engine: engine.limit_steps(told.step_time_s))
+        self._thread.command(lambda engine: engine.limit_steps(told.limit))
 
     def _on_welcome(self, welcome: Welcome) -> None:
         if self._member.welcomed(welcome) and self.serving is not None:

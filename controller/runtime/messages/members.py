@@ -9,9 +9,11 @@ import msgspec
 from controller.core.fleet.adapters import Adapter
 from controller.core.fleet.cluster_spec import AS_STARTED, EngineChange
 from controller.core.load.cached_prefixes import CacheReport
-from controller.core.load.snapshot import InstanceRef, InstanceSnapshot
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef, InstanceSnapshot, Level
+from controller.core.load.step_times import StepLimit
 from controller.core.migration.move_records import MoveInFlight
 from controller.core.record.event_log import LoggedEvent
+from controller.core.record.windows import Kept
 from controller.core.settings import KeyLimits, ReplayConfig
 from controller.ports.engine import Emulation, StepPhase
 
@@ -72,6 +74,9 @@ class Hello(Message, frozen=True):
     """Only from a frontend: the P99 TPOT of the requests that ended in the last minute."""
     num_first_tokens: int = 0
     """Only from a frontend: how many first tokens its clients got in the last minute."""
+    kept_targets: Mapping[str, Kept] = {}
+    """Only from a frontend: of each level with targets, how many requests kept them in the last
+    minute."""
     leaves_in_s: float | None = None
     """How long until this process is ended, whatever requests it has then; None: no end is
     planned."""
@@ -228,10 +233,9 @@ class StatusPushSet(Message, frozen=True):
 
 
 class StepTimeSet(Message, frozen=True):
-    """Controller to instance: how long your steps may take while requests decode; 0: several times
-    as long as a step that decodes one request; None: any time."""
+    """Controller to instance: how long your steps may take while requests decode."""
 
-    step_time_s: float | None
+    limit: StepLimit
 
 
 class FrontendLimits(Message, frozen=True):
@@ -246,3 +250,5 @@ class FrontendLimits(Message, frozen=True):
     """The limits of each API key in the whole cluster. While the controller is away, each frontend
     applies its share of them."""
     replay: ReplayConfig = msgspec.field(default_factory=ReplayConfig)
+    levels: tuple[Level, ...] = DEFAULT_LEVELS
+    """The priority levels, with the targets by which goodput is counted."""

@@ -41,6 +41,7 @@ def test_a_live_cluster_takes_the_settings_of_a_policy(name: str) -> None:
         moves,
         interval_s=moves.interval_s / speed,
         not_back_s=moves.not_back_s / speed,
+        gain_ahead_s=moves.gain_ahead_s / speed,
         max_moves_per_minute=round(moves.max_moves_per_minute * speed),
     )
     assert bool(live.scheduler.holding) is bool(policy.holding)

@@ -22,6 +22,7 @@ from controller.api.settings.setting_values import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.status import RollingReport
 from controller.core.fleet.cluster_spec import EngineChange
+from controller.core.load.step_times import StepLimit
 from controller.runtime.messages.members import StatusPushSet, StepTimeSet
 from controller.runtime.messages.move_messages import MoveLimitsSet
 from tests.unit.control.control_bed import Bed, bed_of
@@ -278,7 +279,7 @@ async def test_each_setting_reaches_whom_it_concerns(bed: Bed) -> None:
     for levels in (moves.levels, rescheduler.levels, (await bed.status()).levels):
         assert [level.target_load_tokens for level in levels] == [None, 320]
     assert told(bed, "i-1", StatusPushSet)[-1] == StatusPushSet(0.5)
-    assert told(bed, "i-1", StepTimeSet)[-1] == StepTimeSet(0.03)
+    assert told(bed, "i-1", StepTimeSet)[-1] == StepTimeSet(StepLimit(0.03))
     assert len(await bed.events()) == 2
 
 

@@ -158,7 +158,7 @@ def orders(
 
 def test_the_longest_gap_is_paired_with_the_shortest() -> None:
     cluster = Played()
-    for instance_id, backlog_s in (("a", 0.5), ("b", 9.0), ("c", 0.0), ("d", 1.5)):
+    for instance_id, backlog_s in (("a", 0.1), ("b", 9.0), ("c", 0.0), ("d", 1.5)):
         request = running(f"{instance_id}-r", 10)
         cluster.instances[instance_id] = idle(instance_id, request, backlog_s=backlog_s)
     rounds = relief_rounds.ReliefRounds(cluster, cluster.cooling, PLUS, "x")
@@ -166,6 +166,9 @@ def test_the_longest_gap_is_paired_with_the_shortest() -> None:
     rounds.handle(relief_rounds.PairFruitless(("b", 1), ("c", 1)), 0.0)
     assert orders(rounds, 0.1) == {"b": "withdrawn", "d": ("c", True)}, "nothing gains for now"
     assert orders(rounds, 1.2)["b"] == ("c", True)
+    cluster.instances["c"] = idle("c", backlog_s=0.3)
+    assert orders(rounds, 1.25) == {"b": ("a", True), "d": "withdrawn"}, "c has prompts to compute"
+    cluster.instances["c"] = idle("c")
     cluster.unlike_to = {"b": "c"}
     assert orders(rounds, 1.3) == {"b": ("a", True), "d": ("c", True)}
     rounds.handle(relief_rounds.InstanceGone("b"), 1.3)

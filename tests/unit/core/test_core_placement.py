@@ -787,6 +787,25 @@ def test_of_idle_instances_a_new_prompt_goes_where_the_cache_has_least() -> None
     assert sent_to(found, "r4", *third, now_s=3.0) == "a", "the lowest id, as both have as much"
 
 
+def test_shorter_prompts_go_first_and_a_long_one_waits_for_a_bounded_time() -> None:
+    """Each second of work counts as two seconds later: 1,000 tokens go as if they had come 2 s
+    later, and so before what comes after that."""
+    found = with_load([], [])
+    for name in ("a", "b"):
+        found.handle(large_status(name, [], backlog_s=9.0), 0.0)
+    asked = {
+        "long": request("long", tokens=1000, arrival=0.0),
+        "short": request("short", tokens=100, arrival=1.5),
+        "late": request("late", tokens=100, arrival=2.5),
+        "again": replace(request("again", tokens=1000, arrival=0.5), replayed=True),
+    }
+    for each in asked.values():
+        assert found.handle(each, 0.0) == [], "all have prompts to compute"
+    order = [waiting.request_id for waiting in found.waiting_view().entries]
+    assert order == ["again", "short", "long", "late"], "a replayed one has waited already"
+    found.check()
+
+
 COPY_TOKEN_S = 0.0002
 """A fifth of the time to compute a token."""
 

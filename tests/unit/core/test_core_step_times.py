@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.load.snapshot import PrefillSpeed
+from controller.core.load.snapshot import Level, PrefillSpeed
 from controller.core.load.step_times import (
+    ANY_TIME,
     LEAST_CHUNK_TOKENS,
     StepCosts,
+    StepLimit,
     StepTimes,
     default_limit_s,
     limit_of_steps,
@@ -127,9 +129,22 @@ def test_whatever_steps_take_there_is_a_share_and_a_chunk(steps, limit_s) -> Non
 
 
 def test_only_late_binding_limits_steps_unless_an_operator_does() -> None:
-    assert limit_of_steps(0.0, late_binding=True) == 0.0
-    assert limit_of_steps(0.0, late_binding=False) is None
-    assert [limit_of_steps(0.05, late_binding=each) for each in (True, False)] == [0.05, 0.05]
+    levels = (Level("normal", 0), Level("high", 1, target_tpot_s=0.02))
+    assert limit_of_steps(0.0, levels, late_binding=True) == StepLimit(0.0, {1: 0.02})
+    assert limit_of_steps(0.0, levels, late_binding=False) == ANY_TIME
+    for late_binding, by_rank_s in ((True, {1: 0.02}), (False, {})):
+        found = limit_of_steps(0.05, levels, late_binding=late_binding)
+        assert found == StepLimit(0.05, by_rank_s)
+
+
+def test_the_tightest_of_the_targets_beside_a_prompt_counts() -> None:
+    limit = StepLimit(0.0, {1: 0.02, 2: 0.01})
+    assert limit.limit_s([0], 0.05) == 0.05
+    assert limit.limit_s([0, 1], 0.05) == 0.02
+    assert limit.limit_s([1, 2], 0.05) == 0.01
+    assert StepLimit(0.015, {1: 0.02}).limit_s([1], 0.05) == 0.015, "what an operator says"
+    assert limit.longer(2.0).limit_s([1], 0.05) == 0.04
+    assert ANY_TIME.limit_s([0], 0.05) is None
 
 
 # -- how much fits into a step -----------------------------------------------------------------

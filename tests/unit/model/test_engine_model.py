@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from controller.core.load.step_times import StepLimit
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.engine_state import ModelRequest, Segment
 from controller.model.profile import ModelConfig, load_profile
@@ -103,7 +104,7 @@ LONG = ModelConfig.of(PROFILE, prefix_caching=False)
 def test_beside_a_stream_a_step_takes_no_longer_than_it_may() -> None:
     model = engine(LONG, request("stream", 30, 200))
     model.step()
-    model.limit_steps(0.1)
+    model.limit_steps(StepLimit(0.1))
     model.add(request("long", 2000, 2))
     taken = steps(model)
     chunks = [step.num_prefill_tokens["long"] for step in taken if step.num_prefill_tokens]
@@ -115,14 +116,14 @@ def test_beside_a_stream_a_step_takes_no_longer_than_it_may() -> None:
 
 def test_without_a_stream_a_step_takes_as_long_as_it_wants() -> None:
     model = engine(LONG, request("a", 1000), request("b", 1000))
-    model.limit_steps(0.1)
+    model.limit_steps(StepLimit(0.1))
     assert prefilled([model.step()]) == [{"a": 1000, "b": 1000}]
 
 
 def test_a_step_has_time_for_some_tokens_however_many_decode() -> None:
     model = engine(LONG, *(request(f"r{number}", 8, 200) for number in range(200)))
     model.step()
-    model.limit_steps(0.05)
+    model.limit_steps(StepLimit(0.05))
     model.add(request("long", 200, 2))
     taken = [model.step() for _ in range(4)]
     assert [step.num_prefill_tokens.get("long", 0) for step in taken] == [64, 64, 64, 8]
@@ -132,7 +133,7 @@ def test_a_step_has_time_for_some_tokens_however_many_decode() -> None:
 def test_by_default_a_step_takes_seven_times_as_long_as_one_that_decodes_one_request() -> None:
     model = engine(LONG)
     assert model.snapshot("i-0", 1).step_limit_s == 0.0
-    model.limit_steps(0.0)
+    model.limit_steps(StepLimit(0.0))
     one_s = PROFILE.step_time_s([], 1, 1)
     assert model.snapshot("i-0", 1).step_limit_s == pytest.approx(7 * one_s)
 
@@ -140,7 +141,7 @@ def test_by_default_a_step_takes_seven_times_as_long_as_one_that_decodes_one_req
 def test_prompts_are_computed_more_slowly_beside_streams() -> None:
     """As the status says: what a step has left for prompts."""
     model = engine(LONG, *(request(f"r{number}", 500, 300) for number in range(16)))
-    model.limit_steps(0.2)
+    model.limit_steps(StepLimit(0.2))
     while model.step().num_prefill_tokens:
         pass
     model.add(request("long", 1500, 2))

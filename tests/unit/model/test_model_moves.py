@@ -6,7 +6,7 @@ import pytest
 
 from controller.core.emptying.relief import Candidate
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.load.step_times import LEAST_CHUNK_TOKENS
+from controller.core.load.step_times import LEAST_CHUNK_TOKENS, StepLimit
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from controller.model.engine_model import EngineModel
 from controller.model.engine_state import ModelRequest, SegmentAt
@@ -225,7 +225,7 @@ def test_the_first_step_of_what_has_arrived_is_a_short_one() -> None:
     """It has waited for a step of the destination already."""
     config = replace(CHUNKED, max_num_batched_tokens=1000, max_model_len=1000, num_total_blocks=99)
     model = engine(config, num_steps=0)
-    model.limit_steps(0.3)
+    model.limit_steps(StepLimit(0.3))
     assert model.moves.reserve(request("a", 30), 0, 3) == 0
     model.moves.commit("a", running(31))
     model.add(request("long", 900))

@@ -20,6 +20,7 @@ import msgspec
 from controller.core.emptying.relief import Candidate
 from controller.core.fleet.adapters import Adapter
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
+from controller.core.load.step_times import StepLimit
 from controller.core.migration.refusals import MOVABLE, MoveFacts, MoveRefusal
 from controller.ports.engine import (
     EmittedTokens,
@@ -288,7 +289,7 @@ class FakeEngine:
         self.tells_each_step = False
         """Whether a step without tokens has outputs, as vLLM's have: the scheduler's statistics."""
         self.refuses_at_add: set[str] = set()
-        self.step_time_s: float | None = None
+        self.step_limit = StepLimit()
         self.adapters: dict[int, str] = {}
         """The folder of each loaded adapter, by number."""
         self.adapters_in_use: set[int] = set()
@@ -311,8 +312,8 @@ class FakeEngine:
         self.on_phase: Callable[[StepPhase], None] = lambda phase: None
         self._death: BaseException | None = None
 
-    def limit_steps(self, step_time_s: float | None) -> None:
-        self.step_time_s = step_time_s
+    def limit_steps(self, limit: StepLimit) -> None:
+        self.step_limit = limit
 
     def prepare(self, frames: Frames, frontend_index: int) -> FakeRequest:
         request = msgspec.msgpack.decode(frames[0], type=FakeRequest)

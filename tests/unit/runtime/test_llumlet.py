@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from controller.core.load.snapshot import InstanceRef
+from controller.core.load.step_times import StepLimit
 from controller.core.migration.move_records import MoveOrder
 from controller.ports.engine import StepPhase
 from controller.runtime.instance import engine_thread
@@ -319,9 +320,9 @@ async def test_a_status_goes_out_at_the_phase_that_is_asked_for(
 
 
 async def test_the_engine_is_told_how_long_its_steps_may_take(bed: Bed) -> None:
-    for step_time_s in (0.05, 0.0, None):
-        bed.controller.send(HERE, StepTimeSet(step_time_s))
-        await until(lambda asked=step_time_s: bed.engine.step_time_s == asked)
+    for limit in (StepLimit(0.05), StepLimit(0.0, {1: 0.02}), StepLimit()):
+        bed.controller.send(HERE, StepTimeSet(limit))
+        await until(lambda asked=limit: bed.engine.step_limit == asked)
 
 
 class Stepping:

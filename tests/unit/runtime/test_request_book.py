@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from controller.core.load.snapshot import Level
 from controller.core.migration.move_records import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
+from controller.core.record.windows import Kept
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.request_book import MAX_HISTORY, RequestBook
 from controller.runtime.messages.requests import RequestsAsked
@@ -234,3 +236,41 @@ def test_the_p99_of_ttft(bed: Bed) -> None:
     assert bed.book.ttft_p99().all_s == 3.0
     bed.now_s += 61.0
     assert bed.book.ttft_p99().all_s is None
+
+
+def test_goodput_counts_who_kept_the_targets_of_its_level(bed: Bed) -> None:
+    """A client that leaves proves nothing, and a failure is a miss."""
+    levels = [Level("normal", 0), Level("high", 1, target_ttft_s=1.0, target_tpot_s=0.1)]
+    bed.book.set_targets(levels)
+
+    def serve(
+        request_id: str, ttft_s: float, tpot_s: float, ends: str = "stop", rank: int = 1
+    ) -> None:
+        bed.arrive(request_id, rank)
+        bed.send(request_id)
+        bed.now_s += ttft_s
+        bed.book.emitted(request_id, 1, None)
+        bed.now_s += 10 * tpot_s
+        bed.book.emitted(request_id, 10, ends)
+
+    serve("kept", 0.9, 0.09)
+    serve("late", 1.1, 0.05)
+    serve("slow", 0.1, 0.11)
+    serve("failed", 0.1, 0.05, "error")
+    serve("left", 0.1, 0.05, "abort")
+    serve("other", 9.0, 1.0, rank=0)
+    assert bed.book.served_lately().kept_targets == {"high": Kept(1, 4)}
+    bed.book.set_targets(levels[:1])
+    assert bed.book.served_lately().kept_targets == {}, "no targets any more"
+    bed.book.set_targets(levels)
+    bed.now_s += 61.0
+    assert bed.book.served_lately().kept_targets == {"high": Kept(0, 0)}
+    assert (Kept(1, 4) + Kept(2, 4)).share == 0.375
+    assert Kept().share is None
+
+
+def test_one_token_has_no_time_between_tokens() -> None:
+    level = Level("high", 1, target_ttft_s=1.0, target_tpot_s=0.1)
+    assert level.is_met(0.5, None)
+    assert Level("fast", 1, target_tpot_s=0.1).is_met(99.0, 0.1)
+    assert not Level("normal", 0).has_targets

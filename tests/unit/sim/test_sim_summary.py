@@ -2,6 +2,7 @@
 
 import pytest
 
+from controller.core.load.snapshot import Level
 from controller.model.engine_state import ModelRequest
 from controller.sim.outcome import (
     Outcome,
@@ -70,6 +71,19 @@ def test_figures_of_four_requests() -> None:
     assert found.by_rank == {}
     assert found.downtime_s is None
     assert summarize(begun(), [0.0]).all.ttft_s is None, "nothing ended"
+
+
+def test_goodput_is_by_the_targets_of_each_level() -> None:
+    """A request of a rank without a level belongs to the level of rank 0."""
+    outcome = begun()
+    for each in (ended(0, 1.0, 3), ended(1, 3.0, 3), ended(2, 3.0, 3, rank=1), ended(3, 1.0, 1, 7)):
+        outcome.rows.add(each)
+    outcome.num_failed = 1
+    levels = [Level("normal", 0, target_ttft_s=2.0), Level("high", 1, target_tpot_s=0.4)]
+    found = summarize(outcome, [0.0, 1.0, 2.0, 3.0, 4.0], levels=levels)
+    assert found.all.goodput == 2 / 5
+    assert [found.by_rank[rank].goodput for rank in (0, 1, 7)] == [0.5, 0.0, 1.0]
+    assert summarize(outcome, [0.0], levels=[Level("normal", 0)]).all.goodput is None
 
 
 def test_ranks_have_figures_of_their_own_and_the_warm_up_is_left_out_by_arrival() -> None:

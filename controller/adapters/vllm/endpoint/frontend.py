@@ -202,6 +202,7 @@ class OpenAIFrontend:
             request_timeout_s=limits.request_timeout_s,
         )
         self._listener.set_write_timeout(limits.write_timeout_s)
+        self.book.set_targets(limits.levels)
 
     def _on_adapters(self, message: AdaptersSet) -> None:
         """Called once when this frontend serves, and at each change."""
