@@ -214,6 +214,8 @@ class RejectCode(StrEnum):
     """The API key has as many live requests as it may have."""
     TOKEN_LIMIT = "token_limit"
     """The API key has used its tokens of this minute."""
+    LATE = "late"
+    """The request has waited as long as its level says until the first token should come."""
 
 
 @value

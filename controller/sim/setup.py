@@ -14,10 +14,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from controller.core.admission.policies import find_policy
-from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Level
+from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Level, WhenLate
 from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig
 from controller.model.profile import LatencyProfile, Mode
 from controller.sim.baselines import DEFRAG, DISPATCH, LLUMNIX, PAIRINGS, VICTIMS
@@ -162,7 +162,7 @@ _NAMES: Mapping[str, Collection[str]] = {
     "migration.pairing": PAIRINGS,
     "migration.victim": VICTIMS,
 }
-LEVEL_TARGETS = ("target_load_tokens", "target_ttft_s", "target_tpot_s")
+LEVEL_FIELDS = ("target_load_tokens", "target_ttft_s", "target_tpot_s", "when_late")
 _LEAST: Mapping[str, float] = {
     "migration.interval_s": 0.01,
     "migration.source_below_steps": -math.inf,
@@ -199,7 +199,7 @@ def setting_names(policy: SimPolicy) -> list[str]:
         "scheduler.step_time_s",
         *(_HOLDING if policy.holding is not None else ()),
         *(_AUTOSCALE if policy.autoscale is not None else ()),
-        *(f"priority.{level.name}.{name}" for level in policy.levels for name in LEVEL_TARGETS),
+        *(f"priority.{level.name}.{name}" for level in policy.levels for name in LEVEL_FIELDS),
     ]
 
 
@@ -232,7 +232,11 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
         return replace(policy, step_time_s=_number(key, value))
     _, level_name, field_name = key.split(".")
     found: Value = None
-    if value is not None and value != "none":
+    if field_name == "when_late":
+        if value not in get_args(WhenLate):
+            raise ValueError(f"{key} must be one of {', '.join(get_args(WhenLate))}, not {value!r}")
+        found = value
+    elif value is not None and value != "none":
         found = _whole(key, value) if field_name == "target_load_tokens" else _number(key, value)
     levels = tuple(
         replace(level, **{field_name: found}) if level.name == level_name else level  # type: ignore[arg-type]

@@ -152,6 +152,8 @@ def _level(level: "LevelStatus") -> str:
     for name in ("target_load_tokens", "target_ttft_s", "target_tpot_s"):
         if (target := getattr(level, name)) is not None:
             lines.append(f"{name} = {target}")
+    if level.when_late != "serve":
+        lines.append(f"when_late = {toml_text.value_text(level.when_late)}")
     return "\n".join(lines)
 
 
@@ -375,7 +377,8 @@ def _edited(text: str, key: str, value: "SettingValue") -> str:
     if levels is None:  # a file has all levels or none, so all defaults are written
         from controller.api.settings.settings import Settings
 
-        defaults = [list(level.model_dump().items()) for level in Settings().priority]
+        levels = (level.model_dump(exclude_defaults=True) for level in Settings().priority)
+        defaults = [list(level.items()) for level in levels]
         text = toml_text.with_tables(text, table, defaults)
         levels = tomllib.loads(text)[table]
     found = [n for n, each in enumerate(levels) if each.get("name") == level[0]]

@@ -171,6 +171,7 @@ def _level(
         ttft_p99_s=max(ttfts_s, default=None),
         target_ttft_s=level.target_ttft_s,
         target_tpot_s=level.target_tpot_s,
+        when_late=level.when_late,
         goodput=rounded(sum((each[name] for each in said if name in each), Kept()).share),
     )
 

@@ -36,6 +36,7 @@ LIVE = (
     "endpoint.write_timeout_s",
     "control.max_events",
     "priority.*.target_*",
+    "priority.*.when_late",
 )
 CONSOLE_TABLES = ("commands", "console", "keys")
 

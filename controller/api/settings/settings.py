@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, Strict, field_validator
 from controller.api.settings import ADAPTER_NAME, MAX_INSTANCES, PYTHON, without_python
 from controller.api.settings.table import OfCore, Port, Seconds, Table, is_table
 from controller.api.settings.vllm_options import EndpointOptions, Words, words
+from controller.core.load.snapshot import WhenLate
 from controller.core.settings import (
     AutoscaleSettings,
     HoldingSettings,
@@ -122,6 +123,10 @@ class PriorityTable(Table):
     target_ttft_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """How long a request of this level should wait for its first token at most. Goodput counts the
     requests that keep the targets of their level. None: no target."""
+    when_late: WhenLate = "serve"
+    """What becomes of a request that has waited at the controller for `target_ttft_s`. serve: it
+    keeps its place. last: it goes behind the others of its level, which may still get their first
+    token in time. refuse: it is answered 429."""
     target_tpot_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """How long each further token should take, as the mean of a request. With llumnix+ a step of an
     instance takes no longer while it runs a request of this level. None: no target."""

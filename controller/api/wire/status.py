@@ -189,6 +189,7 @@ class LevelStatus(WireModel):
     """The figure of the worst frontend."""
     target_ttft_s: float | None = None
     target_tpot_s: float | None = None
+    when_late: str = "serve"
     goodput: float | None = None
     """The share of the requests that ended in the last minute and kept these targets; None without
     a target or such a request."""

@@ -11,7 +11,7 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controller.core.record.windows import CountWindow
 from controller.core.scheduler_events import DispatchRequested
@@ -240,19 +240,20 @@ class ShedOrder:
 @value
 class WaitingRequest:
     """A request that waits at the controller. `turn`: its turn among the API keys of its rank.
-    `cost`: how many tokens the request is expected to take. Both are 0 if API keys do not count."""
+    `cost`: how many tokens the request is expected to take. Both are 0 if API keys do not count.
+    `is_late`: it has waited for too long, and goes behind the others of its rank."""
 
     request: DispatchRequested
     since_s: float
     turn: float = 0.0
     cost: float = 0.0
+    is_late: bool = False
 
     def entry(self, key: Key, demand_blocks: int, behind_s: float = 0.0) -> Waiting:
         request = self.request
         arrival_s = request.arrival_time_s
-        return Waiting(
-            key, request.rank, arrival_s, demand_blocks, self.since_s, self.turn, behind_s
-        )
+        turn = math.inf if self.is_late else self.turn
+        return Waiting(key, request.rank, arrival_s, demand_blocks, self.since_s, turn, behind_s)
 
 
 class WaitingRequests:
@@ -291,6 +292,11 @@ class WaitingRequests:
         self._by_key[request.frontend_id, request.request_id] = waiting
         if not request.replayed:
             self._shed_order.push(request.order)
+
+    def set_late(self, key: Key) -> WaitingRequest:
+        """Puts the request behind the others of its rank from now on."""
+        late = self._by_key[key] = replace(self._by_key[key], is_late=True)
+        return late
 
     def discard(self, key: Key, *, served: bool = False) -> WaitingRequest | None:
         waiting = self._by_key.pop(key, None)

@@ -5,6 +5,7 @@ Units: blocks inside, tokens in configuration and on screens (docs/metrics.md).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from controller.core.value import value
 
@@ -37,6 +38,11 @@ def one_block_each(num_tokens: int) -> int:
     return num_tokens
 
 
+WhenLate = Literal["serve", "last", "refuse"]
+"""serve: the request keeps its place. last: it goes behind the others of its level that are not
+late, which may still keep their target. refuse: it is answered with an error."""
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
     """A priority level.
@@ -44,7 +50,8 @@ class Level:
     `rank` is the scheduling priority (larger goes first). `target_load_tokens` is the execution
     priority: the load that an instance may have while it runs a request of this level; None means
     that the level has no headroom. The targets are the time to first token that a request of the
-    level should have, and the time per output token after it; None: no target.
+    level should have, and the time per output token after it; None: no target. `when_late` says
+    what becomes of a request that has waited at the controller for `target_ttft_s`.
     """
 
     name: str
@@ -52,6 +59,7 @@ class Level:
     target_load_tokens: int | None = None
     target_ttft_s: float | None = None
     target_tpot_s: float | None = None
+    when_late: WhenLate = "serve"
 
     @property
     def has_targets(self) -> bool:

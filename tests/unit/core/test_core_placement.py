@@ -31,7 +31,14 @@ from controller.core.emptying.room_plan import (
 )
 from controller.core.load.cached_prefixes import CacheReport
 from controller.core.load.freeness import MAX_QUEUED, STEP_TOKENS, Room
-from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed, QueueHead, Unreported
+from controller.core.load.snapshot import (
+    InstanceSnapshot,
+    Level,
+    PrefillSpeed,
+    QueueHead,
+    Unreported,
+    WhenLate,
+)
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import StatusReported
 from controller.core.settings import HoldingConfig
@@ -804,6 +811,55 @@ def test_shorter_prompts_go_first_and_a_long_one_waits_for_a_bounded_time() -> N
     order = [waiting.request_id for waiting in found.waiting_view().entries]
     assert order == ["again", "short", "long", "late"], "a replayed one has waited already"
     found.check()
+
+
+def late_ones(when_late: WhenLate) -> tuple[GlobalScheduler, list[list[events.Instruction]]]:
+    """Three requests wait, one of them of a level without a target; the second one comes 1 s later.
+    What is told after 1.9, 2 and 3.5 s, and after that, with a target of 2 s."""
+    levels = (Level("normal", 0, target_ttft_s=2.0, when_late=when_late), Level("high", 1))
+    config = SchedulerConfig(policy="llumnix+", levels=levels, holding=HoldingConfig())
+    found = scheduler_with(config, a=-1, b=-1)
+    for name in ("a", "b"):
+        found.handle(large_status(name, [], backlog_s=99.0), 0.0)
+    found.handle(request("first"), 0.0)
+    found.handle(request("high", rank=1), 0.0)
+    found.handle(replace(request("again"), replayed=True), 0.0)
+    found.handle(request("second", arrival=1.0), 1.0)
+    told = [list(found.handle(events.Ticked(), now_s)) for now_s in (1.9, 2.0, 2.5)]
+    found.check()
+    return found, told
+
+
+def order(found: GlobalScheduler) -> list[str]:
+    return [waiting.request_id for waiting in found.waiting_view().entries]
+
+
+def test_late_requests_keep_their_place_by_default() -> None:
+    found, told = late_ones("serve")
+    assert told == [[], [], []]
+    assert order(found) == ["high", "again", "first", "second"]
+
+
+def test_late_requests_go_behind_those_that_may_still_be_in_time() -> None:
+    """A replayed request has a client that has tokens already."""
+    found, told = late_ones("last")
+    assert told == [[], [], []]
+    assert order(found) == ["high", "again", "second", "first"]
+    found.handle(events.Ticked(), 3.0)
+    assert order(found) == ["high", "again", "first", "second"], "both are late"
+    found.check()
+
+
+def test_late_requests_are_refused() -> None:
+    found, told = late_ones("refuse")
+    ((reject,),) = [each for each in told if each]
+    assert told[1] == [reject], "at its time"
+    assert (reject.request_id, reject.code) == ("first", events.RejectCode.LATE)
+    assert reject.retry_after_s >= 1
+    assert order(found) == ["high", "again", "second"]
+    (reject,) = found.handle(events.Ticked(), 3.0)
+    assert reject.request_id == "second"
+    assert found.handle(events.Ticked(), 50.0) == []
 
 
 COPY_TOKEN_S = 0.0002

@@ -51,6 +51,10 @@ PROMPTS_PER_TURN = 16
 REFUSALS = {
     RejectCode.OVERLOADED: (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
     RejectCode.UNAVAILABLE: (HTTPStatus.SERVICE_UNAVAILABLE, "no instance can take this request"),
+    RejectCode.LATE: (
+        HTTPStatus.TOO_MANY_REQUESTS,
+        "the first token would not come in time for this priority level",
+    ),
     RejectCode.LIVE_LIMIT: (
         HTTPStatus.TOO_MANY_REQUESTS,
         "rate limit: this API key has as many live requests as it may have",
