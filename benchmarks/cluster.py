@@ -29,6 +29,7 @@ from controller.api.interrupts import stops_interrupt
 from controller.model.profile import load_profile
 from controller.sim.run import Load, fitting
 from controller.sim.setup import ClusterSetup, SimPolicy, sim_policy, with_settings
+from controller.sim.workload.named import is_file
 from controller.sim.workload.trace import Trace
 from llumctl.lab.paper import settings as paper_settings
 
@@ -55,7 +56,8 @@ POLICIES = tuple(dict.fromkeys(wanted.policy for wanted in RUNS))
 
 @dataclass(frozen=True, slots=True)
 class ClusterLoad:
-    """`rate` in requests per second, in the profile's time."""
+    """`rate` in requests per second, in the profile's time. `lengths`: a name of lengths, or the
+    path of a trace file, which is played as it is."""
 
     lengths: str
     rate: float
@@ -63,21 +65,28 @@ class ClusterLoad:
     num_instances: int
     num_blocks: int | None = None
     """The number of KV blocks of an instance; None for the profile's."""
+    profile: str = PROFILE
 
     @property
     def name(self) -> str:
         blocks = f"-{self.num_blocks}-blocks" if self.num_blocks else ""
+        if is_file(self.lengths):
+            return f"{Path(self.lengths).stem}-x{self.num_instances}{blocks}"
         return f"{self.lengths}-{self.rate:g}-{self.num_requests}x{self.num_instances}{blocks}"
 
     def trace(self, seed: int) -> Trace:
         """The trace as `llumctl simulate` draws it, without requests that are too long for an
         instance."""
         load = Load(self.lengths, self.rate, self.num_requests, drop_too_long=True)
+        if is_file(self.lengths):
+            load = Load(self.lengths, drop_too_long=True)
         return fitting(load.trace(seed), self.setup(sim_policy("infaas++")), load)[0]
 
     def policy(self, name: str) -> SimPolicy:
         """The policy with the settings of runs that repeat the paper's, except for the guard, which
-        a live cluster always has."""
+        a live cluster always has. With a trace file: with its own settings."""
+        if is_file(self.lengths):
+            return sim_policy(name)
         settings = paper_settings(name, self.lengths)
         return with_settings(
             sim_policy(name),
@@ -86,7 +95,7 @@ class ClusterLoad:
 
     def setup(self, policy: SimPolicy) -> ClusterSetup:
         return ClusterSetup(
-            smaller(load_profile(PROFILE), self.num_blocks),
+            smaller(load_profile(self.profile), self.num_blocks),
             policy,
             self.num_instances,
             limit_factor=LIMIT_FACTOR,
@@ -260,7 +269,12 @@ def main() -> int:
     options = _options()
     console = results.make_console()
     load = ClusterLoad(
-        options.lengths, options.rate, options.requests, options.instances, options.blocks
+        options.lengths,
+        options.rate,
+        options.requests,
+        options.instances,
+        options.blocks,
+        options.profile,
     )
     collected = Collected(load)
     wanted = collected.missing()
@@ -285,7 +299,7 @@ def _run(
         simulated(load.setup(policy), delayed(trace, DELAY_S * speed, n))
         for n in range(NUM_SIMULATED)
     ]
-    cast = Cast(policy, load.num_instances, PROFILE, speed, load.num_blocks)
+    cast = Cast(policy, load.num_instances, load.profile, speed, load.num_blocks)
     try:
         with stops_interrupt():
             live = play(cast, path, wanted.seed)
@@ -328,7 +342,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, help="KV blocks of an instance; the profile's 851")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--rate", type=float, default=RATE, help="requests/s, in profile time")
-    parser.add_argument("--lengths", default="M-M")
+    parser.add_argument("--lengths", default="M-M", help="or the path of a trace file")
+    parser.add_argument("--profile", default=PROFILE)
     parser.add_argument("--speed", type=float, default=SPEED, help="times faster than the profile")
     parser.add_argument("--show", action="store_true", help="only show what is there")
     return parser.parse_args()

@@ -81,6 +81,14 @@ class SchedulerSettings(Table):
     """How long live requests may take to finish when the cluster stops."""
 
 
+# -- [[priority]] --------------------------------------------------------------------------------
+
+WhenLate = Literal["serve", "last", "refuse"]
+"""What becomes of a request that has waited for the target of its level. serve: it keeps its place.
+last: it goes behind the others of its level that are not late, which may still keep their target.
+refuse: it is answered with an error."""
+
+
 # -- [holding] -----------------------------------------------------------------------------------
 
 

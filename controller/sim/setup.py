@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
 from controller.core.admission.policies import find_policy
-from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Level, WhenLate
-from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig
+from controller.core.load.snapshot import DEFAULT_LEVELS, NORMAL, Level
+from controller.core.settings import AutoscaleConfig, HoldingConfig, ReschedulingConfig, WhenLate
 from controller.model.profile import LatencyProfile, Mode
 from controller.sim.baselines import DEFRAG, DISPATCH, LLUMNIX, PAIRINGS, VICTIMS
 from controller.sim.fleet import COLD_START_S

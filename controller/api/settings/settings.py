@@ -12,7 +12,6 @@ from pydantic import BeforeValidator, Field, Strict, field_validator
 from controller.api.settings import ADAPTER_NAME, MAX_INSTANCES, PYTHON, without_python
 from controller.api.settings.table import OfCore, Port, Seconds, Table, is_table
 from controller.api.settings.vllm_options import EndpointOptions, Words, words
-from controller.core.load.snapshot import WhenLate
 from controller.core.settings import (
     AutoscaleSettings,
     HoldingSettings,
@@ -20,6 +19,7 @@ from controller.core.settings import (
     MigrationSettings,
     ReplayConfig,
     SchedulerSettings,
+    WhenLate,
 )
 
 ClusterName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$")]

@@ -5,8 +5,8 @@ Units: blocks inside, tokens in configuration and on screens (docs/metrics.md).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
+from controller.core.settings import WhenLate
 from controller.core.value import value
 
 
@@ -36,11 +36,6 @@ DemandFor = Callable[[int], int]
 def one_block_each(num_tokens: int) -> int:
     """While nothing is known of an instance: a block for each token."""
     return num_tokens
-
-
-WhenLate = Literal["serve", "last", "refuse"]
-"""serve: the request keeps its place. last: it goes behind the others of its level that are not
-late, which may still keep their target. refuse: it is answered with an error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,10 @@ from controller.core.load.snapshot import (
     PrefillSpeed,
     QueueHead,
     Unreported,
-    WhenLate,
 )
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import StatusReported
-from controller.core.settings import HoldingConfig
+from controller.core.settings import HoldingConfig, WhenLate
 from tests.unit.core.core_builders import (
     DRAINS,
     RequestSnapshot,
