@@ -286,15 +286,17 @@ class GlobalScheduler:
             else:
                 self._first_late_s = min(self._first_late_s, waiting.since_s + target_s)
         refusing = {each.rank for each in self._config.levels if each.when_late == "refuse"}
-        told: list[Instruction] = []
+        refused = [waiting.request for _, waiting in late if waiting.request.rank in refusing]
         for key, waiting in late:
-            if waiting.request.rank not in refusing:
+            if waiting.request.rank in refusing:
+                self._forget_waiting(key)
+            else:
                 self._go_last(key)
-                continue
-            self._forget_waiting(key)
-            retry_after_s = self._drain_rate.retry_after_s(len(self._waiting), now_s)
-            told.append(_reject(waiting.request, RejectCode.LATE, retry_after_s))
-        return told
+        # Their clients are to come back one after the other, as fast as requests leave.
+        return [
+            _reject(each, RejectCode.LATE, self._drain_rate.retry_after_s(num_before, now_s))
+            for num_before, each in enumerate(refused, len(self._waiting) + 1)
+        ]
 
     def _late_after_s(self) -> dict[int, float]:
         """For each rank with a rule for late requests, how long they may wait."""

@@ -861,6 +861,23 @@ def test_late_requests_are_refused() -> None:
     assert found.handle(events.Ticked(), 50.0) == []
 
 
+def test_refused_clients_are_to_come_back_one_after_the_other() -> None:
+    """Two requests went within the last second."""
+    found, _ = late_ones("refuse")
+    for name in ("a", "b"):
+        found.handle(large_status(name, []), 4.0)
+    assert found.num_waiting == 0
+    for name in ("a", "b"):
+        found.handle(large_status(name, [], backlog_s=99.0), 4.0)
+    for number in range(6):
+        found.handle(request(f"r{number}"), 4.0)
+    told = found.handle(events.Ticked(), 6.0)
+    assert [each.code for each in told] == [events.RejectCode.LATE] * 6
+    after_s = [each.retry_after_s for each in told]
+    assert after_s == sorted(after_s)
+    assert after_s[0] < after_s[-1]
+
+
 COPY_TOKEN_S = 0.0002
 """A fifth of the time to compute a token."""
 
