@@ -30,7 +30,7 @@ from controller.adapters.prometheus import RequestMetrics
 from controller.api import errors
 from controller.api.operations.order import Danger, Order, SpecOrderBody
 from controller.api.operations.table import ORDERS
-from controller.api.settings.setting_values import LIVE, allowed, live_settings
+from controller.api.settings.setting_values import allowed, is_live, live_settings
 from controller.api.settings.settings import (
     OwnCommandTable,
     PriorityTable,
@@ -177,7 +177,8 @@ def _settings() -> Iterator[str]:
         elif name == "priority":
             yield "## [[priority]]"
             yield _about(PriorityTable)
-            yield _fields(PriorityTable, None, {each for each in LIVE if each.startswith(name)})
+            live_here = {each for each in schemas(PriorityTable) if is_live(f"priority.x.{each}")}
+            yield _fields(PriorityTable, None, live_here)
             levels = " and ".join(
                 f"`{each.name}` (rank {each.rank}, target load"
                 f" {setting_value(each.target_load_tokens)})"

@@ -24,6 +24,7 @@ restored from InstanceStarted for each running instance and from the first statu
 again.
 """
 
+import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping
 
@@ -65,6 +66,10 @@ UNAVAILABLE_RETRY_S = 1
 controller again, and so loses nothing."""
 
 
+MAX_LATE = 500
+"""How many requests may become late in one tick: 500 of 100,000 take 40 ms."""
+
+
 class GlobalScheduler:
     def __init__(
         self,
@@ -93,8 +98,8 @@ class GlobalScheduler:
         same outcome."""
         self._last_schedulable_s = float("-inf")
         """The last tick at which an instance was schedulable; used with late binding."""
-        self._first_late_s = float("-inf")
-        """No waiting request can become late before this time."""
+        self._late_at: list[tuple[float, Key]] = []
+        """A heap of when requests become late. Some of them do not wait any more."""
         self._first_expires_s = float("-inf")
         """No waiting request can be overdue before this time. Without this value, each tick looked
         at every request: 18 ms for 100,000 requests."""
@@ -103,13 +108,16 @@ class GlobalScheduler:
         """Uses another configuration from now on; returns what to do now, as `handle` does. Waiting
         requests go on waiting, even if there are more of them than a smaller limit now allows."""
         self._pool.configure(config)
+        before_s = self._late_after_s()
         self._config = config
-        self._first_expires_s = self._first_late_s = float("-inf")
+        self._first_expires_s = float("-inf")
         self.keys.limits = config.key_limits
         if self._placement is None or config.holding is None:
             self._placement = _placement(config)
         else:
             self._placement.config = config.holding
+        if (after_s := self._late_after_s()) != before_s:
+            self._judge_anew(after_s)
         return self._release(now_s)
 
     def schedulable_snapshots(self) -> list[InstanceSnapshot]:
@@ -265,52 +273,71 @@ class GlobalScheduler:
             return [self._pool.dispatch(event, now_s)]
         else:
             self._waiting.hold(event, now_s, self._cost(event))
-        self._first_late_s = min(self._first_late_s, now_s + self._least_target_s)
+        if key in self._waiting:
+            self._note_late_at(key, self._waiting[key], self._late_after_s())
         released = [] if self._placement is None else self._release(now_s)
         is_one_more = waiting is None and not event.replayed and key in self._waiting
         return [*released, *self._shed(now_s)] if is_one_more else released
 
+    # -- late requests ---------------------------------------------------------------------
+
     def _late(self, now_s: float) -> list[Instruction]:
         """Refuses requests that have waited for the target of their level, or puts them behind the
-        others of their level, as the level says."""
-        if now_s < self._first_late_s:
-            return []
-        after_s, late = self._late_after_s(), list[tuple[Key, WaitingRequest]]()
-        self._first_late_s = math.inf
-        for key, waiting in self._waiting.items() if after_s else ():
-            target_s = after_s.get(waiting.request.rank)
-            if target_s is None or waiting.is_late or waiting.request.replayed:
+        others of their level, as the level says; at most `MAX_LATE` in one call."""
+        refused = list[DispatchRequested]()
+        rules = self._late_after_s()
+        for _ in range(MAX_LATE):
+            if not self._late_at or self._late_at[0][0] > now_s:
+                break
+            late_s, key = heapq.heappop(self._late_at)
+            waiting = self._waiting.get(key)
+            if waiting is None or waiting.is_late:
                 continue
-            if now_s >= waiting.since_s + target_s:
-                late.append((key, waiting))
-            else:
-                self._first_late_s = min(self._first_late_s, waiting.since_s + target_s)
-        refusing = {each.rank for each in self._config.levels if each.when_late == "refuse"}
-        refused = [waiting.request for _, waiting in late if waiting.request.rank in refusing]
-        for key, waiting in late:
-            if waiting.request.rank in refusing:
+            after_s, refuses = rules.get(waiting.request.rank, (math.inf, False))
+            if late_s != waiting.since_s + after_s:
+                continue  # the rank or the rules have changed since
+            if refuses:
                 self._forget_waiting(key)
+                refused.append(waiting.request)
             else:
-                self._go_last(key)
+                self._set_late(key, is_late=True)
         # Their clients are to come back one after the other, as fast as requests leave.
         return [
             _reject(each, RejectCode.LATE, self._drain_rate.retry_after_s(num_before, now_s))
             for num_before, each in enumerate(refused, len(self._waiting) + 1)
         ]
 
-    def _late_after_s(self) -> dict[int, float]:
-        """For each rank with a rule for late requests, how long they may wait."""
+    def _late_after_s(self) -> dict[int, tuple[float, bool]]:
+        """For each rank with a rule for late requests, how long they may wait, and whether they are
+        refused then."""
         return {
-            level.rank: level.target_ttft_s
+            level.rank: (level.target_ttft_s, level.when_late == "refuse")
             for level in self._config.levels
             if level.target_ttft_s is not None and level.when_late != "serve"
         }
 
-    def _go_last(self, key: Key) -> None:
-        late = self._waiting.set_late(key)
+    def _note_late_at(
+        self, key: Key, waiting: WaitingRequest, rules: Mapping[int, tuple[float, bool]]
+    ) -> None:
+        rule = rules.get(waiting.request.rank)
+        if rule is not None and not waiting.request.replayed:
+            heapq.heappush(self._late_at, (waiting.since_s + rule[0], key))
+
+    def _judge_anew(self, rules: Mapping[int, tuple[float, bool]]) -> None:
+        """By other rules, no request is late yet."""
+        self._late_at.clear()
+        for key, waiting in list(self._waiting.items()):
+            if waiting.is_late:
+                self._set_late(key, is_late=False)
+            self._note_late_at(key, waiting, rules)
+
+    def _set_late(self, key: Key, *, is_late: bool) -> None:
+        found = self._waiting.set_late(key, is_late=is_late)
         before = None if self._placement is None else self._placement.discard(key)
         if before is not None and self._placement is not None:
-            self._placement.queue.push(late.entry(key, before.demand_blocks, before.behind_s))
+            self._placement.queue.push(found.entry(key, before.demand_blocks, before.behind_s))
+
+    # --------------------------------------------------------------------------------------
 
     def _shed(self, now_s: float) -> list[Instruction]:
         """Refuses one of the waiting requests if too many wait."""
@@ -321,11 +348,6 @@ class GlobalScheduler:
         self._forget_waiting((last.frontend_id, last.request_id))
         retry_after_s = self._drain_rate.retry_after_s(len(self._waiting), now_s)
         return [_reject(last, RejectCode.OVERLOADED, retry_after_s)]
-
-    @property
-    def _least_target_s(self) -> float:
-        """How soon a request may become late."""
-        return min(self._late_after_s().values(), default=math.inf)
 
     def _forget_waiting(self, key: Key) -> None:
         self._waiting.discard(key)

@@ -188,7 +188,7 @@ class LiveSetting:
 
 
 def live_settings(settings: Settings) -> dict[str, LiveSetting]:
-    return {each.key: each for each in _all(settings) if _is_live(each.key)}
+    return {each.key: each for each in _all(settings) if is_live(each.key)}
 
 
 def changed(settings: Settings, changes: Mapping[str, SettingValue]) -> Settings:
@@ -243,7 +243,8 @@ def _of_table(prefix: str, table: Any, default: Any) -> Iterator[LiveSetting]:
         )
 
 
-def _is_live(key: str) -> bool:
+def is_live(key: str) -> bool:
+    """Whether the setting may be changed while the cluster runs."""
     return any(fnmatchcase(key, pattern) for pattern in LIVE)
 
 

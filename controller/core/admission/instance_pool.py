@@ -25,7 +25,13 @@ from controller.core.load.closed import (
     stop_sending,
 )
 from controller.core.load.freeness import NOTHING_UNREPORTED, Room
-from controller.core.load.snapshot import InstanceSnapshot, Level, PrefillSpeed, Unreported
+from controller.core.load.snapshot import (
+    NOT_MEASURED,
+    InstanceSnapshot,
+    Level,
+    PrefillSpeed,
+    Unreported,
+)
 from controller.core.scheduler_events import (
     THE_EARLIER_FETCH,
     AskCache,
@@ -685,7 +691,9 @@ class InstancePool:
             return 0.0
         prompt = self.prompt(request)
         num_cached = max(prompt.num_cached.values(), default=0)
-        speed = next(iter(self.rooms.values())).speed
+        # What decodes slows prompts down for now. The fastest instance says what they take.
+        speeds = (room.speed for room in self.rooms.values() if room.speed.token_s)
+        speed = min(speeds, key=lambda each: each.token_s, default=NOT_MEASURED)
         return speed.time_s(num_cached, prompt.num_tokens)
 
     def _fetch_source(

@@ -58,6 +58,8 @@ class WaitingQueue:
         self._in_order: list[tuple[Order, Waiting]] = []
         self._by_demand: dict[int, list[tuple[Order, Waiting]]] = {}
         self._demands: list[int] = []
+        self._arrivals: dict[int, list[tuple[float, Key]]] = {}
+        """By rank, when its requests arrived, the earliest first: that is not their order."""
         self.demand_blocks = 0
 
     def __len__(self) -> int:
@@ -90,6 +92,7 @@ class WaitingQueue:
             self._by_demand[waiting.demand_blocks] = []
             insort(self._demands, waiting.demand_blocks)
         insort(self._by_demand[waiting.demand_blocks], entry, key=lambda e: e[0])
+        insort(self._arrivals.setdefault(waiting.rank, []), (waiting.arrival_time_s, waiting.key))
         self.demand_blocks += waiting.demand_blocks
 
     def discard(self, key: Key) -> Waiting | None:
@@ -103,11 +106,19 @@ class WaitingQueue:
         if not alike:
             del self._by_demand[waiting.demand_blocks]
             del self._demands[bisect_left(self._demands, waiting.demand_blocks)]
+        arrivals = self._arrivals[waiting.rank]
+        del arrivals[bisect_left(arrivals, (waiting.arrival_time_s, key))]
+        if not arrivals:
+            del self._arrivals[waiting.rank]
         self.demand_blocks -= waiting.demand_blocks
         return waiting
 
     def first(self) -> Waiting | None:
         return self._in_order[0][1] if self._in_order else None
+
+    def earliest(self, rank: int) -> Waiting:
+        """The request of this rank that arrived first. Raises KeyError if none has this rank."""
+        return self._by_key[self._arrivals[rank][0][1]]
 
     def fitting(self, room_blocks: int) -> Iterator[Waiting]:
         """The requests that need at most `room_blocks`, in order; valid until the queue changes."""
@@ -126,6 +137,8 @@ class WaitingQueue:
         assert all(self.index(waiting.key) == at for at, waiting in enumerate(self))
         assert orders == sorted(waiting.order for waiting in self._by_key.values())
         assert self._demands == sorted(self._by_demand)
+        arrivals = sorted(found for each in self._arrivals.values() for found in each)
+        assert arrivals == sorted((each.arrival_time_s, each.key) for each in self)
         alike = [entry for entries in self._by_demand.values() for entry in entries]
         assert sorted(order for order, _ in alike) == orders
         for demand, entries in self._by_demand.items():
@@ -293,10 +306,17 @@ class WaitingRequests:
         if not request.replayed:
             self._shed_order.push(request.order)
 
-    def set_late(self, key: Key) -> WaitingRequest:
-        """Puts the request behind the others of its rank from now on."""
-        late = self._by_key[key] = replace(self._by_key[key], is_late=True)
-        return late
+    def set_late(self, key: Key, *, is_late: bool) -> WaitingRequest:
+        """Puts the request behind the others of its rank from now on, or takes that back. It gives
+        up its turn: otherwise that turn would stay the lowest one, and a key that comes later would
+        begin there, far ahead of those that were served meanwhile."""
+        before = self._by_key[key]
+        if before.cost:
+            request, turn, cost = before.request, before.turn, before.cost
+            self._turns.gone(request.rank, request.api_key, turn, cost, served=True)
+        found = replace(before, turn=0.0, cost=0.0, is_late=is_late)
+        self._by_key[key] = found
+        return found
 
     def discard(self, key: Key, *, served: bool = False) -> WaitingRequest | None:
         waiting = self._by_key.pop(key, None)

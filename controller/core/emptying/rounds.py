@@ -29,7 +29,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Protocol, Self
 
-from controller.core.emptying.gain import gaps, pairs_by_gain
+from controller.core.emptying.gain import differ, gaps
 from controller.core.emptying.openness import Avoided, Cooling, fruitless_until_s
 from controller.core.emptying.room_plan import MakeRoom, MoveHead
 from controller.core.load.freeness import freeness, freest_first
@@ -549,20 +549,29 @@ class ReliefRounds:
         taken = {i for each in pairs for i in (each.source_id, each.destination_id)}
         by_id = {each.instance_id: each for each in loads if each.instance_id not in taken}
         nothing = self._gains_nothing.at(now_s)
-        found = list[Pair]()
         statuses = (self._loads[instance_id][0] for instance_id in by_id)
-        free = {i for i, load in by_id.items() if is_destination(load, config)}
-        for source, better in pairs_by_gain(gaps(statuses, config.gain_ahead_s)):
-            source_id = source.instance_id
-            load = by_id[source_id]
-            if not load.may_send or is_source(load, config) or source_id in nothing:
+        longest_first = gaps(statuses, config.gain_ahead_s)
+        free = [
+            each
+            for each in reversed(longest_first)
+            if not each.is_busy and is_destination(by_id[each.instance_id], config)
+        ]
+        found = list[Pair]()
+        for source in longest_first:
+            if not free or not differ(source.gap_s, free[0].gap_s):
+                break
+            source_id, load = source.instance_id, by_id[source.instance_id]
+            if not source.is_busy or not load.may_send or source_id in nothing:
                 continue
-            for each in better:
-                to = each.instance_id
-                if to in free and (source_id, to) not in left_out:
-                    free -= {source_id, to}
-                    there = by_id[to].freeness
-                    found.append(Pair(source_id, to, load.freeness, there, by_gain=True))
+            if is_source(load, config):
+                continue
+            for place, there in enumerate(free):
+                if not differ(source.gap_s, there.gap_s):
+                    break
+                if (source_id, there.instance_id) not in left_out:
+                    to = by_id[free.pop(place).instance_id]
+                    steps = load.freeness, to.freeness
+                    found.append(Pair(source_id, to.instance_id, *steps, by_gain=True))
                     break
         return found
 

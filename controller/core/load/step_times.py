@@ -58,7 +58,7 @@ LEAST_PROMPT_SHARE = 0.01
 @value
 class StepLimit:
     """How long steps may take while requests decode. `step_time_s`: 0 is `default_limit_s`, None is
-    any time. `by_rank_s`: at most so long while requests of these ranks decode."""
+    any time. `by_rank_s`: at most so long while requests of these ranks run."""
 
     step_time_s: float | None = None
     by_rank_s: Mapping[int, float] = field(default_factory=dict)

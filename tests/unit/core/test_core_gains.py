@@ -175,6 +175,26 @@ def test_the_longest_gap_is_paired_with_the_shortest() -> None:
     rounds.check()
 
 
+def test_a_destination_is_no_source_and_a_slow_batch_takes_no_place() -> None:
+    """Three gaps that differ, of which the first two are of instances with prompts; and a batch
+    that is slow by itself has nothing to gain, since its gap is not due to prompts."""
+    cluster = Played()
+    for instance_id, step_s, backlog_s in (
+        ("a", 0.1, 9.0),
+        ("b", 0.05, 9.0),
+        ("c", 0.01, 0.0),
+        ("d", 0.09, 0.0),
+    ):
+        request = running(f"{instance_id}-r", 10)
+        steps = {"decode_step_s": step_s, "step_limit_s": step_s}
+        cluster.instances[instance_id] = idle(instance_id, request, backlog_s=backlog_s, **steps)
+    cluster.unlike_to = {"a": "c"}
+    rounds = relief_rounds.ReliefRounds(cluster, cluster.cooling, PLUS, "x")
+    assert orders(rounds) == {"b": ("c", True)}
+    cluster.unlike_to = {}
+    assert orders(rounds) == {"a": ("c", True), "b": "withdrawn"}
+
+
 def test_memory_comes_first_and_other_policies_know_no_gain() -> None:
     cluster = Played()
     cluster.instances["a"] = idle("a", running("r", 10), backlog_s=9.0)

@@ -38,7 +38,7 @@ from controller.core.load.snapshot import (
     QueueHead,
     Unreported,
 )
-from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler import MAX_LATE, GlobalScheduler
 from controller.core.scheduler_events import StatusReported
 from controller.core.settings import HoldingConfig, WhenLate
 from tests.unit.core.core_builders import (
@@ -859,6 +859,62 @@ def test_late_requests_are_refused() -> None:
     (reject,) = found.handle(events.Ticked(), 3.0)
     assert reject.request_id == "second"
     assert found.handle(events.Ticked(), 50.0) == []
+
+
+def levels_of(when_late: WhenLate, target_ttft_s: float | None = 2.0) -> SchedulerConfig:
+    levels = (
+        Level("normal", 0, target_ttft_s=target_ttft_s, when_late=when_late),
+        Level("high", 1),
+    )
+    return SchedulerConfig(policy="llumnix+", levels=levels, holding=HoldingConfig())
+
+
+def test_other_rules_judge_late_requests_anew() -> None:
+    found, _ = late_ones("last")
+    assert order(found)[-1] == "first"
+    found.reconfigure(levels_of("serve"), 2.6)
+    assert order(found) == ["high", "again", "first", "second"]
+    found.check()
+    found, _ = late_ones("last")
+    found.reconfigure(levels_of("refuse"), 2.6)
+    told = found.handle(events.Ticked(), 3.1)
+    assert [each.request_id for each in told] == ["first", "second"], "the late one, too"
+    found, _ = late_ones("last")
+    found.reconfigure(levels_of("last", 9.0), 2.6)
+    assert order(found) == ["high", "again", "first", "second"]
+
+
+def test_a_late_request_stays_late_when_it_is_asked_for_with_another_rank_and_back() -> None:
+    found, _ = late_ones("last")
+    for rank in (1, 0):
+        found.handle(request("first", rank=rank), 2.6)
+    found.handle(events.Ticked(), 2.7)
+    assert order(found) == ["high", "again", "second", "first"]
+    found.check()
+
+
+def test_the_oldest_request_is_the_one_that_arrived_first() -> None:
+    """Not the first in order: that one is shorter, or is not late yet."""
+    found, _ = late_ones("last")
+    assert [first_s for _, _, first_s in found.waiting_view().ranks()] == [0.0, 0.0]
+    oldest = []
+    for name in ("high", "again", "first"):
+        place = found.waiting_view().oldest()
+        assert place is not None
+        oldest.append((place.waiting.request_id, place.place))
+        found.handle(events.DispatchCancelled(name, "f"), 2.6)
+    assert oldest == [("high", 1), ("again", 1), ("first", 2)]
+
+
+def test_many_late_requests_are_judged_over_several_ticks() -> None:
+    found, _ = late_ones("refuse")
+    for number in range(MAX_LATE + 50):
+        found.handle(request(f"r{number}", arrival=3.0), 3.0)
+    first = found.handle(events.Ticked(), 6.0)
+    second = found.handle(events.Ticked(), 6.1)
+    assert len(first) <= MAX_LATE
+    assert len(first) + len(second) == MAX_LATE + 51, "and one of before"
+    found.check()
 
 
 def test_refused_clients_are_to_come_back_one_after_the_other() -> None:

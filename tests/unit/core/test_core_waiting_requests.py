@@ -2,6 +2,7 @@
 turns between the API keys of one rank."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from controller.core.admission.waiting_requests import (
     DrainRate,
     FairTurns,
     ShedOrder,
+    WaitingRequests,
 )
 from controller.core.scheduler import GlobalScheduler
 from controller.core.settings import HoldingConfig
@@ -253,3 +255,25 @@ def test_many_long_streams_charge_the_next_request_with_one_of_them() -> None:
     to = _fair_scheduler()
     to.handle(events.KeysTold("f", (events.KeyUsed("talks", 501, 0, 1, 300, 500, 150_000),)), 0.0)
     assert to.keys.mean_output("talks") == 300.0
+
+
+def test_a_late_request_gives_up_its_turn() -> None:
+    """Else a key that comes later would begin at that turn, far ahead of the others."""
+    waiting = WaitingRequests()
+
+    def hold(name: str, api_key: str) -> None:
+        asked = replace(request(name), api_key=api_key)
+        waiting.hold(asked, 0.0, 1000.0)
+
+    hold("late", "A")
+    waiting.set_late(("f", "late"), is_late=True)
+    for number in range(3):
+        hold(f"a{number}", "A")
+        waiting.check()
+    for number in range(2):
+        waiting.discard(("f", f"a{number}"), served=True)
+    hold("c", "C")
+    assert waiting[("f", "c")].turn == waiting[("f", "a2")].turn > 0.0
+    waiting.set_late(("f", "late"), is_late=False)
+    waiting.discard(("f", "late"))
+    waiting.check()
