@@ -273,9 +273,9 @@ class GlobalScheduler:
             return [self._pool.dispatch(event, now_s)]
         else:
             self._waiting.hold(event, now_s, self._cost(event))
+        released = [] if self._placement is None else self._release(now_s)
         if key in self._waiting:
             self._note_late_at(key, self._waiting[key], self._late_after_s())
-        released = [] if self._placement is None else self._release(now_s)
         is_one_more = waiting is None and not event.replayed and key in self._waiting
         return [*released, *self._shed(now_s)] if is_one_more else released
 

@@ -298,7 +298,8 @@ class EngineModel:
         config, engine_state, waiting = self.config, self._state, self._state.waiting
         decoding = [r.num_computed for r in engine_state.running if not r.in_prefill]
         num_context_tokens, speed = sum(decoding), self.prefill_speed
-        limit_s = self._limit_s(len(decoding), num_context_tokens)
+        decode_step_s = self._costs.time_s((), len(decoding), num_context_tokens)
+        limit_s = self._limit_s(decode_step_s)
         if limit_s is not None and decoding:
             share = self._costs.prompt_share(limit_s, len(decoding), num_context_tokens)
             speed = PrefillSpeed(speed.token_s / share, speed.pair_s / share)
@@ -322,7 +323,7 @@ class EngineModel:
             max_step_tokens=config.max_num_batched_tokens,
             backlog_s=self._backlog_s(speed),
             prefill_speed=speed,
-            decode_step_s=self._costs.time_s((), len(decoding), num_context_tokens),
+            decode_step_s=decode_step_s,
             copy_token_s=self.copy_token_s,
             load_token_s=self.load_token_s,
             step_limit_s=limit_s or 0.0,
@@ -339,13 +340,11 @@ class EngineModel:
         """Checks that the whole state is consistent. Raises AssertionError if it is not."""
         self._state.check()
 
-    def _limit_s(self, num_decoding: int, num_context_tokens: int) -> float | None:
-        """How long a step may take beside these requests; None: any time."""
+    def _limit_s(self, decode_step_s: float) -> float | None:
+        """How long a step may take beside the requests that decode now. None: any time."""
         if self._step_limit.is_any:
             return None
-        default_s = default_limit_s(
-            self._costs.time_s((), 1, 1), self._costs.time_s((), num_decoding, num_context_tokens)
-        )
+        default_s = default_limit_s(self._costs.time_s((), 1, 1), decode_step_s)
         return self._step_limit.limit_s(self._state.num_running_by_rank, default_s)
 
     def _limited_budget(self) -> int:
@@ -362,7 +361,8 @@ class EngineModel:
         if engine_state.moved_in:
             return len(decoding) + LEAST_CHUNK_TOKENS
         num_context_tokens = sum(r.num_computed for r in decoding) + len(decoding)
-        limit_s = self._limit_s(len(decoding), num_context_tokens)
+        decode_step_s = self._costs.time_s((), len(decoding), num_context_tokens)
+        limit_s = self._limit_s(decode_step_s)
         if limit_s is None:
             return NEVER
         return len(decoding) + self._costs.prompt_tokens_within(

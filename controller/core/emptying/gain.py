@@ -9,6 +9,13 @@ times in seconds:
     cost      a quarter of the time over which gaps are predicted, and the prompts that have to be
               computed again there because the request takes the place of what the prefix cache had
 
+The token gap is how long a request that decodes waits for each of its tokens. A step that also
+computes prompts takes as long as it may, T; a step that only decodes takes t. The prompts that an
+instance has now keep it busy for its backlog W. So of the next seconds the share w, W divided by
+that time and at most 1, goes into long steps, a stream gets w / T + (1 - w) / t tokens per second,
+and its mean gap is the inverse of that. Only the backlog tells which instance will be slow: prompts
+come in bursts, and a history knows of them too late.
+
 How many tokens a request still emits is not known. It is expected to emit as many as it has
 emitted, and at least `LEAST_EXPECTED_TOKENS`, up to its limit.
 
@@ -27,7 +34,6 @@ from controller.core.emptying.relief import (
     ReliefView,
 )
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.load.token_gap import token_gap_s
 from controller.core.migration.refusals import ReliefRefusal
 from controller.core.record.event_log import Number
 from controller.core.value import value
@@ -35,8 +41,6 @@ from controller.core.value import value
 LEAST_EXPECTED_TOKENS = 100
 """On Mooncake's synthetic trace half of the requests emit fewer than 70 tokens, and those that have
 emitted 10 emit 187 more. Without this least number the mean latency is 0.05 s longer (2.87 s)."""
-
-
 GAP_RATIO = 1.5
 """Requests leave only where the token gap is so many times as long as elsewhere."""
 MARGIN = 0.25
@@ -52,6 +56,19 @@ DISPLACED_SHARE = 0.3
 moved request takes count as computed anew."""
 
 
+def token_gap_s(snapshot: InstanceSnapshot, ahead_s: float, decode_step_s: float = 0.0) -> float:
+    """The mean gap between two tokens of a request that decodes on the instance, over the next
+    `ahead_s`, in seconds; 0: not known. `decode_step_s`: how long a step takes that only decodes,
+    if nothing decodes there now."""
+    short_s = snapshot.decode_step_s or decode_step_s
+    if not short_s:
+        return 0.0
+    whole_s = snapshot.prefill_speed.token_s * snapshot.max_step_tokens
+    long_s = max(snapshot.step_limit_s or whole_s, short_s)
+    share = min(1.0, snapshot.backlog_s / ahead_s)
+    return 1.0 / (share / long_s + (1.0 - share) / short_s)
+
+
 @value
 class Gap:
     """An instance with its token gap. `is_busy`: it has prompts to compute for a while, so that
@@ -59,7 +76,7 @@ class Gap:
 
     instance_id: str
     gap_s: float
-    is_busy: bool = False
+    is_busy: bool
 
 
 def gaps(statuses: Iterable[InstanceSnapshot], ahead_s: float) -> list[Gap]:

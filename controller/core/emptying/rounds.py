@@ -468,6 +468,7 @@ class ReliefRounds:
                 if rules.config != self.rules.config:
                     # under other rules a fruitless pair may be worth an order
                     self._fruitless.clear()
+                    self._gains_nothing.clear()
                 self.rules = rules
                 self._loads.clear()
         return []

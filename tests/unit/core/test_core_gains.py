@@ -14,10 +14,10 @@ from controller.core.emptying.gain import (
     LEAST_EXPECTED_TOKENS,
     MARGIN,
     GainRules,
+    token_gap_s,
 )
 from controller.core.emptying.relief import Candidate, Decision, ReliefView, next_move
 from controller.core.load.snapshot import InstanceSnapshot, PrefillSpeed
-from controller.core.load.token_gap import token_gap_s
 from controller.core.migration.refusals import ReliefRefusal
 from tests.unit.core.test_core_rounds import CONFIG, RULES, Played
 from tests.unit.rescheduling.relief_builders import instance, queued, running, view_of
