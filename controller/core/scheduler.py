@@ -149,6 +149,12 @@ class GlobalScheduler:
         return sum(self._demand(waiting.request) for _, waiting in self._waiting.items())
 
     @property
+    def waiting_work_s(self) -> float:
+        """How long one instance would compute the prompts of all waiting requests, each where most
+        of it is cached."""
+        return sum(self._pool.work_s(waiting.request) for _, waiting in self._waiting.items())
+
+    @property
     def reserved(self) -> Mapping[str, Key]:
         """For each reserved instance, the request for which it is reserved."""
         return {} if self._placement is None else self._placement.reserved

@@ -260,6 +260,10 @@ class AutoscaleSettings(Table):
     down_above_steps: float = 960.0
     """One instance is removed if the freeness of the cluster would be higher than this without it.
     Not lower than `up_below_steps`."""
+    up_above_backlog_s: NotNegative = 1.0
+    """Instances are also added while each instance would need longer than this, on average, to
+    compute the prompts that have come by now. One instance is removed only if the others would need
+    at most half of this. 0: the time for prompts does not count."""
     target_ttft_s: Seconds | None = None
     """Instances are also added while the P99 time to first token, as estimated for the next minute,
     is longer than this. None: no target."""

@@ -728,6 +728,11 @@ class SimCluster:
         entries = self._scheduler.waiting_view().entries
         return [waiting.demand_blocks for waiting in entries]
 
+    @property
+    def waiting_work_s(self) -> float:
+        """How long one instance would compute the prompts of those requests."""
+        return self._scheduler.waiting_work_s
+
     def _on_changed(self, instance: SimInstance) -> None:
         """Notes that the instance has changed. While requests are held, it also reports, so that
         they go as soon as they fit. A status is a message: what follows from it happens after the

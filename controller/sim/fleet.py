@@ -68,6 +68,10 @@ class Scalable(Protocol):
     def waiting_demands(self) -> Sequence[int]:
         """The demands, in blocks, of the requests that wait at the controller."""
 
+    @property
+    def waiting_work_s(self) -> float:
+        """How long one instance would compute the prompts of those requests."""
+
 
 class SimFleet:
     """The instances of a cluster with auto-scaling. `leaving`: the instance that drains in order to
@@ -135,6 +139,7 @@ class SimFleet:
             self._new_capacity_blocks,
             num_waiting=len(waiting),
             waiting_demand_blocks=sum(waiting),
+            waiting_work_s=self._cluster.waiting_work_s,
             leaving=() if leaving is None else (LeavingInstance(leaving.instance_id, ACTOR),),
         )
 

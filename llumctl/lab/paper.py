@@ -274,6 +274,7 @@ def scaling(case: Case, max_instances: int) -> dict[str, str]:
     return {
         "autoscale.up_below_steps": f"{up_below_steps:g}",
         "autoscale.down_above_steps": f"{up_below_steps + BLOCK_TOKENS * SCALE_RANGE_BLOCKS:g}",
+        "autoscale.up_above_backlog_s": "0",
         "autoscale.max_added": f"{max_instances}",
         "autoscale.up_persistence_s": "0",
         "autoscale.down_persistence_s": "0",

@@ -364,6 +364,7 @@ def _autoscale_check(check: Check | None) -> AutoscaleCheck | None:
         freeness_steps=round(decision.freeness_steps, 1),
         freeness_started_steps=round(decision.freeness_started_steps, 1),
         freeness_less_steps=rounded(decision.freeness_less_steps, 1),
+        backlog_s=round(decision.backlog_s, 3),
         ttft_s=rounded(decision.estimate.ttft_s),
         tpot_s=rounded(decision.estimate.tpot_s),
         added=check.added,

@@ -314,6 +314,8 @@ class AutoscaleCheck(WireModel):
     """F_scale with the instances that start, which count as empty."""
     freeness_less_steps: float | None = None
     """F_scale without the memory of the instance that would be removed next."""
+    backlog_s: float = 0.0
+    """How long each instance would compute prompts, on average."""
     ttft_s: float | None = None
     """The P99 time to first token that is estimated for the next minute."""
     tpot_s: float | None = None

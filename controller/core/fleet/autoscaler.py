@@ -57,6 +57,9 @@ from controller.core.settings import RELEASE, AutoscaleConfig
 #     keep    if instances are wanted while an earlier down still drains its instance, that instance
 #             stays instead, as it needs no start
 #
+# While each instance would compute prompts for longer than `up_above_backlog_s`, on average,
+# instances are added as well, and none is removed unless the others would need at most half of it.
+#
 # With targets for TTFT or TPOT, instances are also added while the estimate for the next minute
 # misses a target: as many as bring it there, unless more would not help. An instance is removed
 # only if all targets would hold without it, with a margin.
@@ -65,11 +68,18 @@ from controller.core.settings import RELEASE, AutoscaleConfig
 # pending, no other is decided. As x <= y, a constant load never leads to both an up and a down.
 
 
+BACKLOG_MARGIN = 0.5
+"""An instance is removed only if the backlog without it is at most this share of
+`up_above_backlog_s`, as a longer one would soon call for the instance again."""
+
+
 class ScaleReason(StrEnum):
     BELOW_MINIMUM = "below_minimum"
     ABOVE_MAXIMUM = "above_maximum"
     LOW_FREENESS = "low_freeness"
     """F_scale is below x."""
+    LONG_BACKLOG = "long_backlog"
+    """The instances would compute prompts for longer than `up_above_backlog_s`."""
     HIGH_FREENESS = "high_freeness"
     """F_scale would be above y even with one instance less."""
     NO_TRAFFIC = "no_traffic"
@@ -85,7 +95,7 @@ class ScaleReason(StrEnum):
     PENDING = "pending"
     """An earlier action is not over yet."""
     LOW_LATELY = "low_lately"
-    """F_scale is below x, or a target is missed, but the persistence time is not over yet."""
+    """More instances are wanted, but the persistence time is not over yet."""
     HIGH_LATELY = "high_lately"
     """One instance could be removed, but the persistence time is not over yet."""
     AT_MINIMUM = "at_minimum"
@@ -102,7 +112,7 @@ class ScaleState:
 
     next_check_s: float
     low_since_s: float | None = None
-    """Since when every check has found F_scale below x, or a target missed."""
+    """Since when every check has found that more instances are wanted."""
     high_since_s: float | None = None
     """Since when every check has found that one instance less would be enough."""
 
@@ -125,6 +135,8 @@ class ScaleDecision:
     freeness_less_steps: float | None
     """F_scale without the memory of the instance that would be removed next; it is compared with y.
     None without a schedulable instance."""
+    backlog_s: float = 0.0
+    """How long each instance would compute prompts, on average, with those that start."""
     num_added: int = 0
     removed_id: str | None = None
     kept_id: str | None = None
@@ -164,9 +176,9 @@ def decide(
     less = None if victim is None else load.freeness(-victim.capacity_blocks)
     idle = load.num_requests == 0
     outlook = Outlook(config, load)
-    short = load.freeness_started() < config.up_below_steps
+    short = load.freeness_started() < config.up_below_steps or _is_behind(config, load)
     low = not idle and (short or outlook.helps())
-    spare = less is not None and (idle or less > config.down_above_steps)
+    spare = less is not None and (idle or _may_spare(config, load, less))
     high = spare and (idle or outlook.missed_with_one_less() is None)
     state = ScaleState(
         now_s + config.check_interval_s,
@@ -185,6 +197,7 @@ def decide(
         load.freeness(),
         load.freeness_started(),
         less,
+        load.backlog_s(),
         estimate=outlook.estimate(0),
         estimate_less=outlook.estimate_less(),
         missed=missed,
@@ -202,6 +215,20 @@ def _victim(load: ClusterLoad) -> InstanceSnapshot | None:
     return min(
         load.schedulable, key=lambda each: (each.num_running, each.instance_id), default=None
     )
+
+
+def _is_behind(config: AutoscaleConfig, load: ClusterLoad, num_more: int = 0) -> bool:
+    """Whether the instances, with `num_more` further ones, would compute prompts for too long."""
+    return 0.0 < config.up_above_backlog_s < load.backlog_s(num_more)
+
+
+def _may_spare(config: AutoscaleConfig, load: ClusterLoad, freeness_less_steps: float) -> bool:
+    """Whether the other instances have room and time enough without one of them. Those that are
+    starting do not count, as a start may fail."""
+    if freeness_less_steps <= config.down_above_steps:
+        return False
+    most_s = config.up_above_backlog_s * BACKLOG_MARGIN
+    return not config.up_above_backlog_s or load.backlog_s(-1 - load.num_starting) <= most_s
 
 
 def _choose(
@@ -252,15 +279,18 @@ def _up_reason(config: AutoscaleConfig, load: ClusterLoad, outlook: Outlook) -> 
     """Why more instances are wanted, if any are."""
     if load.freeness_started() < config.up_below_steps:
         return ScaleReason.LOW_FREENESS
+    if _is_behind(config, load):
+        return ScaleReason.LONG_BACKLOG
     missed = outlook.missed()
     return ScaleReason.TPOT_TARGET if missed is Target.TPOT else ScaleReason.TTFT_TARGET
 
 
 def _num_wanted(config: AutoscaleConfig, load: ClusterLoad, outlook: Outlook) -> int:
-    """The fewest instances with which F_scale is x again and the estimates meet their targets, as
-    far as more instances help; at most `max_added`."""
+    """The fewest instances with which F_scale is x again, the backlog is short enough and the
+    estimates meet their targets, as far as more instances help; at most `max_added`."""
     for num_added in range(1, config.max_added):
         enough = load.freeness_started(num_added) >= config.up_below_steps
+        enough = enough and not _is_behind(config, load, num_added)
         if enough and not outlook.helps(num_added):
             return num_added
     return config.max_added
@@ -289,6 +319,10 @@ def why(decision: ScaleDecision, config: AutoscaleConfig) -> str:
     fewer than 160` (F_scale and its lower bound)."""
     started, less = decision.freeness_started_steps, decision.freeness_less_steps
     low = f"the cluster has {started:.0f} steps, fewer than {config.up_below_steps:.0f}"
+    behind = (
+        f"each instance would compute prompts for {decision.backlog_s:.1f} s,"
+        f" longer than {config.up_above_backlog_s:g}"
+    )
     high = "no request runs or waits"
     if decision.num_requests and less is not None:
         high = (
@@ -302,6 +336,8 @@ def why(decision: ScaleDecision, config: AutoscaleConfig) -> str:
             return f"there are more than {config.max_instances}"
         case ScaleReason.LOW_FREENESS:
             return low
+        case ScaleReason.LONG_BACKLOG:
+            return behind
         case ScaleReason.HIGH_FREENESS | ScaleReason.NO_TRAFFIC:
             return high
         case ScaleReason.TTFT_TARGET | ScaleReason.TPOT_TARGET:
@@ -315,7 +351,11 @@ def why(decision: ScaleDecision, config: AutoscaleConfig) -> str:
         case ScaleReason.PENDING:
             return "an earlier action is not over"
         case ScaleReason.LOW_LATELY:
-            lately = low if started < config.up_below_steps else _missed(decision, config)
+            lately = _missed(decision, config)
+            if started < config.up_below_steps:
+                lately = low
+            elif 0.0 < config.up_above_backlog_s < decision.backlog_s:
+                lately = behind
             return f"{lately}, but not for {config.up_persistence_s:g} s yet"
         case ScaleReason.HIGH_LATELY:
             return f"{high}, but not for {config.down_persistence_s:g} s yet"
@@ -414,6 +454,8 @@ class LoadSeen:
     """M, in blocks, of an instance that would be launched now."""
     num_waiting: int = 0
     waiting_demand_blocks: int = 0
+    waiting_work_s: float = 0.0
+    """How long one instance would compute the prompts of the requests that wait."""
     recent: RecentLatencies | None = None
     """The latencies of clients lately, where they are known; this machine decides whether they are
     settled."""
@@ -690,6 +732,7 @@ class Autoscaler:
             seen.new_capacity_blocks,
             num_waiting=seen.num_waiting,
             waiting_demand_blocks=seen.waiting_demand_blocks,
+            waiting_work_s=seen.waiting_work_s,
             num_starting=len(coming),
             num_unavailable=len(unavailable),
             action_pending=launched or (bool(leaving) and not is_own),

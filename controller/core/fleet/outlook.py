@@ -8,6 +8,9 @@ F_scale is the freeness of the cluster as one pool, over the schedulable instanc
 No headroom is subtracted, as this is the freeness for normal requests. Requests that wait at the
 controller count as queued.
 
+F_scale counts memory. Where computing is short, memory may be free all the time, so the backlog
+counts too: the time that an instance needs, on average, to compute the prompts that have come.
+
 The latencies of the next minute are estimated from a request's share of an instance. With R running
 requests on S instances that serve, and N instances,
 
@@ -105,6 +108,9 @@ class ClusterLoad:
     num_waiting: int = 0
     """Requests that wait at the controller."""
     waiting_demand_blocks: int = 0
+    waiting_work_s: float = 0.0
+    """How long one instance would compute the prompts of the requests that wait at the
+    controller."""
     num_starting: int = 0
     """Instances that are planned or loading; they count as empty."""
     num_unavailable: int = 0
@@ -145,6 +151,14 @@ class ClusterLoad:
         """F_scale once all instances that are starting serve, and `num_more` further instances do
         too."""
         return self.freeness((self.num_starting + num_more) * self.new_capacity_blocks)
+
+    def backlog_s(self, num_more: int = 0) -> float:
+        """How long an instance would compute prompts, on average, if all that have come were spread
+        evenly, also over the instances that are starting and over `num_more` further ones; 0
+        without instances."""
+        work_s = sum(each.backlog_s for each in self.schedulable) + self.waiting_work_s
+        num_instances = len(self.schedulable) + self.num_starting + num_more
+        return work_s / num_instances if num_instances > 0 else 0.0
 
 
 TARGET_MARGIN = 0.8

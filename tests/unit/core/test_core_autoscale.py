@@ -109,6 +109,7 @@ def row(
 
 
 LOW, HIGH = ScaleReason.LOW_FREENESS, ScaleReason.HIGH_FREENESS
+BACKLOG = ScaleReason.LONG_BACKLOG
 IN_RANGE, PENDING = ScaleReason.IN_RANGE, ScaleReason.PENDING
 NO_TRAFFIC, NO_START = ScaleReason.NO_TRAFFIC, ScaleReason.START_FAILED
 AT_MINIMUM, AT_MAXIMUM = ScaleReason.AT_MINIMUM, ScaleReason.AT_MAXIMUM
@@ -123,6 +124,15 @@ TWO_BUSY = cluster(*THREE_BUSY.schedulable[:2], num_unavailable=1)
 STALLED = cluster(IDLE, num_unavailable=1)
 FAILED = cluster(BUSY, last_failed_start_s=701.0)
 LEAVING = cluster(BUSY, leaving_id="c")
+
+
+def behind(*backlogs_s: float, waiting_s: float = 0.0, num_starting: int = 0) -> ClusterLoad:
+    """Instances with much free memory, which compute prompts for so long. With one instance less
+    and without `waiting_s` the cluster has at least 640 steps."""
+    instances = [
+        replace(instance(chr(97 + n), 1, 10), backlog_s=each) for n, each in enumerate(backlogs_s)
+    ]
+    return cluster(*instances, num_starting=num_starting, waiting_work_s=waiting_s)
 
 
 def waits(number: int) -> ClusterLoad:
@@ -153,6 +163,15 @@ def waits(number: int) -> ClusterLoad:
         row("not below the minimum", FREE, AT_MINIMUM, min_instances=2),
         row("one beside one that starts", replace(FREE, num_starting=1), HIGH, 0, "b"),
         row("held requests count: 720", replace(TWO_IDLE, **held(2, 10)), IN_RANGE),
+        row("prompts for 1.5 s each", behind(1.5, 1.5), BACKLOG, 1),
+        row("for 4 s each, and more wait", behind(4, 4, waiting_s=1), BACKLOG, 7, max_added=9),
+        row("one that starts computes some", behind(1.5, 1.5, num_starting=1), IN_RANGE),
+        row("on average 1 s is in the range", behind(2, 0), IN_RANGE),
+        row("time does not count", behind(4, 4), IN_RANGE, up_above_backlog_s=0),
+        row("memory first", cluster(replace(BUSY, backlog_s=9.0)), LOW, 4),
+        row("0.5 s without it", behind(0, 0.5), HIGH, 0, "a", down_above_steps=160),
+        row("0.6 s without it", behind(0, 0.6), IN_RANGE, down_above_steps=160),
+        row("without one that starts", behind(0, 0.6, num_starting=1), IN_RANGE),
         row("no traffic", THREE_IDLE, NO_TRAFFIC, 0, "a", min_instances=2),
         row("no traffic at the minimum", TINY, AT_MINIMUM, min_instances=3),
         row("held is traffic", cluster(block_size=1, num_starting=2, **held(1, 60)), LOW, 1),

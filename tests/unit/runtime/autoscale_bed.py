@@ -43,6 +43,7 @@ class AutoscaleBed(SteeringBed):
         super().__init__(network, num_instances)
         self.num_requests = 0
         self.blocks = 10
+        self.backlog_s = 0.0
         self.cold_start_s = 3.0
         self.failing: set[str] = set()
         self.never: set[str] = set()
@@ -108,7 +109,9 @@ class AutoscaleBed(SteeringBed):
                     at = busy.index(instance_id)
                     number = self.num_requests // len(busy) + (at < self.num_requests % len(busy))
                 free = 64 - number * self.blocks
-                await self.reports(instance_id, num_running=number, free=free)
+                await self.reports(
+                    instance_id, num_running=number, free=free, backlog_s=self.backlog_s
+                )
                 self._answers_handovers(instance_id)
 
     def _answers_handovers(self, instance_id: str) -> None:

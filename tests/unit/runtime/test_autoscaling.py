@@ -166,6 +166,15 @@ async def test_what_frontends_saw_lately_counts_once_the_number_has_settled(
     )
 
 
+async def test_prompts_that_take_long_call_for_one_more(bed: AutoscaleBed) -> None:
+    bed.num_requests, bed.backlog_s = 2, 1.4
+    await bed.begin_playing(max_added=1)
+    await asyncio.sleep(30)
+    assert bed.told()[0].reason == (
+        "add 1: each instance would compute prompts for 1.4 s, longer than 1"
+    )
+
+
 async def test_it_waits_for_a_rolling_restart_to_end(network: FakeNetwork) -> None:
     bed = AutoscaleBed(network, 4)
     await bed.begin_playing("off", min_instances=2)

@@ -51,6 +51,18 @@ def test_one_more_costs_from_its_launch_and_serves_after_its_start() -> None:
     assert column(outcome, "ttft_s")[late] == pytest.approx(alone_s)
 
 
+@pytest.mark.parametrize(("bound_s", "num"), [(1.0, 2), (0.0, 1)])
+def test_prompts_that_take_long_get_one_more_although_memory_is_free(
+    bound_s: float, num: int
+) -> None:
+    """Ten prompts need 640 of 851 blocks, and 2.1 s; the first check is 0.5 s after they came."""
+    assert 2.0 < 10 * A10.step_time_s([(1000, 0)], 0, 0) < 2.2
+    config = replace(AT_ONCE, up_above_backlog_s=bound_s)
+    setup = ClusterSetup(A10, scaling(config, STAY), 1)
+    _, outcome = run(setup, requests([(0.5, 1000, 20)] * 10))
+    assert max(seen for _, seen in instances_over_time(outcome)) == num
+
+
 @pytest.mark.parametrize("moves", [True, False])
 def test_scale_in_moves_requests_away_or_waits_for_their_ends(moves: bool) -> None:
     """Two instances with one request each: one could go at once, the other keeps both."""

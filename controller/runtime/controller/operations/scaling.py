@@ -257,6 +257,7 @@ class Autoscaling:
             new_capacity_blocks=known[0].capacity_blocks if known else 0,
             num_waiting=num_waiting,
             waiting_demand_blocks=scheduler.waiting_demand_blocks,
+            waiting_work_s=scheduler.waiting_work_s,
             recent=self._recent(schedulable, waiting, wall_s),
             leaving=[self._leaving(*each) for each in spec.drains.items() if each[1].goes],
             restarting=[key for key, each in spec.drains.items() if each.restarts],
