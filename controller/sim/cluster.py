@@ -628,7 +628,8 @@ class SimCluster:
     def _fail(self, run: RequestRun) -> None:
         del self._runs[run.request.request_id]
         self.links.owners.ended(run.request.request_id)
-        self.outcome.num_failed += 1 + self._arrivals.failed(run.number)
+        num_lost = 1 + self._arrivals.failed(run.number)
+        self.outcome.num_failed_by_rank[run.traced.rank] += num_lost
 
     # -- instances -------------------------------------------------------------------------
 

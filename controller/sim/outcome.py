@@ -6,6 +6,7 @@ intervals, ratios, and means of ratios.
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,7 +86,7 @@ class Sampled:
 class Outcome:
     rows: Rows = field(default_factory=Rows)
     sampled: Sampled = field(default_factory=Sampled)
-    num_failed: int = 0
+    num_failed_by_rank: Counter[int] = field(default_factory=Counter)
     num_moved: int = 0
     num_failed_moves: dict[str, int] = field(default_factory=dict)
     downtimes_s: list[float] = field(default_factory=list)
@@ -104,6 +105,10 @@ class Outcome:
     """The time of all steps of all instances."""
     duration_s: float = 0.0
     """The virtual time until the last request ended."""
+
+    @property
+    def num_failed(self) -> int:
+        return self.num_failed_by_rank.total()
 
 
 # -- fragmentation ---------------------------------------------------------------------------------
@@ -244,7 +249,9 @@ def summarize(
         all=_figures(columns, levels, outcome.num_failed),
         by_rank={
             int(rank): _figures(
-                {name: column[columns["rank"] == rank] for name, column in columns.items()}, levels
+                {name: column[columns["rank"] == rank] for name, column in columns.items()},
+                levels,
+                outcome.num_failed_by_rank[int(rank)],
             )
             for rank in ranks
             if len(ranks) > 1

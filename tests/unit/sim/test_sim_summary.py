@@ -78,11 +78,11 @@ def test_goodput_is_by_the_targets_of_each_level() -> None:
     outcome = begun()
     for each in (ended(0, 1.0, 3), ended(1, 3.0, 3), ended(2, 3.0, 3, rank=1), ended(3, 1.0, 1, 7)):
         outcome.rows.add(each)
-    outcome.num_failed = 1
+    outcome.num_failed_by_rank[7] = 1
     levels = [Level("normal", 0, target_ttft_s=2.0), Level("high", 1, target_tpot_s=0.4)]
     found = summarize(outcome, [0.0, 1.0, 2.0, 3.0, 4.0], levels=levels)
     assert found.all.goodput == 2 / 5
-    assert [found.by_rank[rank].goodput for rank in (0, 1, 7)] == [0.5, 0.0, 1.0]
+    assert [found.by_rank[rank].goodput for rank in (0, 1, 7)] == [0.5, 0.0, 0.5]
     assert summarize(outcome, [0.0], levels=[Level("normal", 0)]).all.goodput is None
 
 
