@@ -71,7 +71,9 @@ INSTANCE_FIGURES = (
 InstanceFigures = tuple[float, float, float, float, float, float]
 UNKNOWN = math.nan
 _LARGEST = 65_000.0
-"""Half floats end at 65,504."""
+"""Half floats end at 65,504. Freeness is kept in units of _FREENESS_UNIT steps, as an idle instance
+with a small model has several 100,000 steps."""
+_FREENESS_UNIT = 16.0
 
 
 @value
@@ -119,11 +121,17 @@ class Sample:
     figures: bytes = b""
 
     def instances(self) -> dict[str, InstanceFigures]:
-        """The figures of each instance."""
+        """The figures of each instance. Raises ValueError if they are not as many as the
+        instances."""
         width = len(INSTANCE_FIGURES)
+        if len(self.figures) != 2 * width * len(self.instance_ids):
+            raise ValueError("the figures are not those of the instances")
         values = struct.unpack(f"<{width * len(self.instance_ids)}e", self.figures)
         return {
-            instance_id: values[width * at : width * (at + 1)]
+            instance_id: (
+                _FREENESS_UNIT * values[width * at],
+                *values[width * at + 1 : width * (at + 1)],
+            )
             for at, instance_id in enumerate(self.instance_ids)
         }
 
@@ -131,8 +139,8 @@ class Sample:
 def packed(figures: Iterable[InstanceFigures]) -> bytes:
     values = [
         each if math.isnan(each) else max(-_LARGEST, min(_LARGEST, each))
-        for figure in figures
-        for each in figure
+        for freeness_steps, *others in figures
+        for each in (freeness_steps / _FREENESS_UNIT, *others)
     ]
     return struct.pack(f"<{len(values)}e", *values)
 
