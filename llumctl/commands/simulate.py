@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import EXIT_FAILED, UsageError
-from llumctl.commands.options import TableOrJson, check_extra, format_option, positive
+from llumctl.commands.options import TableOrJson, check_plot, format_option, positive
 from llumctl.config import config_file
 from llumctl.lab.option_values import FigureName
 
@@ -473,18 +473,6 @@ def within(
     bound = f"above {least:g}" if above else f"at least {least:g}"
     limit = "" if most is None else f" and at most {most:g}"
     raise UsageError(f"{flag}: must be {bound}{limit}, not {value:g}", "llumctl simulate --help")
-
-
-def check_plot(plot: Path | None) -> None:
-    """Refuses a picture that cannot be drawn. This is checked before the runs, so that no run is
-    lost."""
-    if plot is None or str(plot) == "-":
-        return
-    if plot.suffix not in (".png", ".svg"):
-        raise UsageError(f"--plot: {plot} must end in .png or .svg", "--plot run.svg")
-    if not plot.parent.is_dir():
-        raise UsageError(f"--plot: there is no folder {plot.parent}", f"mkdir -p {plot.parent}")
-    check_extra("lab", "--plot")
 
 
 # -- the figures of the paper -------------------------------------------------------------
