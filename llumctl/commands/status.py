@@ -30,8 +30,7 @@ def status(
         bool,
         typer.Option(
             "--check",
-            help="Exit 1 unless the cluster and all instances are ready, and there is no trouble"
-            " by the verdict.",
+            help="Exit 1 unless the cluster and all instances are ready. A high load is no reason.",
         ),
     ] = False,
     cluster: Cluster = None,
@@ -161,11 +160,6 @@ def unwell(found: "ClusterStatus") -> list[str]:
     if found.state != "ready":
         detail = f": {found.detail}" if found.detail else ""
         lines.append(f"cluster {found.cluster} is {found.state}{detail}")
-    if found.verdict is not None and not lines:
-        from controller.api.text.verdict_words import Severity, severity, verdict_line
-
-        if severity(found.verdict.word) is Severity.BAD:
-            lines.append(verdict_line(found.verdict))
     return lines
 
 
