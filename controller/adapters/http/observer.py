@@ -45,6 +45,7 @@ from controller.core.record.verdict import (
     Blocked,
     Present,
     SlowMove,
+    StuckDrain,
     Verdict,
     Verdicts,
 )
@@ -60,6 +61,8 @@ _SERVING = frozenset({"active", "draining"})
 MAX_ENDED_ALARMS = 20
 """A status has the last ones that ended."""
 MAX_POINTS = 2000
+LONGEST_START_S = 120.0
+"""If the cluster is older than its controller by more than this, another controller ran before."""
 
 
 class HistoryQuery(BaseModel):
@@ -329,6 +332,10 @@ def present_of(status: ClusterStatus, sample: Sample, *, moves: bool = True) -> 
             if each.age_s >= SLOW_MOVE_S
         ],
         drained=[each.id for each in status.instances if each.drain is not None],
+        stuck_drain=_stuck_drain(status),
+        controller_back_s=status.uptime_s
+        if status.cluster_uptime_s > status.uptime_s + LONGEST_START_S
+        else None,
         num_adding=num_adding,
         cold_start_s=autoscale.cold_start_s,
         moves=moves,
@@ -338,6 +345,18 @@ def present_of(status: ClusterStatus, sample: Sample, *, moves: bool = True) -> 
             if each.target_ttft_s is not None
         },
     )
+
+
+def _stuck_drain(status: ClusterStatus) -> StuckDrain | None:
+    found = [
+        StuckDrain(each.id, status.time_s - each.drain.deadline_s, each.drain.num_requests_left)
+        for each in status.instances
+        if each.drain is not None
+        and each.drain.deadline_s is not None
+        and status.time_s > each.drain.deadline_s
+        and not each.drain.safe_to_delete
+    ]
+    return max(found, key=lambda each: each.overdue_s, default=None)
 
 
 def _serving(status: ClusterStatus) -> list[InstanceStatus]:

@@ -7,8 +7,10 @@
     overloaded        requests wait for long, and the instances together have no room or time
     short of memory   requests are evicted again and again
     fragmented        a request waits for long, and all instances together have room for it
-    slow              an instance computes much slower than the others, or moves take very long
-    recovering        the trouble is over, and the last minute's figures still show it
+    slow              an instance computes much slower than the others, moves take very long, or a
+                      drain does not end
+    recovering        the trouble is over, and the last minute's figures still show it; or the
+                      controller has just come back
     ok                none of these
 
 The worst word counts. One look may be wrong: so a worse word must hold for a while before it is
@@ -72,6 +74,8 @@ SLOW_FOR_S = 20.0
 """For so long at least."""
 SLOW_MOVE_S = 15.0
 """A move is slow from this time on; nearly all take less than a second."""
+NEW_CONTROLLER_S = 15.0
+"""A controller that came back says so for this long."""
 LONG_TTFT_S = 10.0
 """First tokens come in time if 99 of 100 take less than this, or than the target of their level."""
 
@@ -129,12 +133,22 @@ class SlowMove:
 
 
 @value
+class StuckDrain:
+    """A drain past its deadline."""
+
+    instance_id: str
+    overdue_s: float
+    num_left: int
+
+
+@value
 class Present:
     """What one look at the cluster finds. `launcher`: why no process can be started; empty if it
     can. `num_waiting_on`: on how many instances requests wait; 0 if they wait at the controller.
     `room_blocks`: for each instance that is open to requests and reserved for none, the blocks that
     no request claims. `step_times_s`: of the instances that run requests. `num_adding`: the
-    instances that start or that auto-scaling wants. `targets_s`: the TTFT targets of levels."""
+    instances that start or that auto-scaling wants. `targets_s`: the TTFT targets of levels.
+    `controller_back_s`: for how long this controller has run, if another one ran before it."""
 
     sample: Sample
     is_stopping: bool = False
@@ -149,6 +163,8 @@ class Present:
     step_times_s: Mapping[str, float] = field(default_factory=dict)
     slow_moves: Sequence[SlowMove] = ()
     drained: Collection[str] = ()
+    stuck_drain: StuckDrain | None = None
+    controller_back_s: float | None = None
     num_adding: int = 0
     cold_start_s: float | None = None
     moves: bool = True
@@ -293,9 +309,10 @@ class _Judgement:
         many = self._evictions_from * MANY_EVICTIONS * max(2, present.num_serving) / 2
         if self._num("num_evictions") >= many:
             return Word.SHORT_OF_MEMORY
-        if self._slow() is not None or present.slow_moves:
+        if self._slow() is not None or present.slow_moves or present.stuck_drain is not None:
             return Word.SLOW
-        return Word.OK
+        back_s = present.controller_back_s
+        return Word.OK if back_s is None or back_s >= NEW_CONTROLLER_S else Word.RECOVERING
 
     def _is_fragmented(self) -> bool:
         """Whether the request that has waited longest would fit if all free blocks were in one
@@ -379,7 +396,12 @@ class _Judgement:
     def _waiting(self) -> str:
         number, on = self._num_waiting, self._present.num_waiting_on
         where = f" on {on} of {self._present.num_serving}" if on else ""
-        return f"{number} wait{where}, the longest {_seconds(self._longest_wait_s)}"
+        levels = self._present.sample.levels.items()
+        waiting = {name: round(level.num_waiting) for name, level in levels if level.num_waiting}
+        of = ", ".join(f"{number} {name}" for name, number in waiting.items())
+        usual = next(iter(self._present.sample.levels), "")
+        by_level = "" if set(waiting) <= {usual} else f" ({of})"
+        return f"{number} wait{by_level}{where}, the longest {_seconds(self._longest_wait_s)}"
 
     def _fullness(self) -> str:
         if self._backlog_s >= LONG_BACKLOG_S and self._wanted_share < FULL_SHARE:
@@ -417,7 +439,12 @@ class _Judgement:
         found = self._slow()
         if found is not None:
             return f"{found[0]} takes {found[1]:.1f} times as long for a step as the others"
-        moves = self._present.slow_moves
+        moves, drain = self._present.slow_moves, self._present.stuck_drain
+        if not moves and drain is not None:
+            return (
+                f"the drain of {drain.instance_id} is {_seconds(drain.overdue_s)} over its"
+                f" deadline, {drain.num_left} requests left"
+            )
         if not moves:
             return "the steps are as long as elsewhere again"
         oldest = max(moves, key=lambda each: each.age_s)
@@ -429,7 +456,9 @@ class _Judgement:
 
     def _why_recovering(self) -> str:
         waits = f"{self._num_waiting} wait" if self._num_waiting else "nobody waits any more"
-        late = self.late_level()
+        late, back_s = self.late_level(), self._present.controller_back_s
+        if back_s is not None and back_s < NEW_CONTROLLER_S:
+            return f"the controller is back for {_seconds(back_s)}, {waits}"
         if late is None:
             return waits
         return f"{waits}, P99 TTFT {_seconds(late[1])} in the last minute"
@@ -476,6 +505,8 @@ class _Judgement:
         if moves:
             oldest = max(moves, key=lambda each: each.age_s)
             return Order(Deed.LOOK, oldest.destination_id, "says on which machine it is")
+        if self._present.stuck_drain is not None and not self._present.num_adding:
+            return Order(Deed.ADD, expected="makes room for them")
         return None
 
 
