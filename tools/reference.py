@@ -1,5 +1,6 @@
 """Writes the reference pages, `docs/reference/*.md`, from the code: `make reference`. With
-`example_config.py` it also writes `examples/llumctl.toml`.
+`example_config.py` it also writes `examples/llumctl.toml`, and with `alert_rules.py` the alert
+rules and their runbooks.
 
 The text of a page is that of the code: the help texts of commands, the docstrings of settings and
 of codes, the rows of orders and keys, the texts of metrics. So whoever changes such a text runs
@@ -56,7 +57,7 @@ from controller.core.record.event_log import EventKind
 from controller.core.replay.replay_machine import SENTENCES
 from controller.core.scheduler_events import RejectCode
 from llumctl.app import app
-from tools import example_config
+from tools import alert_rules, example_config
 from tui.actions import ACTIONS, Action, Place, shown_key
 
 FOLDER = Path(__file__).parents[1] / "docs/reference"
@@ -612,3 +613,4 @@ def _table(head: Row, rows: Iterable[Row]) -> str:
 if __name__ == "__main__":
     write()
     example_config.write()
+    alert_rules.write()

@@ -44,6 +44,7 @@ from controller.core.fleet.cluster_spec import LEAVES_BY_MOVES, MOVE_REASONS, Ex
 from controller.core.migration.move_records import DOWNTIME_BOUNDS_S, MoveLog
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
+from controller.core.record.verdict import Word
 from controller.core.replay.replay_log import LOST_WAYS, Way
 from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_events import RejectCode
@@ -187,6 +188,9 @@ def _of_cluster(status: ClusterStatus) -> Iterator[Metric]:
     yield _gauge("cluster_info", "What the cluster serves, and how", names, {about: 1})
     states = {(each,): status.state is each for each in ClusterState}
     yield _gauge("cluster_state", _IS_IN_STATE, ("state",), states)
+    said = None if status.verdict is None else status.verdict.word
+    words = {(word,): word == said for word in Word}
+    yield _gauge("verdict", "1 for the word that says how it is, 0 for others", ("word",), words)
     yield _gauge("uptime_seconds", "Since this controller started", (), {(): status.uptime_s})
     since_s = {(): status.cluster_uptime_s}
     yield _gauge("cluster_uptime_seconds", "Since the cluster was started", (), since_s)

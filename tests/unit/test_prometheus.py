@@ -32,6 +32,7 @@ from controller.api.wire.status import (
     QueueHeadStatus,
     RefusedStatus,
     SavedStatus,
+    VerdictStatus,
 )
 from controller.core.migration.move_records import MoveLog, MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind
@@ -205,6 +206,7 @@ def full() -> str:
         "autoscale": status.autoscale.model_copy(update={"last": CHECK}),
         "held": waiting.held,
         "replays": status.replays.model_copy(update={"saved": saved}),
+        "verdict": VerdictStatus(word="overloaded", since_s=1.0, why=SECRET),
         "refused": (refused,),
         "keys": (key,),
         "levels": tuple(
@@ -223,6 +225,8 @@ FIGURES: list[tuple[str, dict[str, str], float | None]] = [
     ("cluster_uptime_seconds", {}, 72000),
     ("events_total", {"kind": "evicted"}, 7),
     ("events_total", {"kind": "instance_died"}, 0),
+    ("verdict", {"word": "overloaded"}, 1),
+    ("verdict", {"word": "short of memory"}, 0),
     ("level_goodput_ratio", {"level": "high"}, 0.875),
     ("level_goodput_ratio", {"level": "normal"}, None),
     ("held_requests", {}, 6),
