@@ -19,7 +19,7 @@ from typing import NamedTuple
 from controller.api.recording import Recorded, after
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
-from controller.api.text.events import Weight, weight
+from controller.api.text.events import STORM_KINDS, Weight, weight
 from controller.api.wire.requests import Event, Explanation, RequestList
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 from controller.api.wire.stream import (
@@ -204,6 +204,8 @@ class DashboardState:
     histories: Mapping[str, History] = field(default_factory=dict)
     routine: tuple[Entry, ...] = ()
     """The last routine events, the oldest first."""
+    storm: tuple[Entry, ...] = ()
+    """The last routine events that many at once would make trouble, the oldest first."""
     rare: tuple[Entry, ...] = ()
     """The other events, and gaps, the oldest first. The tuple stays the same object until another
     entry comes."""
@@ -279,6 +281,7 @@ class Unread:
         """`num_entries`: how many entries came before."""
         self.num_entries = num_entries
         self.routine: list[Entry] = []
+        self.storm: list[Entry] = []
         self.rare: list[Entry] = []
         self.ways: list[Way] = []
         self.counts: dict[int, Counter[str]] = {}
@@ -302,6 +305,8 @@ class Unread:
         self.num_entries += 1
         if of is Weight.ROUTINE:
             self.routine.append(entry)
+            if event.kind in STORM_KINDS:
+                self.storm.append(entry)
             # Past events, which come first after connecting, count in their own seconds.
             second = int(event.time_s)
             if (counts := self.counts.get(second)) is None:
@@ -382,6 +387,7 @@ def _read(state: DashboardState, unread: Unread) -> DashboardState:
         time_s=time_s,
         lost="",
         routine=_latest(state.routine, unread.routine),
+        storm=_latest(state.storm, unread.storm),
         rare=_rare(state.rare, unread.rare),
         num_entries=unread.num_entries,
         counts=_counted(state.counts, unread.counts, time_s),

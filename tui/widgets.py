@@ -326,6 +326,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         self._title: Line = ()
         self._caption: Sequence[Line] = ()
         self._filtered = False
+        self._no_match = NO_MATCH
         self._placed: tuple[Placed[Item], ...] = ()
         self._cursor = 0
         self._top = 0
@@ -343,12 +344,13 @@ class TableView(Toned, Generic[Item], can_focus=True):
         follow: bool = False,
         caption: Sequence[Line] = (),
         filtered: bool = False,
+        no_match: str = NO_MATCH,
     ) -> None:
         """Shows these rows. `follow`: whether the cursor stays on the last row. When following
         ends, the cursor is held on that row. The caption takes the last lines. `filtered`: whether
-        a filter may have left rows out."""
-        if (caption, filtered) != (self._caption, self._filtered):
-            self._caption, self._filtered = caption, filtered
+        a filter may have left rows out; `no_match`: what the table says if it left out all."""
+        if (caption, filtered, no_match) != (self._caption, self._filtered, self._no_match):
+            self._caption, self._filtered, self._no_match = caption, filtered, no_match
             self.refresh()
         self.items = items
         if self._marks:
@@ -502,7 +504,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         if (below := y - self.outer_size.height + len(self._caption)) >= 0:
             return self.strip_of(self._caption[below])
         if y - HEAD_LINES >= len(self._painted):
-            words = NO_MATCH if self._filtered else self._empty
+            words = self._no_match if self._filtered else self._empty
             text = f" {words}" if y == HEAD_LINES and not self.items else ""
             return self.strip_of((Span(text, Tone.DIM),))
         cells, is_cursor = self._painted[y - HEAD_LINES]

@@ -188,6 +188,13 @@ class ControlClient:
         """The oldest `limit` events after a position; "" begins with the oldest kept event."""
         return self._call(EventPage, "GET", "/v1/events", params={"after": after, "limit": limit})
 
+    def find_events(self, words: str, limit: int = 1000) -> EventPage:
+        """The newest `limit` of all kept events that have the words, the oldest first. A word after
+        a `!` must not be in an event."""
+        return self._call(
+            EventPage, "GET", "/v1/events", params={"matching": words, "limit": limit}
+        )
+
     def requests(
         self,
         instance: str | None = None,

@@ -2,6 +2,7 @@
 recorded, `llumctl logs` what each process wrote into its log file."""
 
 import contextlib
+import math
 import re
 import sys
 import time
@@ -22,6 +23,7 @@ from llumctl.output import Format
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
+    from controller.api.text.events import EventSum
     from controller.api.wire.requests import Event
 
 PAGE = 1000
@@ -84,6 +86,12 @@ def events(
             help=f"Begin with the last N events (all that are kept, or {FOLLOW_LAST} with -f).",
         ),
     ] = None,
+    sums: Annotated[
+        bool,
+        typer.Option(
+            "--sums", help="Show events of one kind and member within 10 s as one: 9 in 10 s."
+        ),
+    ] = False,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
@@ -98,6 +106,11 @@ def events(
         raise UsageError(
             f"-o {output_format} is a single document, and --follow has no end",
             "llumctl events --follow -o jsonl",
+        )
+    if sums and output_format not in (Format.TABLE, Format.WIDE):
+        raise UsageError(
+            f"--sums: not with -o {output_format}, which has each event",
+            "llumctl events --sums",
         )
     wanted = Wanted(
         None if since is None else arguments.moment(since, "--since", time.time()),
@@ -115,12 +128,17 @@ def events(
         output.emit(_whole(kept, position, output_format))
         return
 
-    show = EventLines(output_format)
+    show = EventLines(output_format, sums=sums)
     for event in kept:
         show(event)
     if follow:
-        _follow(name, position, wanted, show)
-    elif not kept:
+        try:
+            _follow(name, position, wanted, show)
+        finally:
+            show.end()
+        return
+    show.end()
+    if not kept:
         output.say("no such events are kept")
 
 
@@ -157,6 +175,8 @@ def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> Non
                 _tell_gap(frame.missed, frame.reason)
             elif isinstance(frame, EventFrame) and wanted.fits(frame.event):
                 show(frame.event)
+            elif frame is not None:
+                show.end(frame.time_s)
             if output.reader_left():
                 return
     except NotRunningError:
@@ -197,10 +217,17 @@ class EventLines:
 
     Columns have fixed widths, because later events are not known yet. A longer text is not cut. If
     an event is not from today, a line with the date precedes the first event of that day.
+
+    `sums`: events about requests are shown as sums, each once its time is over, or before an event
+    about something else.
     """
 
-    def __init__(self, output_format: Format) -> None:
+    def __init__(self, output_format: Format, *, sums: bool = False) -> None:
         from controller.api.text.events import KINDS
+
+        self._sums = sums
+        self._open: list[EventSum] = []
+        """The sums that may still grow."""
 
         widths = (8, max(map(len, KINDS)), 18)
         self._format = output_format
@@ -218,23 +245,44 @@ class EventLines:
 
             row = {"schema_version": SCHEMA_VERSION, **output.plain(event)}
             output.emit(output.json_text(row))
+        elif self._sums and event.request_id is not None:
+            from controller.api.text.events import summed
+
+            self.end(event.time_s)
+            self._open = summed([event], self._open)
         else:
-            if not self._begun:
-                self._begun = True
-                output.emit(self._header())
-            output.emit(self._dated(event.time_s, self._row(event)))
+            self.end()
+            self._show(event)
+
+    def end(self, now_s: float = math.inf) -> None:
+        """Shows the sums whose time is over."""
+        from controller.api.text.events import SUMMED_S
+
+        while self._open and now_s - self._open[0].first.time_s >= SUMMED_S:
+            found = self._open.pop(0)
+            self._show(found.first, found if found.count > 1 else None)
+
+    def _show(self, event: "Event", found: "EventSum | None" = None) -> None:
+        if not self._begun:
+            self._begun = True
+            output.emit(self._header())
+        output.emit(self._dated(event.time_s, self._row(event, found)))
 
     def _header(self) -> str:
         wide = ("WHERE", "LEVEL", "CAUSE") if self._wide else ()
         line = self._line("TIME", "KIND", "SUBJECT", *wide, "WHAT")
         return output.paint(line, output.BOLD) if self._colours else line
 
-    def _row(self, event: "Event") -> str:
-        from controller.api.text.events import severity, subject, what, where
+    def _row(self, event: "Event", found: "EventSum | None") -> str:
+        from controller.api.text.events import member, severity, subject, what, where
 
-        wide = (where(event) or "-", event.level or "-", event.cause_id) if self._wide else ()
+        about, words, wide = subject(event), what(event), (event.level or "-", event.cause_id)
+        if found is not None:
+            words = ", ".join(filter(None, (found.words, found.reason)))
+            about, wide = member(event) or "controller", ("-", "-")
+        more = (where(event) or "-", *wide) if self._wide else ()
         clock = time_of_day(event.time_s, millis=self._wide)
-        line = self._line(clock, event.kind, subject(event), *wide, what(event))
+        line = self._line(clock, event.kind, about, *more, words)
         if self._colours and (colour := _TINTS.get(severity(event))):
             line = line.replace(event.kind, output.paint(event.kind, colour), 1)
         return line

@@ -6,6 +6,7 @@ import pytest
 
 from controller.api import client as client_module
 from controller.api.state import run_state
+from controller.api.wire.requests import Event
 from llumctl import output
 from llumctl.app import run
 from llumctl.commands import events_and_logs
@@ -71,6 +72,25 @@ def test_filters(cli: Cli) -> None:
         captured = cli("events", "-o", "name", *options)
         assert captured.out.split() == expected
         assert captured.err == ("" if expected else "no such events are kept\n")
+
+
+def test_sums(fake: FakeController, cli: Cli) -> None:
+    """Other events stand between them, and end them."""
+
+    def evicted(at_s: float) -> Event:
+        about = {"reason": "memory", "request_id": f"r-{at_s}", "time_s": 1_700_000_000 + at_s}
+        return event("evicted", **about)
+
+    died = event("instance_died", time_s=1_700_000_011.0)
+    fake.events = [*map(evicted, (0.0, 3.0, 6.5, 10.0)), died, evicted(11.5)]
+    shown = [line.split(maxsplit=1)[1] for line in cli.out("events", "--sums").splitlines()]
+    assert [" ".join(line.split()) for line in shown[-4:]] == [
+        "evicted i-0 3 in 7 s, memory",
+        "evicted r-10.0 on i-0, memory",
+        "instance_died i-0",
+        "evicted r-11.5 on i-0, memory",
+    ]
+    assert "--sums: not with -o jsonl" in cli("events", "--sums", "-o", "jsonl", code=2).err
 
 
 def test_all_pages_are_read(

@@ -2,16 +2,17 @@
 
 The event list has a line for each event that is not routine, and a line wherever events were lost.
 Routine events are shown as rates below the list or, if the operator wants all events, as lines
-among the others.
+among the others. Many routine events that mean trouble have a line with their sum.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import tzinfo
+from operator import attrgetter
 
 from controller.api.state.log_tail import harmless
 from controller.api.text import events as event_words
-from controller.api.text.events import Severity
+from controller.api.text.events import STORM, STORM_KINDS, EventSum, Severity, searched
 from controller.api.text.quantities import printable, time_of_day
 from controller.api.wire.requests import Event
 from tui.actions import NOTHING, Target
@@ -31,17 +32,17 @@ _TONES: Mapping[Severity, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """A line of the event list. `count`: how many requests had the same event at the same place in
-    the same second."""
+    """A line of the event list. `sum`: what it stands for, if these are several events."""
 
     entry: Entry
     zone: tzinfo | None
     names: Names
-    count: int = 1
+    sum: EventSum | None = None
 
     @property
     def id(self) -> str:
-        return str(self.entry.seq)
+        event = self.entry.event
+        return (event.position if event is not None else "") or str(self.entry.seq)
 
     @property
     def target(self) -> Target:
@@ -51,7 +52,7 @@ class EventRow:
         operation_id = event.cause_id if event.kind == "operator" else ""
         return Target(
             event.instance_id or "",
-            event.request_id or "",
+            event.request_id or "" if self.sum is None else "",
             event_words.member(event),
             operation_id,
         )
@@ -61,35 +62,42 @@ class EventRow:
         event = self.entry.event
         if event is None:
             return "missed"
-        return f"{event.kind} {who(event)} {event.request_id or ''} {event.cause_id} {what(event)}"
+        return searched(event)
 
 
 def rows(
-    state: DashboardState, zone: tzinfo | None, names: Names, *, routine: bool
+    state: DashboardState,
+    zone: tzinfo | None,
+    names: Names,
+    *,
+    routine: bool,
+    older: Sequence[Event] = (),
 ) -> list[EventRow]:
-    """The rows, the oldest first. `routine`: whether routine events have rows. If not, the same
-    event of many requests at once takes one row."""
+    """The rows, the oldest first. `routine`: whether each event has a row, with those `older` ones
+    that the controller still knows. If not, routine events have none, and the same event of many
+    requests takes one row."""
     if routine:
-        return [EventRow(entry, zone, names) for entry in state.entries]
-    found: list[EventRow] = []
-    for entry in state.rare:
-        if found and _alike(found[-1].entry, entry):
-            found[-1] = replace(found[-1], count=found[-1].count + 1)
-        else:
-            found.append(EventRow(entry, zone, names))
-    return found
+        entries = [*_entries_of(older, state.entries), *state.entries]
+        return [EventRow(entry, zone, names) for entry in entries]
+    entries = sorted((*state.rare, *state.storm), key=attrgetter("seq"))
+    of_event = {id(each.event): each for each in entries if each.event is not None}
+    sums = event_words.summed(each.event for each in entries if each.event is not None)
+    found = [EventRow(each, zone, names) for each in entries if each.event is None]
+    for each in sums:
+        if each.count >= STORM or each.first.kind not in STORM_KINDS:
+            entry = of_event[id(each.first)]
+            found.append(EventRow(entry, zone, names, each if each.count > 1 else None))
+    return sorted(found, key=lambda row: row.entry.seq)
 
 
-def _alike(entry: Entry, other: Entry) -> bool:
-    one, two = entry.event, other.event
-    if one is None or two is None or one.request_id is None or two.request_id is None:
-        return False
-    return (one.kind, one.instance_id, one.reason, int(one.time_s)) == (
-        two.kind,
-        two.instance_id,
-        two.reason,
-        int(two.time_s),
-    )
+def _entries_of(events: Iterable[Event], known: Sequence[Entry]) -> list[Entry]:
+    """The events that are not known. They count from -1 downwards, as they came before."""
+    positions = {each.event.position for each in known if each.event is not None}
+    news = [each for each in events if each.position not in positions]
+    return [
+        Entry(place - len(news), each.time_s, each, weight=event_words.weight(each))
+        for place, each in enumerate(news)
+    ]
 
 
 _RATED = (
@@ -180,8 +188,8 @@ def _what(row: EventRow, _: int) -> Span:
     event = row.entry.event
     if event is None:
         return Span(missed(row.entry), Tone.BAD)
-    if row.count > 1:
-        return Span(printable("  ".join((f"{row.count} requests", *event_words.reasons(event)))))
+    if row.sum is not None:
+        return Span(printable(f"{row.sum.words}  {row.sum.reason}").strip())
     return Span(what(event, row.names.of(event.request_id or "")))
 
 

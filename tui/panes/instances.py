@@ -476,16 +476,6 @@ def natural(name: str) -> tuple[tuple[str, int], ...]:
     return tuple((word, int(figures or 0)) for word, figures in re.findall(r"(\D*)(\d*)", name))
 
 
-def matches(text: str, wanted: str) -> bool:
-    """Whether the text has all words of the filter, and none of the words before which the filter
-    has a `!`. Upper and lower case count as equal."""
-    lowered = text.lower()
-    return all(
-        (word[1:] not in lowered) if len(word) > 1 and word[0] == "!" else (word in lowered)
-        for word in wanted.lower().split()
-    )
-
-
 # Groups by node
 
 _GONE = (InstanceState.RESTARTING, InstanceState.STALLED)

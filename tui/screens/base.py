@@ -10,10 +10,10 @@ from textual.message import Message
 from textual.screen import Screen
 
 from controller.api.text.alarms import Alarm
+from controller.api.text.events import matches
 from tui.actions import NOTHING, Place, Target, bindings, footer
 from tui.drawing import Column, Line, Span, Tone
 from tui.panes import events, header
-from tui.panes.instances import matches
 from tui.screens.dialogs import SortScreen, can_draw, session_of
 from tui.session import Session
 from tui.widgets import Bottom, Lines, Note, TableView

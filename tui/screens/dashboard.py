@@ -11,8 +11,11 @@ from textual.containers import Horizontal, Vertical
 from textual.events import DescendantFocus
 
 from controller.api.text.alarms import Alarm
+from controller.api.text.events import matches
+from controller.api.wire.requests import Event
 from tui.actions import Place, Target, bindings
 from tui.drawing import Line, Span, Tone
+from tui.event_search import EventSearch
 from tui.panes import events, header, instances, migrations, requests
 from tui.panes.events import EventRow
 from tui.panes.instances import ORDERS, SORTS, InstanceRow, Row, level_names
@@ -20,7 +23,7 @@ from tui.panes.migrations import MigrationRow
 from tui.panes.requests import HeadRow, names
 from tui.screens.base import WIDE, PaintedScreen
 from tui.state import DashboardState
-from tui.widgets import Bottom, Lines, TableView
+from tui.widgets import NO_MATCH, Bottom, Lines, TableView
 
 TALL = 10
 """If the terminal is lower than this, only one pane is shown."""
@@ -188,6 +191,7 @@ class DashboardScreen(PaintedScreen):
     def __init__(self) -> None:
         super().__init__()
         self.view = View()
+        self._event_search = EventSearch()
         self._arrangement: Arrangement | None = None
 
     def compose(self) -> ComposeResult:
@@ -269,6 +273,7 @@ class DashboardScreen(PaintedScreen):
                 follow=is_events and view.follow,
                 caption=self._rates(arrangement.boxes.get(pane)) if is_events else (),
                 filtered=bool(view.filters.get(pane)),
+                no_match=self._no_match if is_events else NO_MATCH,
             )
 
     def show_age(self) -> None:
@@ -295,11 +300,14 @@ class DashboardScreen(PaintedScreen):
             ),
             Pane.MIGRATIONS: migrations.rows(shown, named),
             Pane.QUEUE: requests.head_rows(shown, named),
-            Pane.EVENTS: events.rows(shown, zone, named, routine=self._all_events()),
+            Pane.EVENTS: events.rows(
+                shown, zone, named, routine=self._all_events(), older=self._older_events()
+            ),
         }
         found = {pane: self._passing(pane, all_rows) for pane, all_rows in rows.items()}
         counts = {pane: len(all_rows) for pane, all_rows in rows.items()}
-        counts[Pane.EVENTS] = shown.num_kept
+        wanted = self.view.filters.get(Pane.EVENTS, "")
+        counts[Pane.EVENTS] = max(shown.num_kept, self._event_search.num_searched(wanted))
         return {
             pane: (self._grouped(passing) if pane is Pane.INSTANCES else passing, len(passing), num)
             for (pane, passing), num in zip(found.items(), counts.values(), strict=True)
@@ -314,6 +322,15 @@ class DashboardScreen(PaintedScreen):
         events."""
         return self.view.expanded or bool(self.view.filters.get(Pane.EVENTS))
 
+    def _older_events(self) -> Sequence[Event]:
+        wanted = self.view.filters.get(Pane.EVENTS, "")
+        return self._event_search.events(wanted, self.session, self.show)
+
+    @property
+    def _no_match(self) -> str:
+        wanted = self.view.filters.get(Pane.EVENTS, "")
+        return self._event_search.no_match(wanted, self.session.shown.num_kept)
+
     def _rates(self, box: Box | None) -> list[Line]:
         if box is None or self._all_events() or box.height < 4:
             return []
@@ -322,7 +339,7 @@ class DashboardScreen(PaintedScreen):
     def _passing(self, pane: Pane, rows: list[Any]) -> list[Any]:
         if not (wanted := self.view.filters.get(pane)):
             return rows
-        return [row for row in rows if instances.matches(row.text, wanted)]
+        return [row for row in rows if matches(row.text, wanted)]
 
     def _place(self, arrangement: Arrangement) -> None:
         """Shows tables first, then moves the focus, then hides tables, because a hidden table

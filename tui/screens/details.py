@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 from textual.screen import Screen
 
+from controller.api.text.events import matches
 from controller.api.text.quantities import printable
 from controller.api.wire.requests import ENDED_STATES, Explanation, RequestList
 from tui import outbox
@@ -56,7 +57,7 @@ class Listed:
         if by != self._chosen_by:
             rows = requests.ordered(self._rows, choice.sort, descending=choice.descending)
             if choice.wanted:
-                rows = [row for row in rows if instances.matches(row.text, choice.wanted)]
+                rows = [row for row in rows if matches(row.text, choice.wanted)]
             self._chosen, self._chosen_by = rows, by
         return self._chosen
 

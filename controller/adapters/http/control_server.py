@@ -11,6 +11,7 @@ import json
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -88,10 +89,12 @@ from controller.api.operations.table import ORDERS, OperationList
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
 from controller.api.state.log_tail import LogTail
+from controller.api.text.events import matches, searched
 from controller.api.text.hints import own_version
 from controller.api.wire import ErrorBody, WireModel
 from controller.api.wire.history import HistoryReport
 from controller.api.wire.requests import (
+    Event,
     EventPage,
     Explanation,
     RequestDetail,
@@ -111,6 +114,7 @@ from controller.api.wire.stream import (
     TrafficBatch,
     TrafficRequest,
 )
+from controller.core.record.event_log import EventLog
 from controller.ports.processes import HistoryStore
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.journal import Journal
@@ -279,8 +283,11 @@ class ControlServer:
 
     async def _events(self, request: Request) -> Response:
         query = _query(request, EventsQuery)
+        log = self._controller.journal.log
         try:
-            page = self._controller.journal.log.after(query.after or None, query.limit)
+            if query.matching.strip():
+                return json_answer(await found_events(log, query))
+            page = log.after(query.after or None, query.limit)
         except ValueError as error:
             raise ApiError(400, "bad_position", str(error), "llumctl events") from error
         events = tuple(event_model(event, position) for position, event in page.entries)
@@ -409,6 +416,36 @@ class EventsQuery(BaseModel):
 
     after: str = Field(default="", max_length=64)
     limit: int = Field(default=1000, ge=1, le=10_000)
+    matching: str = Field(default="", max_length=400)
+    """With words, the answer has the newest events that have all of them, instead of the oldest."""
+
+
+SEARCHED_AT_ONCE = 500
+"""Events that are searched before others get the event loop: 3 ms."""
+
+
+async def found_events(log: EventLog, query: EventsQuery) -> EventPage:
+    """The newest events with the wanted words. Raises ValueError for a bad position."""
+    found: deque[Event] = deque(maxlen=query.limit)
+    position, num_searched, missed = query.after or None, 0, None if query.after else 0
+    while True:
+        page = log.after(position, SEARCHED_AT_ONCE)
+        if not num_searched:
+            missed = page.missed
+        num_searched += len(page.entries)
+        for at, event in page.entries:
+            shown_event = event_model(event, at)
+            if matches(searched(shown_event), query.matching):
+                found.append(shown_event)
+        if len(page.entries) < SEARCHED_AT_ONCE:
+            return EventPage(
+                events=tuple(found),
+                next_position=page.next_position,
+                missed=missed,
+                num_searched=num_searched,
+            )
+        position = page.next_position
+        await asyncio.sleep(0)
 
 
 class WatchQuery(BaseModel):

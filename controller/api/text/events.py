@@ -1,10 +1,13 @@
-"""An event in words: how grave it is, its subject, its place, its reason and its figures.
+"""An event in words: how grave it is, its subject, its place, its reason and its figures; many
+events as sums; and which events have the words that somebody looks for.
 
 The command line and the dashboard use the same words, and arrange them as their room allows. This
 module imports no models, so that `llumctl events --help` stays fast.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -242,6 +245,76 @@ def figure(name: str, value: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
+
+
+# -- many events -----------------------------------------------------------------------------------
+
+SUMMED_S = 10.0
+STORM = 3
+"""So many routine events that mean trouble, within SUMMED_S, are worth a line: one or two of them
+happen on a good day."""
+STORM_KINDS = frozenset(
+    kind for kind in _ROUTINE if _severity_of(kind) in (Severity.WARN, Severity.BAD)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EventSum:
+    """Events of one kind about requests of one member, of which the last came within SUMMED_S after
+    the first; or a single event. `reason`: the reason of all; empty if they have several."""
+
+    first: "Event"
+    last_s: float
+    reason: str
+    count: int = 1
+
+    @property
+    def words(self) -> str:
+        """`9 in 10 s`"""
+        return f"{self.count} in {max(1, math.ceil(self.last_s - self.first.time_s))} s"
+
+
+def summed(events: Iterable["Event"], known: Sequence[EventSum] = ()) -> list[EventSum]:
+    """The events as sums, in the order of their first events. `known`: the sums of earlier events,
+    which grow. An event that is about no request stands alone."""
+    found = list(known)
+    latest = {_summed_by(each.first): place for place, each in enumerate(found)}
+    for event in events:
+        key = _summed_by(event)
+        place = latest.get(key)
+        if place is not None and event.request_id is not None:
+            before = found[place]
+            if event.time_s - before.first.time_s < SUMMED_S:
+                found[place] = replace(
+                    before,
+                    last_s=max(before.last_s, event.time_s),
+                    reason=before.reason if before.reason == event.reason else "",
+                    count=before.count + 1,
+                )
+                continue
+        latest[key] = len(found)
+        found.append(EventSum(event, event.time_s, event.reason))
+    return found
+
+
+def _summed_by(event: "Event") -> tuple[str, str, bool]:
+    return event.kind, member(event), event.request_id is not None
+
+
+def searched(event: "Event") -> str:
+    """The text in which an operator looks for words."""
+    words = (event.kind, member(event), event.request_id or "", event.cause_id, *reasons(event))
+    return " ".join(words)
+
+
+def matches(text: str, wanted: str) -> bool:
+    """Whether the text has all words of the filter, and none of the words before which the filter
+    has a `!`. Upper and lower case count as equal."""
+    lowered = text.lower()
+    return all(
+        (word[1:] not in lowered) if len(word) > 1 and word[0] == "!" else (word in lowered)
+        for word in wanted.lower().split()
+    )
 
 
 def gap(missed: int | None, reason: str) -> str:

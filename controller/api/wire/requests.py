@@ -41,11 +41,13 @@ class Event(WireModel):
 
 class EventPage(AnswerModel):
     """`missed`: how many events the controller has forgotten between the wanted position and the
-    first event here; null if it cannot tell, because it has restarted since."""
+    first event here; null if it cannot tell, because it has restarted since. `num_searched`: in how
+    many events the controller looked for words; 0 if none were given."""
 
     events: tuple[Event, ...]
     next_position: str
     missed: int | None = 0
+    num_searched: int = 0
 
 
 class RequestState(StrEnum):

@@ -13,6 +13,7 @@ from controller.adapters.http import control_server
 from controller.adapters.http.control_server import MAX_LINE_CHARS, MAX_LINES
 from controller.api.wire.status import ClusterState, ClusterStatus, StopProgress
 from controller.core.load.snapshot import QueueHead
+from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.requests import DispatchAsked
@@ -230,6 +231,28 @@ async def test_each_action_is_in_the_audit_log_and_is_an_event(both: Both) -> No
     events = (await client.get("/v1/events")).json()["events"]
     told = [(e["cause_id"], e["actor"]) for e in events if e["kind"] == "operator"]
     assert told == [(entry["cause_id"], entry["actor"]) for entry in entries]
+
+
+async def test_events_are_found_by_words(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_server, "SEARCHED_AT_ONCE", 3)
+    own, client = both
+    journal = own.cluster.controller.journal
+    for number in range(10):
+        journal.note(EventKind.EVICTED, f"step-{number}", instance_id="i-0", request_id="r")
+        journal.note(EventKind.FINISHED, f"arrive-{number}", "stop", instance_id="i-1")
+
+    async def found(**query: str | int) -> tuple[list[str], int]:
+        answer = (await client.get("/v1/events", params=query)).json()
+        return [each["cause_id"] for each in answer["events"]], answer["num_searched"]
+
+    every = len((await client.get("/v1/events")).json()["events"])
+    assert await found(matching="STOP !arrive-3", limit=4) == (
+        [f"arrive-{number}" for number in (6, 7, 8, 9)],
+        every,
+    )
+    assert await found(matching="i-0 step-7") == (["step-7"], every)
+    assert await found(matching="nobody") == ([], every)
+    assert (await found(matching=" "))[1] == 0, "without words it is a page"
 
 
 async def test_a_stop_that_cannot_be_recorded_is_refused(both: Both) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from controller.api.text.events import matches
 from controller.api.wire.requests import Event, RequestList
 from controller.api.wire.status import (
     HeldPlaceStatus,
@@ -185,7 +186,7 @@ def test_every_column_sorts() -> None:
      ("!astalled", True)],
 )  # fmt: skip
 def test_filters(wanted: str, fits: bool) -> None:
-    assert instances.matches("i-3 stalled 10.0.0.11", wanted) is fits
+    assert matches("i-3 stalled 10.0.0.11", wanted) is fits
 
 
 # Queue heads
@@ -243,19 +244,43 @@ def test_whom_events_are_about() -> None:
     assert events.what(found) == "stop  by ana@head"
 
 
-def test_routine_events_are_lines_only_where_all_are_wanted_and_many_at_once_are_one() -> None:
-    failed = [("failed", at_s, f"r{at_s}") for at_s in (1.0, 1.1, 1.9, 2.0)]
+def test_routine_events_are_lines_only_where_all_are_wanted_and_many_are_one() -> None:
+    failed = [("failed", at_s, f"r{at_s}") for at_s in (1.0, 1.1, 1.9, 11.5)]
     state = heard_of(
         ("dispatched", 0.5, "r1"),
         *failed,
-        ("operator", 2.1, None),
-        ("operator", 2.2, None),
-        ("finished", 3.0, "r9"),
+        ("operator", 12.1, None),
+        ("operator", 12.2, None),
+        ("finished", 13.0, "r9"),
     )
     rows = events.rows(state, UTC, NO_NAMES, routine=False)
-    assert [row.count for row in rows] == [3, 1, 1, 1]
-    assert [words(events.COLUMNS, row, 60)[3] for row in rows[:2]] == ["3 requests", "r2.0"]
+    assert [row.sum and row.sum.count for row in rows] == [3, None, None, None]
+    assert [words(events.COLUMNS, row, 60)[3] for row in rows[:2]] == ["3 in 1 s", "r11.5"]
+    assert rows[0].target == Target("i-3", other="i-3"), "several requests: none is meant"
     assert len(events.rows(state, UTC, NO_NAMES, routine=True)) == 8
+
+
+def test_a_storm_of_routine_trouble_is_a_line_and_one_of_it_is_none() -> None:
+    evicted = [("evicted", 1.0 + at / 4, f"r{at}") for at in range(9)]
+    alone = [("evicted", 30.0, "r1"), ("evicted", 31.0, "r2")]
+    state = heard_of(("instance_died", 0.5, None), *evicted, ("operator", 5.0, None), *alone)
+    rows = events.rows(state, UTC, NO_NAMES, routine=False)
+    assert [words(events.COLUMNS, row, 60)[1:] for row in rows] == [
+        ["died", "i-3", ""],
+        ["evicted", "i-3", "9 in 2 s"],
+        ["operator", "i-3", ""],
+    ]
+
+
+def test_what_the_controller_found_comes_before_what_is_known_here_and_once() -> None:
+    def found(number: int) -> Event:
+        place = {"position": f"a-{number}", "instance_id": "i-3", "request_id": f"r{number}"}
+        return Event(kind="evicted", time_s=float(number), cause_id="c", **place)  # type: ignore[arg-type]
+
+    state = after(EventFrame(time_s=9.0, event=found(number)) for number in (3, 4))
+    older = [found(number) for number in (1, 2, 3)]
+    rows = events.rows(state, UTC, NO_NAMES, routine=True, older=older)
+    assert [row.id for row in rows] == ["a-1", "a-2", "a-3", "a-4"]
 
 
 # Moves

@@ -14,7 +14,7 @@ from tests.unit.tui.tui_support import NARROW, WALL, Bed, FakeSource, watching
 from tools import synthetic_cluster as synthetic
 from tui.actions import Target
 from tui.drawing import ASCII, GAP
-from tui.screens.dashboard import DashboardScreen
+from tui.screens.dashboard import DashboardScreen, Pane
 from tui.state import RecordingFailed, RequestsArrived
 from tui.widgets import TableView
 
@@ -79,6 +79,34 @@ async def test_a_filter_that_hides_everything_is_what_is_said() -> None:
                 assert ("nothing matches the filter" in await bed.shown()) is bool(wanted)
                 assert "no instances yet" not in await bed.shown()
             await bed.open(Target("i-3"))
+
+
+async def test_the_filter_of_events_searches_all_that_the_controller_knows() -> None:
+    old = Event(
+        position="a-1",
+        kind="instance_died",
+        time_s=synthetic.START_S - 3600,
+        cause_id="start-i-77",
+        instance_id="i-77",
+    )
+    async with watching(3) as bed:
+        bed.control.events = (old,)
+        bed.main.show_events("i-77")
+        await bed.settle()
+        assert bed.ids(Pane.EVENTS) == ["a-1"]
+        assert bed.control.searches == ["i-77"]
+        await bed.sees("(1/10000)", "filter:i-77", "i-77")
+        await bed.wait(2.0)
+        assert bed.control.searches == ["i-77"], "the answer is new"
+        bed.control.events = ()
+        bed.caller.held = True
+        bed.main.show_events("nothing like it")
+        await bed.sees("asking the controller")
+        bed.caller.release()
+        await bed.settle()
+        await bed.sees("no match in the last 10,000")
+        await bed.wait(9.0)
+        assert bed.control.searches == ["i-77", "nothing like it", "nothing like it"]
 
 
 async def test_the_log_of_an_instance_stands_on_its_screen() -> None:

@@ -24,7 +24,7 @@ from controller.api.operations.table import OperationEntry, OperationList, Undo
 from controller.api.settings.setting_values import SettingError, changed, live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire import AnswerModel
-from controller.api.wire.requests import RequestState
+from controller.api.wire.requests import Event, EventPage, RequestState
 from controller.api.wire.status import ClusterStatus, PlannedRestart
 from tools import synthetic_cluster as synthetic
 
@@ -75,8 +75,16 @@ class FakeControl:
     """The results of `answer`, by key."""
     tuned: Settings = field(default_factory=Settings)
     done: list[OperationEntry] = field(default_factory=list)
+    events: tuple[Event, ...] = ()
+    """The events that a search finds, whatever words it is for."""
+    num_events: int = 10_000
+    searches: list[str] = field(default_factory=list)
     roles: tuple[InstanceRole, ...] = ()
     """The instances in a dry run of settings."""
+
+    def find_events(self, words: str) -> EventPage:
+        self.searches.append(words)
+        return EventPage(events=self.events, next_position="", num_searched=self.num_events)
 
     @property
     def sent(self) -> list[tuple[str, str]]:
