@@ -200,7 +200,8 @@ class Curves:
 class Summary:
     """`by_rank` is empty where all requests have the same rank. What is averaged over time
     (`fragmentation` and `used_share` as shares of all blocks, `num_waiting`, `mean_num_instances`)
-    ends with the last arrival, and is 0 if nobody looked until then. `downtime_s` is None without
+    ends with the last arrival, and is 0 if nobody looked until then. `tokens_per_s`: the output
+    tokens in that time; None if all requests arrive at once. `downtime_s` is None without
     moves. `num_launched` and `num_removed` are instances, by auto-scaling. `steady` is None if the
     run was too short to tell (`is_steady`).
     """
@@ -214,6 +215,7 @@ class Summary:
     used_share: float
     num_waiting: float
     mean_num_instances: float
+    tokens_per_s: float | None
     num_launched: int
     num_removed: int
     steady: bool | None
@@ -240,6 +242,7 @@ def summarize(
         raise ValueError(f"the warm-up must be a share from 0 to below 1, not {warm_up:g}")
     begin_s = arrivals_s[int(warm_up * len(arrivals_s))]
     columns = {name: np.array(column) for name, column in outcome.rows.columns.items()}
+    tokens_per_s = _tokens_per_s(columns, begin_s, arrivals_s[-1])
     counted = columns["arrival_s"] >= begin_s
     columns = {name: column[counted] for name, column in columns.items()}
     ranks = np.unique(columns["rank"])
@@ -263,6 +266,7 @@ def summarize(
         used_share=over_time["used_share"],
         num_waiting=over_time["num_waiting"],
         mean_num_instances=over_time["num_instances"],
+        tokens_per_s=tokens_per_s,
         num_launched=outcome.num_launched,
         num_removed=outcome.num_removed,
         steady=is_steady(sampled, arrivals_s),
@@ -277,6 +281,21 @@ def spread(values: Values) -> Spread | None:
         return None
     p50, p99 = np.percentile(values, (50, 99))
     return Spread(float(values.mean()), float(p50), float(p99), float(values.max()))
+
+
+def _tokens_per_s(columns: dict[str, Values], begin_s: float, end_s: float) -> float | None:
+    """The output tokens that came in this time, for each second. Those after the first token of a
+    request count as if they came evenly."""
+    if end_s <= begin_s:
+        return None
+    first_s = columns["arrival_s"] + columns["ttft_s"]
+    decode_s = np.maximum(columns["e2e_latency_s"] - columns["ttft_s"], 1e-9)
+
+    def num_until(moment_s: float) -> Values:
+        later = (columns["num_output_tokens"] - 1) * np.clip((moment_s - first_s) / decode_s, 0, 1)
+        return np.where(moment_s >= first_s, 1.0 + later, 0.0)
+
+    return float((num_until(end_s) - num_until(begin_s)).sum()) / (end_s - begin_s)
 
 
 def _goodput(columns: dict[str, Values], levels: Sequence[Level], num_failed: int) -> float | None:

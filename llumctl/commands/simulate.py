@@ -277,6 +277,7 @@ def simulate(
     bounds = None if autoscale is None else autoscale_bounds(autoscale, instances)
     sizes = cluster_sizes(instances or "16") if bounds is None else [bounds[2]]
     from controller.sim.run import Load
+    from llumctl.config.settings import load_console
     from llumctl.lab import simulation
     from llumctl.lab.simulation import Targets
     from llumctl.lab.simulation_plan import Wanted
@@ -312,12 +313,14 @@ def simulate(
     if seeds is not None:
         simulation.tell_simulated_once(wanted)
     targets = Targets(target_ttft_p99, target_tpot_p99)
+    cost_per_hour = load_console().instance_cost_per_hour
     ran = simulation.compare(wanted, jobs, strict=strict)
     simulation.deliver(
         ran,
         None if targets == Targets() else targets,
         plot,
         as_json=output_format is TableOrJson.JSON,
+        cost_per_hour=cost_per_hour,
     )
     if simulation.is_short_of(ran, targets, strict=strict):
         raise typer.Exit(EXIT_FAILED)

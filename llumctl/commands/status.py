@@ -118,7 +118,9 @@ def _show_history(
     last_s = arguments.positive(since, "--since")
     check_plot(plot)
     from llumctl.commands import status_history
+    from llumctl.config import settings
 
+    cost_per_hour = settings.load_console().instance_cost_per_hour
     num_points = status_history.MAX_ROWS if output_format is Format.TABLE else None
     if plot is not None:
         is_text = str(plot) == "-"
@@ -134,9 +136,9 @@ def _show_history(
     elif not found.time_s:
         output.say("there is no history yet: it begins with the controller's first second")
     elif plot is None:
-        output.emit(status_history.table(found))
+        output.emit(status_history.table(found, cost_per_hour))
     elif str(plot) == "-":
-        output.emit(status_history.curves(found))
+        output.emit(status_history.curves(found, cost_per_hour))
     else:
         status_history.save_plot(plot, found)
 

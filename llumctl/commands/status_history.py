@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controller.api.errors import LlumctlError
-from controller.api.text.quantities import duration, latency, percent, time_of_day
+from controller.api.text.quantities import (
+    counted,
+    duration,
+    latency,
+    percent,
+    price,
+    price_of_million,
+    time_of_day,
+)
 from controller.api.wire.history import Column, HistoryReport
 from llumctl import output
 
@@ -27,9 +35,9 @@ _GLYPHS, _ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 _Say = Callable[[float | None], str]
 
 
-def table(report: HistoryReport) -> str:
-    """A row for each point, the latest at the end."""
-    columns = _columns(report)
+def table(report: HistoryReport, cost_per_hour: float = 0.0) -> str:
+    """A row for each point, the latest at the end. `cost_per_hour`: of an instance; 0: unknown."""
+    columns = _columns(report, cost_per_hour)
     rows = [
         [time_of_day(time_s), *(say(values[at]) for _, values, say in columns)]
         for at, time_s in enumerate(report.time_s)
@@ -37,11 +45,11 @@ def table(report: HistoryReport) -> str:
     return output.table(["TIME", *(title for title, _, _ in columns)], rows)
 
 
-def curves(report: HistoryReport) -> str:
+def curves(report: HistoryReport, cost_per_hour: float = 0.0) -> str:
     """A curve for each figure that is not always the same, with its least and largest value."""
     glyphs = _GLYPHS if (sys.stdout.encoding or "").lower().startswith("utf") else _ASCII
     rows = []
-    for title, values, say in _columns(report):
+    for title, values, say in _columns(report, cost_per_hour):
         known = [each for each in values if each is not None]
         if known and min(known) < max(known):
             rows.append([title, say(min(known)), _curve(values, glyphs), say(max(known))])
@@ -91,10 +99,12 @@ def _draw(axes: "Axes", ago_s: Sequence[float], lines: dict[str, Column], what: 
     axes.legend(fontsize="small", loc="upper left")
 
 
-def _columns(report: HistoryReport) -> list[tuple[str, Column, _Say]]:
+def _columns(report: HistoryReport, cost_per_hour: float) -> list[tuple[str, Column, _Say]]:
     """Each figure: its title, its values, and how a value is written."""
     cluster = report.cluster
     several = len(report.levels) > 1
+    per_hour = cluster.get("tokens_per_instance_hour", ())
+    costs = tuple(price_of_million(each, cost_per_hour) for each in per_hour)
     return [
         ("SERVE", cluster["num_serving"], _count),
         ("RUN", cluster["num_running_reqs"], _count),
@@ -104,6 +114,8 @@ def _columns(report: HistoryReport) -> list[tuple[str, Column, _Say]]:
         ("WANTED", cluster["kv_wanted_share"], _share),
         ("NEW/s", _per_s(cluster["num_arrived"], report.span_s), _rate),
         ("TOK/s", _per_s(cluster["num_output_tokens"], report.span_s), _rate),
+        *([("TOK/INST-H", per_hour, _number)] if per_hour else []),
+        *([("COST/M", costs, _price)] if cost_per_hour and costs else []),
         ("EVICT", cluster["num_evictions"], _count),
         ("MOVED", cluster["num_migrated"], _count),
         ("REPLAY", cluster["num_replayed"], _count),
@@ -137,6 +149,14 @@ def _rate(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else counted(value)
+
+
+def _price(value: float | None) -> str:
+    return "-" if value is None else price(value)
 
 
 def _share(value: float | None) -> str:

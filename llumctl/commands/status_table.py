@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text import status_words
 from controller.api.text.alarms import Alarm, alarms
-from controller.api.text.quantities import duration, latency, percent, printable
+from controller.api.text.quantities import (
+    counted,
+    duration,
+    latency,
+    percent,
+    price,
+    price_of_million,
+    printable,
+)
 from controller.api.text.status_words import (
     cached_percent,
     free_blocks,
@@ -57,7 +65,8 @@ Column = tuple[str, Callable[[InstanceStatus], str]]
 def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_LIMITS) -> str:
     """Lines about the cluster, then the table of its instances.
 
-    There is a line about the cluster itself, one with the verdict on it, and one each about levels,
+    There is a line about the cluster itself, one with the verdict on it, one with its output of the
+    last minute, and one each about levels,
     held requests, auto-scaling, refusals, a rolling restart, LoRA adapters, replays and alarms, as
     far as there are any. The table has a column for drains and one for kept instances only while
     there are any.
@@ -74,6 +83,7 @@ def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_
             [
                 _summary(status),
                 *_verdict(status),
+                *_output(status, limits.instance_cost_per_hour),
                 *_levels(status),
                 *_held(status),
                 *_autoscale(status),
@@ -123,6 +133,20 @@ def _summary(status: ClusterStatus) -> str:
         f"controller up {duration(status.uptime_s)}",
     )
     return meant.aimed("  ".join(printable(fact) for fact in facts))
+
+
+def _output(status: ClusterStatus, cost_per_hour: float) -> list[str]:
+    """`output 1.23k tokens/s  739k per instance-hour  3.38 per million`; empty if there was none in
+    the last minute."""
+    per_s, per_hour = status.tokens_per_s, status.tokens_per_instance_hour
+    if not per_s:
+        return []
+    facts = [f"output {counted(per_s)} tokens/s"]
+    if per_hour is not None:
+        facts.append(f"{counted(per_hour)} per instance-hour")
+    if (cost := price_of_million(per_hour, cost_per_hour)) is not None:
+        facts.append(f"a million costs {price(cost)}")
+    return ["  ".join(facts)]
 
 
 def _verdict(status: ClusterStatus) -> list[str]:

@@ -16,7 +16,15 @@ from controller.sim.run import Ran, Run
 from llumctl import output
 from llumctl.lab import simulation_plan, simulation_report
 from llumctl.lab.simulation_plan import Wanted, shown
-from llumctl.lab.simulation_report import Group, Seeds, grouped, latency, steady, with_interval
+from llumctl.lab.simulation_report import (
+    Group,
+    Seeds,
+    cost_per_million,
+    grouped,
+    latency,
+    steady,
+    with_interval,
+)
 from llumctl.lab.simulation_workers import OnProgress, ProgressBar, Workers
 
 
@@ -86,14 +94,19 @@ def carried_out(runs: Sequence[Run], num_workers: int | None, *, strict: bool = 
 
 
 def deliver(
-    ran: Sequence[Ran], targets: Targets | None, plot: Path | None, *, as_json: bool
+    ran: Sequence[Ran],
+    targets: Targets | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
+    cost_per_hour: float = 0.0,
 ) -> None:
     """Shows the figures on stdout and draws the picture; warnings about the figures follow on
-    stderr."""
+    stderr. `cost_per_hour`: of an instance; 0: not known."""
     if as_json:
-        output.emit(output.json_text(_as_json(ran, targets), indent=2))
+        output.emit(output.json_text(_as_json(ran, targets, cost_per_hour), indent=2))
     else:
-        parts = [_table(ran, targets)]
+        parts = [_table(ran, targets, cost_per_hour)]
         if plot is not None and str(plot) == "-":
             parts.append(simulation_report.bar_chart(ran))
         output.emit("\n\n".join(parts))
@@ -112,17 +125,17 @@ def is_short_of(ran: Sequence[Ran], targets: Targets, *, strict: bool) -> bool:
     return any(answer.smallest is None for answer in answers(ran, targets))
 
 
-def _table(ran: Sequence[Ran], targets: Targets | None) -> str:
+def _table(ran: Sequence[Ran], targets: Targets | None, cost_per_hour: float) -> str:
     if targets is None:
-        return simulation_report.tables(ran, blocks=_shows_blocks())
+        return simulation_report.tables(ran, blocks=_shows_blocks(), cost_per_hour=cost_per_hour)
     sizes = sorted({each.run.setup.num_instances for each in ran})
     lines = [_told(answer, sizes) for answer in answers(ran, targets)]
-    return "\n\n".join((_sizes_table(ran, targets), "\n".join(lines)))
+    return "\n\n".join((_sizes_table(ran, targets, cost_per_hour), "\n".join(lines)))
 
 
-def _as_json(ran: Sequence[Ran], targets: Targets | None) -> Any:
+def _as_json(ran: Sequence[Ran], targets: Targets | None, cost_per_hour: float) -> Any:
     """A list of runs; with targets, an object that has the list under `runs`."""
-    runs = [simulation_report.as_json(each) for each in ran]
+    runs = [simulation_report.as_json(each, cost_per_hour) for each in ran]
     if targets is None:
         return runs
     return {**_answers_json(ran, targets), "runs": runs}
@@ -158,11 +171,13 @@ def answers(ran: Sequence[Ran], targets: Targets) -> list[Answer]:
     return found
 
 
-def _sizes_table(ran: Sequence[Ran], targets: Targets) -> str:
+def _sizes_table(ran: Sequence[Ran], targets: Targets, cost_per_hour: float) -> str:
     header = (
         *("WORKLOAD", "RATE", "POLICY", "INSTANCES", "TTFT-P99-S", "TPOT-P99-S", "WAITING"),
+        *(["COST/M"] if cost_per_hour else []),
         *("STEADY", "MEETS"),
     )
+    cost = cost_per_million(cost_per_hour)
     rows = [
         (
             shown(group.load.workload),
@@ -172,6 +187,7 @@ def _sizes_table(ran: Sequence[Ran], targets: Targets) -> str:
             with_interval(seeds.mean(latency("ttft_s", "p99"))),
             with_interval(seeds.mean(latency("tpot_s", "p99"))),
             with_interval(seeds.mean(lambda summary: summary.num_waiting)),
+            *([with_interval(seeds.mean(cost))] if cost_per_hour else []),
             steady(seeds.steady),
             "yes" if targets.met_by(seeds) else "no",
         )

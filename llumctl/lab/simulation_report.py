@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from controller.api.errors import LlumctlError
+from controller.api.text.quantities import per_instance_hour, price_of_million
 from controller.sim.outcome import (
     SHARES,
     Curves,
@@ -128,6 +129,17 @@ def goodput(rank: int | None = None) -> Figure:
     return figure
 
 
+def tokens_per_instance_hour(summary: Summary) -> float | None:
+    if summary.tokens_per_s is None:
+        return None
+    return per_instance_hour(summary.tokens_per_s, summary.mean_num_instances)
+
+
+def cost_per_million(cost_per_hour: float) -> Figure:
+    """What a million output tokens cost. `cost_per_hour`: of an instance; 0: not known."""
+    return lambda summary: price_of_million(tokens_per_instance_hour(summary), cost_per_hour)
+
+
 # -- JSON and tables --------------------------------------------------------------------
 
 SPARK_WIDTH = 16
@@ -149,8 +161,9 @@ COUNTS = (
 RATIOS = (("ttft_s", "p99"), ("ttft_s", "mean"), ("tpot_s", "p99"), ("longest_pause_s", "p99"))
 
 
-def as_json(ran: Ran) -> dict[str, Any]:
-    """A run as JSON. Equal runs give equal texts. Fields are only added."""
+def as_json(ran: Ran, cost_per_hour: float = 0.0) -> dict[str, Any]:
+    """A run as JSON. Equal runs give equal texts. Fields are only added. `cost_per_hour`: of an
+    instance; 0: not known."""
     run, summary, setup = ran.run, ran.summary, ran.run.setup
     return {
         "workload": run.load.workload,
@@ -178,6 +191,9 @@ def as_json(ran: Ran) -> dict[str, Any]:
         "used_share": summary.used_share,
         "mean_num_waiting": summary.num_waiting,
         "mean_num_instances": summary.mean_num_instances,
+        "tokens_per_s": summary.tokens_per_s,
+        "tokens_per_instance_hour": tokens_per_instance_hour(summary),
+        "cost_per_million_tokens": cost_per_million(cost_per_hour)(summary),
         "num_launched": summary.num_launched,
         "num_removed": summary.num_removed,
         "instances_over_time": _instances_over_time(ran),
@@ -197,10 +213,10 @@ def _instances_over_time(ran: Ran) -> list[dict[str, float]] | None:
     ]
 
 
-def tables(ran: Sequence[Ran], *, blocks: bool) -> str:
+def tables(ran: Sequence[Ran], *, blocks: bool, cost_per_hour: float = 0.0) -> str:
     """A table for each load and number of instances, with a row for each figure and a column for
     each policy."""
-    return "\n\n".join(_table(group, blocks) for group in grouped(ran))
+    return "\n\n".join(_table(group, blocks, cost_per_hour) for group in grouped(ran))
 
 
 def never_steady(ran: Sequence[Ran]) -> list[str]:
@@ -250,7 +266,7 @@ def _rough(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def _table(group: Group, blocks: bool) -> str:
+def _table(group: Group, blocks: bool, cost_per_hour: float) -> str:
     header = ["", *(seeds.policy for seeds in group.policies)]
     ranks = sorted({rank for each in group.policies for s in each.summaries for rank in s.by_rank})
     rows: list[list[str]] = []
@@ -282,6 +298,10 @@ def _table(group: Group, blocks: bool) -> str:
         add("launched", _cells(group, lambda s: float(s.num_launched)))
         if blocks:
             add("instances over time", _sparklines(group, lambda curves: curves.num_instances))
+    add("tokens/s", _cells(group, lambda s: s.tokens_per_s))
+    add("tokens/instance-hour", _cells(group, tokens_per_instance_hour))
+    if cost_per_hour:
+        add("cost of a million", _cells(group, cost_per_million(cost_per_hour)))
     add("steady", [steady(each.steady) for each in group.policies])
     parts = [_title(group), output.table(header, rows)]
     if ratios := _ratios(group):

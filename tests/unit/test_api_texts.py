@@ -38,6 +38,43 @@ def test_quantities(shown: Callable[[Any], str], texts: dict[float | None, str])
     assert {value: shown(value) for value in texts} == texts
 
 
+def test_prices() -> None:
+    numbers = {0.0: "0", 9.54: "9.54", 999.4: "999", 999.6: "1k", 12_440: "12.4k", 4.4e6: "4.4M"}
+    assert {number: words.counted(number) for number in numbers} == numbers
+    assert words.per_instance_hour(100.0, 4) == 90_000
+    assert words.per_instance_hour(100.0, 0) is None
+    assert words.price_of_million(500_000, 2.0) == 4.0
+    assert words.price_of_million(500_000, 0.0) is None
+    assert words.price_of_million(0.0, 2.0) is None
+    assert [words.price(each) for each in (0.5678, 12.34, 1234.0)] == ["0.568", "12.3", "1234"]
+
+
+def test_sums_are_of_a_kind_and_a_member_within_ten_seconds() -> None:
+    def event(kind: str, time_s: float, instance: str, request: str | None = "r") -> Event:
+        about = {"instance_id": instance, "request_id": request, "cause_id": "c"}
+        return Event(kind=kind, time_s=time_s, reason=f"of {instance}", **about)  # type: ignore[arg-type]
+
+    first = [event("evicted", 100.0, "i-0"), event("evicted", 101.0, "i-1")]
+    later = [
+        event("instance_died", 102.0, "i-0", None),
+        event("instance_died", 102.0, "i-0", None),
+        event("finished", 103.0, "i-0"),
+        event("evicted", 109.9, "i-0"),
+        event("evicted", 110.0, "i-0"),
+        event("evicted", 110.5, "i-1").model_copy(update={"reason": "another"}),
+    ]
+    sums = event_words.summed([*first, *later])
+    assert [(each.first.kind, each.count, each.words, each.reason) for each in sums] == [
+        ("evicted", 2, "2 in 10 s", "of i-0"),
+        ("evicted", 2, "2 in 10 s", ""),
+        ("instance_died", 1, "1 in 1 s", "of i-0"),
+        ("instance_died", 1, "1 in 1 s", "of i-0"),
+        ("finished", 1, "1 in 1 s", "of i-0"),
+        ("evicted", 1, "1 in 1 s", "of i-0"),
+    ]
+    assert event_words.summed(later, event_words.summed(first)) == sums
+
+
 def test_times_of_day_are_of_a_zone() -> None:
     assert words.time_of_day(0.0, UTC) == "00:00:00"
     assert words.time_of_day(0.0, timezone(timedelta(hours=2))) == "02:00:00"

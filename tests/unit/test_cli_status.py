@@ -237,6 +237,22 @@ def test_alarms_have_limits_in_the_config_file(
     assert f"{config}:2: console.alarm_head_waited_s" in cli("status", code=2).err
 
 
+def test_output_and_what_it_costs(
+    fake: FakeController, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "llumctl.toml"
+    monkeypatch.setenv("LLUMCTL_CONFIG", str(config))
+    config.write_text("")
+    idle = cluster()
+    assert "output" not in cli.out("status")
+    output = {"tokens_per_s": 1234.0, "tokens_per_instance_hour": 740_400.0}
+    fake.status = idle.model_copy(update=output)
+    words = "\noutput 1.23k tokens/s  740k per instance-hour"
+    assert f"{words}\n" in cli.out("status")
+    config.write_text("[console]\ninstance_cost_per_hour = 2.5\n")
+    assert f"{words}  a million costs 3.38\n" in cli.out("status")
+
+
 def test_check(fake: FakeController, cli: Cli) -> None:
     for status, code, complaint in (
         (cluster(), 0, ""),

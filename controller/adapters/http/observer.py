@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from controller.adapters.http.calls import shown
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
+from controller.api.text.quantities import per_instance_hour
 from controller.api.text.status_words import free_blocks, head_wait_s, is_reserved, no_requests
 from controller.api.wire.history import Column, HistoryReport, LevelHistory
 from controller.api.wire.status import (
@@ -97,6 +98,8 @@ class Observer:
         self.verdicts = Verdicts()
         self.alarm_book = AlarmBook()
         self._alarms: Sequence[Alarm] = ()
+        self._output: tuple[float, float | None] | None = None
+        """The output of the last minute: tokens per second, and per instance-hour."""
 
     async def run(self) -> None:
         turns = GuardedTurns(self._controller.now_s)
@@ -115,6 +118,7 @@ class Observer:
             self._store.keep(coarse)
         sample = self.history.latest
         assert sample is not None
+        self._output = _output_of(self.history.since(sample.time_s - MINUTE_S))
         moves = self._controller.live.rescheduling.enabled
         self._judge(present_of(status, sample, moves=moves))
         self._look_for_alarms(status)
@@ -123,8 +127,11 @@ class Observer:
         """The status with the verdict and the alarms of the latest look."""
         raised, ended = self.alarm_book.view()
         verdict = self.verdicts.view()
+        tokens_per_s, per_hour = self._output or (None, None)
         return status.model_copy(
             update={
+                "tokens_per_s": tokens_per_s,
+                "tokens_per_instance_hour": per_hour,
                 "verdict": None if verdict is None else verdict_status(verdict),
                 "alarms": (
                     *(shown(AlarmStatus, each) for each in raised),
@@ -205,8 +212,19 @@ def verdict_status(verdict: Verdict) -> VerdictStatus:
     )
 
 
+def _output_of(found: Sequence[Sample] | Sequence[Point]) -> tuple[float, float | None] | None:
+    """The output tokens per second and per instance-hour; None if no time has passed."""
+    span_s = sum(each.span_s for each in found)
+    if span_s <= 0:
+        return None
+    tokens_per_s = sum(each.counts.get("num_output_tokens", 0) for each in found) / span_s
+    instances = sum(each.gauges.get("num_instances", 0.0) * each.span_s for each in found) / span_s
+    return tokens_per_s, per_instance_hour(tokens_per_s, instances)
+
+
 def _report(found: Sequence[Point], *, instances: bool) -> HistoryReport:
     levels = {name: None for each in found for name in each.levels}
+    outputs = [_output_of([each]) or (None, None) for each in found]
     ids = {name: None for each in found for name in each.instances} if instances else {}
     return HistoryReport(
         time_s=tuple(round(each.time_s, 3) for each in found),
@@ -214,6 +232,8 @@ def _report(found: Sequence[Point], *, instances: bool) -> HistoryReport:
         cluster={
             **{name: _column(each.gauges.get(name) for each in found) for name in GAUGES},
             **{name: _column(each.counts.get(name) for each in found) for name in COUNTS},
+            "tokens_per_s": _column(tokens_per_s for tokens_per_s, _ in outputs),
+            "tokens_per_instance_hour": _column(per_hour for _, per_hour in outputs),
         },
         levels={name: _level_history([e.levels.get(name) for e in found]) for name in levels},
         instances={

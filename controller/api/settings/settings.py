@@ -157,8 +157,8 @@ class EvacuateTable(Table):
 
 
 class ConsoleTable(Table):
-    """`[console]`: whether the dashboard may change the cluster, and at which figures the dashboard
-    and `llumctl status` raise an alarm. 0 switches an alarm off."""
+    """`[console]`: whether the dashboard may change the cluster, at which figures the dashboard and
+    `llumctl status` raise an alarm, and what an instance costs. 0 switches an alarm off."""
 
     readonly: bool = False
     """Whether the dashboard begins read-only; the key `R` ends read-only mode."""
@@ -175,6 +175,9 @@ class ConsoleTable(Table):
     alarm_move_s: Limit = 15.0
     """An alarm if a move has been under way for this long. Nearly all moves take less than a
     second."""
+    instance_cost_per_hour: Limit = 0.0
+    """What an instance costs per hour, in any currency. With it `llumctl status`, its history and
+    `llumctl simulate` say what a million output tokens cost. 0: it is not known."""
 
 
 class OwnCommandTable(Table):

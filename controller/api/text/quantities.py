@@ -80,6 +80,34 @@ def sized(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
+def counted(number: float) -> str:
+    """9.5, 950, 12.4k, 4.4M, 1.2G."""
+    amount, unit = float(number), ""
+    for larger in ("k", "M", "G"):
+        if amount < 999.5:  # an amount that rounds to 1000 is one of the next unit
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.3g}{unit}"
+
+
+def per_instance_hour(tokens_per_s: float, num_instances: float) -> float | None:
+    """The output tokens that an instance gives in an hour; None without instances. `num_instances`:
+    all that exist, whether they serve or not."""
+    return 3600 * tokens_per_s / num_instances if num_instances else None
+
+
+def price_of_million(tokens_per_instance_hour: float | None, cost_per_hour: float) -> float | None:
+    """What a million output tokens cost; None if there are none, or the cost is not known (0)."""
+    if not tokens_per_instance_hour or not cost_per_hour:
+        return None
+    return 1e6 * cost_per_hour / tokens_per_instance_hour
+
+
+def price(value: float) -> str:
+    """0.57, 12.3, 1230: in the currency of `console.instance_cost_per_hour`."""
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
 def time_of_day(time_s: float | None, zone: tzinfo | None = None, *, millis: bool = False) -> str:
     """HH:MM:SS, or HH:MM:SS.mmm, in `zone` (None: the machine's zone)."""
     if time_s is not None:

@@ -27,7 +27,8 @@ class LevelHistory(WireModel):
 class HistoryReport(AnswerModel):
     """The history as columns. `time_s`: when each point ends, in seconds since the epoch, and
     `span_s` for how long its time is. `cluster`: the gauges and counts of the cluster by name:
-    gauges are means over the point's time, counts are sums. `instances`: the figures of each
+    gauges are means over the point's time, counts are sums; `tokens_per_s` and
+    `tokens_per_instance_hour` are made of them. `instances`: the figures of each
     instance, if they were asked for."""
 
     time_s: Column = ()

@@ -600,6 +600,10 @@ class ClusterStatus(AnswerModel):
     """The LoRA adapters, in the order in which they were loaded."""
     num_migrated_last_minute: int = 0
     num_failed_moves_last_minute: int = 0
+    tokens_per_s: float | None = None
+    """The output tokens of the last minute, for each second; null in the first second of a
+    controller."""
+    tokens_per_instance_hour: float | None = None
     instances: tuple[InstanceStatus, ...]
     frontends: tuple[FrontendStatus, ...]
 

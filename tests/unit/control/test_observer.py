@@ -98,6 +98,17 @@ async def test_a_look_puts_what_members_say_into_the_history(bed: Bed) -> None:
     assert math.isnan(ttft_s)
 
 
+async def test_the_output_of_the_last_minute_and_of_each_point(bed: Bed) -> None:
+    assert bed.observer.with_findings(bed.cluster.view()).tokens_per_s is None
+    bed.serves(5)
+    bed.look()
+    bed.serves(8)
+    found = bed.look(2)
+    assert found.tokens_per_s == pytest.approx(50.0), "150 tokens in 3 s"
+    assert found.tokens_per_instance_hour == pytest.approx(50.0 * 3600 / 2)
+    assert bed.look(70).tokens_per_s == 0.0
+
+
 async def test_the_verdict_and_the_alarms_are_in_the_status_and_in_the_log(bed: Bed) -> None:
     assert bed.look().verdict is not None
     for instance_id in ("i-0", "i-1"):

@@ -51,6 +51,16 @@ def summary_of(*ended_: RequestRun, warm_up: float = 0.0) -> Summary:
     return summarize(outcome, [each.request.arrival_time_s for each in ended_], warm_up)
 
 
+def test_tokens_are_counted_while_requests_arrive() -> None:
+    """At 4 s the first request has ended with 3 tokens, the second one has 3 of 9, the third none:
+    its first token comes at 5 s."""
+    found = summary_of(ended(0, 1.0, 3), ended(1, 2.0, 9), ended(4, 1.0, 3))
+    assert found.tokens_per_s == pytest.approx((3 + 3) / 4)
+    warm = summary_of(ended(0, 1.0, 3), ended(1, 2.0, 9), ended(4, 1.0, 3), warm_up=0.4)
+    assert warm.tokens_per_s == pytest.approx((2 + 3) / 3), "from 1 s on, one token was there"
+    assert summary_of(ended(0, 1.0, 3)).tokens_per_s is None
+
+
 def test_figures_of_four_requests() -> None:
     evicted = ended(3, 4.0, 3)
     evicted.loss_s, evicted.num_evictions, evicted.moves = 2.0, 2, [("i-0", 1.0)]

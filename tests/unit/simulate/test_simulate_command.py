@@ -74,6 +74,23 @@ def test_json_is_a_list_of_runs_in_the_order_of_the_options(capsys: Captured, pr
             assert 0 < each[name]["p50"] <= each[name]["p99"] <= each[name]["max"]
 
 
+def test_what_tokens_cost(capsys: Captured, profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = arguments(profile, "-p", "llumnix", "--seeds", "1")
+    (free,) = runs(capsys, *options)
+    assert free["cost_per_million_tokens"] is None
+    monkeypatch.setenv("LLUMCTL_CONSOLE_INSTANCE_COST_PER_HOUR", "3")
+    (paid,) = runs(capsys, *options)
+    per_hour = paid["tokens_per_instance_hour"]
+    assert per_hour == pytest.approx(paid["tokens_per_s"] * 3600 / 2)
+    assert paid["cost_per_million_tokens"] == pytest.approx(3e6 / per_hour)
+    assert run([*options, "--target-ttft-p99", "60"]) == 0
+    assert "COST/M" in capsys.readouterr().out
+    assert run(options) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert ["cost", "of"] in rows
+    assert "tokens/instance-hour" in [row[0] for row in rows if row]
+
+
 def test_a_table_has_the_policies_side_by_side_and_bars_and_rows_of_ranks(
     capsys: Captured, profile: str
 ) -> None:
