@@ -149,8 +149,8 @@ RUNBOOKS = (
     ),
     Runbook(
         "slow",
-        "The steps of an instance take at least three times as long as those of the others, or a"
-        " move has taken more than 15 s.",
+        "The steps of an instance take at least three times as long as those of the others, a move"
+        " has taken more than 15 s, or a drain is past its deadline.",
         (
             "`llumctl status -o wide` names the machine of the instance.",
             "On that machine: is a GPU throttled, does another process compute, is the network"
@@ -159,6 +159,8 @@ RUNBOOKS = (
         (
             "A slow instance: `llumctl drain i-3` moves its requests to the others;"
             " `llumctl uncordon i-3` takes that back.",
+            "A late drain: [its moves](troubleshooting.md#moves-and-drains-make-no-progress) say"
+            " why; often there is no room: `llumctl scale +1`.",
             "A slow link: `llumctl cordon i-4` keeps requests and moves away from that instance.",
             "`llumctl set scheduler.slow_factor=2` drains slow instances by itself.",
         ),
@@ -189,7 +191,8 @@ RUNBOOKS = (
     ),
     Runbook(
         "recovering",
-        "The trouble is over. Figures of the last minute, such as the P99 TTFT, still show it.",
+        "The trouble is over. Figures of the last minute, such as the P99 TTFT, still show it. Or"
+        " the controller came back a moment ago.",
         ("`llumctl events --kind verdict` says what the trouble was and how long it lasted.",),
         ("Nothing: wait a minute.",),
     ),
