@@ -11,7 +11,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm compatibility test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-long-prompts bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paper-plots paths sizes vllm-arguments reference site wire-schema fuzz attack chaos fault-histories clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm compatibility test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-long-prompts bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures demo-recording bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paper-plots paths sizes vllm-arguments reference site wire-schema fuzz attack chaos fault-histories clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -51,6 +51,7 @@ help:
 	@echo "make bench-scheduler decision and round times by cluster size; the controller's loop"
 	@echo "make bench-sim       the simulator: decode steps per second of CPU time, by policy; memory"
 	@echo "make bench-tui       the dashboard on a terminal: CPU, update to paint, start, memory (5 minutes)"
+	@echo "make demo-recording  the recording of llumctl demo anew, with README's moving picture"
 	@echo "make pictures        take the dashboard's pictures anew: those of its tests, README, docs"
 	@echo "make bench-against   endpoint, moves and scheduling beside another checkout: OLD=PATH"
 	@echo "make bench-cluster   one policy per call on 16 emulated instances, beside the simulator (30 minutes each)"
@@ -203,6 +204,11 @@ bench-tui: $(STAMP)
 pictures: $(STAMP)
 	UPDATE_SNAPSHOTS=1 $(BIN)/python -m pytest tests/unit/tui/test_tui_snapshots.py $(ARGS)
 	$(BIN)/python -m tests.unit.tui.pictures
+
+# The recording of `llumctl demo`, and the README's moving picture of it. Four minutes on a quiet machine.
+demo-recording: $(STAMP)
+	$(BIN)/python -m tools.demo_recording
+	$(BIN)/python -m tests.unit.tui.demo_picture
 
 bench-against: $(STAMP)
 	$(BIN)/python -m benchmarks.against --old $(OLD) $(ARGS)

@@ -31,6 +31,7 @@ from llumctl import meant, output
 from llumctl.commands import (
     bench,
     config,
+    demo,
     doctor,
     events_and_logs,
     instances,
@@ -99,6 +100,7 @@ app.command("up", cls=UpCommand, rich_help_panel=SERVE)(up.up)
 app.command("down", rich_help_panel=SERVE)(up.down)
 app.command("status", rich_help_panel=LOOK)(status.status)
 app.command("top", rich_help_panel=LOOK)(top.top)
+app.command("demo", rich_help_panel=LOOK)(demo.demo)
 app.command("requests", rich_help_panel=LOOK)(requests.requests)
 app.command("events", rich_help_panel=LOOK)(events_and_logs.events)
 app.command("logs", rich_help_panel=LOOK)(events_and_logs.logs)

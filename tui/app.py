@@ -151,6 +151,8 @@ class Dashboard(App[None]):
         before = self.session.state
         self.session.take()
         self.redraw(only_age=self.session.state is before)
+        if self.session.is_over:
+            self.leave()
 
     def _end_with_terminal(self) -> None:
         if is_terminal_gone():

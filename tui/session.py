@@ -60,6 +60,9 @@ class Options:
     """The flags to add to a command so that it acts on this cluster, such as ` --cluster prod`;
     empty if it does so without them."""
     recording: bool = False
+    captions: tuple[tuple[float, str], ...] = ()
+    """In a replay: what the bottom line says from a second of the recording on. A replay with
+    captions leaves the dashboard at its end."""
     when_drawn: Callable[[], None] = lambda: None
     """Called once, after the first screen."""
     tick_s: float | None = None
@@ -190,6 +193,10 @@ class Session:
         final two pairs are always shown."""
         if self.message.line:
             return self.message.line
+        if caption := self._caption():
+            leave = key_line(keys[-2:], 0)
+            words = fitted(f" {caption}", max(1, width - width_of(leave) - 1), self.glyphs)
+            return (Span(words, Tone.STRONG), Span(" "), *leave)
         state = self.state
         stopped = state.stopped.reason if state.stopped else ""
         trouble = state.recording_failed or stopped or state.lost
@@ -201,6 +208,19 @@ class Session:
         words = printable(trouble)
         words = fitted(words, min(room, cell_len(words)), self.glyphs)
         return (Span(f" ! {words}  ", Tone.BAD), *leave)
+
+    def _caption(self) -> str:
+        if self.replay is None:
+            return ""
+        position_s = self.replay.source.position_s()
+        return next(
+            (text for at_s, text in reversed(self.options.captions) if at_s <= position_s), ""
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a replay with captions has ended."""
+        return bool(self.options.captions) and self.replay is not None and self.replay.source.ended
 
     # Orders
 

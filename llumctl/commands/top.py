@@ -52,11 +52,13 @@ class Look:
 
 @dataclass(frozen=True)
 class Replay:
-    """A recording, its speed, and where in it the replay begins."""
+    """A recording, its speed, and where in it the replay begins. `captions`: what the bottom line
+    says from a second on; a replay with captions ends by itself."""
 
     path: Path
     speed: float
     at_s: float
+    captions: tuple[tuple[float, str], ...] = ()
 
 
 def top(
@@ -113,34 +115,54 @@ def top(
         check_extra("web", "--web")
     in_browser = os.environ.get("TEXTUAL_DRIVER", "") == BROWSER_DRIVER
     if not web and not in_browser:
-        _check_terminal()
-    chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT_THEME)
-    if chosen not in THEME_NAMES:
-        raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEME_NAMES)}")
+        check_terminal("top", ELSEWHERE)
+    chosen = _checked_theme(theme)
     shown = None if replay is None else Replay(replay, speed or 1.0, at_s)
     if web:
         look = _look(chosen, ascii_only=ascii_only, in_browser=in_browser)
         _serve(look, cluster, shown, refresh=refresh, write=write, port=port or 0)
         return
+    if shown is not None:
+        show_replay(shown, chosen, ascii_only=ascii_only, in_browser=in_browser)
+        return
     with contextlib.ExitStack() as stack:
-        name = _attached_or_asked(cluster) if shown is None else ""
+        name = _attached_or_asked(cluster)
         writer = None
-        title = f"{name}  + connecting" if shown is None else f"REPLAY  {shown.path.name}"
+        title = f"{name}  + connecting"
         frame = _first_frame(title, ascii_only=ascii_only, in_browser=in_browser)
         with frame, startup.collector_paused():
             look = _look(chosen, ascii_only=ascii_only, in_browser=in_browser)
-            if shown is not None:
-                source = stack.enter_context(_recorded(shown, look.limits))
-                app = _dashboard(source, look, recording=False, readonly=True)
-            else:
-                called = reached(name)
-                if record is not None:
-                    recording = new_recording(record, name, called, refresh)
-                    writer = stack.enter_context(recording)
-                app = _live(name, called, look, refresh, writer, readonly=readonly)
+            called = reached(name)
+            if record is not None:
+                recording = new_recording(record, name, called, refresh)
+                writer = stack.enter_context(recording)
+            app = _live(name, called, look, refresh, writer, readonly=readonly)
         _run(app)
     if writer is not None:
         output.say(f"recorded {writer.num_frames} frames in {writer.path}")
+
+
+def show_replay(
+    replay: Replay, theme: str | None, *, ascii_only: bool, in_browser: bool = False
+) -> None:
+    """Shows a recording until the operator leaves. `theme`: None for the usual one."""
+    chosen = _checked_theme(theme)
+    title = f"REPLAY  {replay.path.name}"
+    frame = _first_frame(title, ascii_only=ascii_only, in_browser=in_browser)
+    with contextlib.ExitStack() as stack:
+        with frame, startup.collector_paused():
+            look = _look(chosen, ascii_only=ascii_only, in_browser=in_browser)
+            source = stack.enter_context(_recorded(replay, look.limits))
+            captions = replay.captions
+            app = _dashboard(source, look, recording=False, readonly=True, captions=captions)
+        _run(app)
+
+
+def _checked_theme(theme: str | None) -> str:
+    chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT_THEME)
+    if chosen not in THEME_NAMES:
+        raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEME_NAMES)}")
+    return chosen
 
 
 def _serve(
@@ -169,15 +191,16 @@ def _serve(
     server.serve([sys.executable, "-P", "-m", "llumctl", "top", *shown], port)
 
 
-def _check_terminal() -> None:
+def check_terminal(command: str, instead: str = "") -> None:
     """Refuses to run if one of the three standard streams is not a terminal: the keys come from
-    stdin, the screen goes to stderr, and stdout would be a pipe."""
+    stdin, the screen goes to stderr, and stdout would be a pipe. `instead`: the hint."""
     for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
         if not output.is_terminal(stream):
-            raise RefusedError(f"top needs a terminal, and {name} is not one", ELSEWHERE)
+            raise RefusedError(f"{command} needs a terminal, and {name} is not one", instead)
     if not output.can_redraw(sys.stderr):
         raise RefusedError(
-            "top needs a terminal that can move its cursor, and TERM says it cannot", ELSEWHERE
+            f"{command} needs a terminal that can move its cursor, and TERM says it cannot",
+            instead,
         )
 
 
@@ -260,6 +283,7 @@ def _dashboard(
     *,
     recording: bool,
     readonly: bool,
+    captions: tuple[tuple[float, str], ...] = (),
 ) -> "Dashboard":
     from tui.app import Dashboard, tick_s
     from tui.drawing import ASCII, UNICODE
@@ -276,6 +300,7 @@ def _dashboard(
         recording=recording,
         readonly=readonly,
         in_browser=look.in_browser,
+        captions=captions,
         when_drawn=startup.settle_collector,
         tick_s=tick_s(source),
     )

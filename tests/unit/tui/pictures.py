@@ -1,6 +1,6 @@
 """Takes new pictures of the dashboard for the documents, from the made-up incidents: the screens in
-docs/incidents.md, and docs/dashboard.png of the README. `make pictures` also takes those of the
-tests.
+docs/incidents.md, and docs/dashboard.png of docs/console.md. `make pictures` also takes those of
+the tests. (The README's moving picture is made by `demo_picture.py`.)
 
 A headless browser (Chromium, with the font Fira Code) paints the PNG, as viewers of SVG files place
 the columns of a terminal differently. Without a browser the PNG is kept, and the exit code is 1.
@@ -19,7 +19,7 @@ from tests.unit.tui import chromium
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 
 DOCS = Path(__file__).parents[3] / "docs"
-README_PICTURE, README_INCIDENT = DOCS / "dashboard.png", "slow-link"
+PICTURE, PICTURED = DOCS / "dashboard.png", "slow-link"
 SIZE = (120, 36)
 _SCREEN = re.compile(r"(<!-- screen: ([a-z-]+) -->\n```\n)(.*?)(```\n)", re.DOTALL)
 
@@ -32,8 +32,8 @@ def main() -> int:
     is_painted = False
     for name in incidents.INCIDENTS:
         screens[name], svg = asyncio.run(picture(name))
-        if name == README_INCIDENT:
-            is_painted = paint(svg, README_PICTURE)
+        if name == PICTURED:
+            is_painted = paint(svg, PICTURE)
     text = _SCREEN.sub(lambda found: found[1] + screens[found[2]] + found[4], text)
     page.write_text(text, "utf-8")
     return 0 if is_painted else 1
