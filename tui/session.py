@@ -24,6 +24,7 @@ from tui.live import Caller, Source, Work
 from tui.outbox import TONES, Call, Phase, SessionOrders, Then, told, under_way
 from tui.own_commands import OwnCommand, own_actions
 from tui.panes.header import Liveness, recording_badge
+from tui.panes.requests import Names
 from tui.replay import Replaying, ReplaySource
 from tui.startup import DEFAULT_THEME
 from tui.state import DashboardState, reduce
@@ -88,6 +89,8 @@ class Session:
         self.source = source
         self.options = options
         self.glyphs = options.glyphs
+        self.names = Names(options.glyphs.ellipsis)
+        """The names of all requests that were on a screen."""
         self.state = DashboardState(limits=options.limits)
         """The present state, whatever the screen shows."""
         self.frozen: DashboardState | None = None

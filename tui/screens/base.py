@@ -330,14 +330,22 @@ class DetailScreen(TableScreen):
         self.put(name, rows, title, *facts, follow=follow)
 
     def put(
-        self, name: str, rows: Sequence[Any], title: str, *facts: Span, follow: bool = False
+        self,
+        name: str,
+        rows: Sequence[Any],
+        title: str,
+        *facts: Span,
+        follow: bool = False,
+        caption: Sequence[Line] = (),
     ) -> None:
-        """Shows these rows, all of which have passed the filter."""
+        """Shows these rows, all of which have passed the filter. The caption takes the last lines
+        of the table."""
         chosen = self.choices[name]
         order = f"  sort:{chosen.sort}{'v' if chosen.descending else '^'}"
         words = Span(f"{order}  filter:{chosen.wanted or '-'}", Tone.DIM)
         line = (Span(title, Tone.STRONG), *facts, words)
-        self.table(name).show(rows, line, follow=follow, filtered=bool(chosen.wanted))
+        filtered = bool(chosen.wanted)
+        self.table(name).show(rows, line, follow=follow, filtered=filtered, caption=caption)
 
     def fill_log(self, member_id: str, title: str, *, has_logs: bool) -> None:
         """Shows the last lines of a member's log in the table `log`. `has_logs`: as for

@@ -15,9 +15,9 @@ from tui.actions import Place, Target, bindings
 from tui.drawing import Line, Span, Tone
 from tui.panes import events, header, instances, migrations, requests
 from tui.panes.events import EventRow
-from tui.panes.instances import ORDERS, SORTS, InstanceRow, Row, level_names
+from tui.panes.instances import ORDERS, SORTS, InstanceRow, Row
 from tui.panes.migrations import MigrationRow
-from tui.panes.requests import HeadRow, names
+from tui.panes.requests import HeadRow
 from tui.screens.base import WIDE, PaintedScreen
 from tui.state import DashboardState
 from tui.widgets import Bottom, Lines, TableView
@@ -194,7 +194,7 @@ class DashboardScreen(PaintedScreen):
         glyphs = self.session.glyphs
         yield Lines(id="header")
         yield TableView[Any](
-            instances.columns((), 0),
+            instances.columns(None, 0),
             glyphs,
             id=Pane.INSTANCES,
             note_of=instances.note,
@@ -286,7 +286,8 @@ class DashboardScreen(PaintedScreen):
 
     def _rows(self, alarms: Sequence[Alarm]) -> dict[Pane, Found]:
         shown, glyphs, zone = self.session.shown, self.session.glyphs, self.session.options.zone
-        named = names(shown, glyphs.ellipsis, routine=self._all_events())
+        named = self.session.names
+        named.learn(shown, routine=self._all_events())
         rows: dict[Pane, list[Any]] = {
             Pane.INSTANCES: instances.ordered(
                 instances.rows(shown, glyphs, {alarm.subject for alarm in alarms}, named),
@@ -333,13 +334,8 @@ class DashboardScreen(PaintedScreen):
         self.table(Pane.EVENTS).set_columns(
             events.EXPANDED_COLUMNS if view.expanded else events.COLUMNS
         )
-        status = self.session.shown.status
-        levels = level_names(status) if status else ()
-        kept = any(item.kept_for for item in status.instances) if status else False
-        lost = status is not None and status.replays.lately
-        self.table(Pane.INSTANCES).set_columns(
-            instances.columns(levels, self.size.width, kept=kept, lost=lost)
-        )
+        columns = instances.columns(self.session.shown.status, self.size.width)
+        self.table(Pane.INSTANCES).set_columns(columns)
         moved = arrangement != self._arrangement
         if moved:
             self._arrangement = arrangement

@@ -15,13 +15,13 @@ from tui.drawing import Column, Line, Span, Tone
 from tui.own_commands import Program, Run
 from tui.panes import events, instances, requests, timeline
 from tui.panes.events import HISTORY_COLUMNS, HistoryRow, history_rows
-from tui.panes.requests import RequestRow, names
+from tui.panes.requests import Names, RequestRow
 from tui.panes.timeline import TimelineRow
 from tui.screens.base import DetailScreen, Table, TableChoice, TableScreen
 from tui.screens.dialogs import session_of
 from tui.session import Options
 from tui.state import DashboardState, RequestsArrived
-from tui.widgets import TableView
+from tui.widgets import HEAD_LINES, TableView
 
 S_PER_REQUEST = 0.001
 """The screen waits this much longer, for each request in a list, before it asks again: fetching,
@@ -43,11 +43,12 @@ class Listed:
         """The shortest time between two questions for this list."""
         return len(self._rows) * S_PER_REQUEST
 
-    def take(self, answer: RequestsArrived, state: DashboardState, ellipsis: str) -> None:
-        """Takes an answer. The `state` says which other requests are named on the screens."""
+    def take(self, answer: RequestsArrived, state: DashboardState, names: Names) -> None:
+        """Takes an answer. The `state` says which of the requests move."""
         if answer is not self._answer:
             self._answer, self._chosen_by = answer, None
-            self._rows = requests.rows(answer.found, names(state, ellipsis, routine=False))
+            names.learn(state, routine=False)
+            self._rows = requests.rows(answer.found, names, state.status)
 
     def chosen(self, choice: TableChoice) -> Sequence[RequestRow]:
         """The rows that pass the filter, sorted. The same object is returned until something
@@ -61,13 +62,17 @@ class Listed:
         return self._chosen
 
 
-_REQUESTS = Table(requests.COLUMNS, requests.SORTS, empty="none")
+MIN_FOR_GRID = 10
+"""A table of requests that is lower has no grid of their phases. In a higher one the grid takes at
+most a line of each ten."""
 
 
 class RequestsScreen(DetailScreen):
     """The requests of one instance, or of the cluster."""
 
-    TABLES: ClassVar[Mapping[str, Table]] = {"requests": _REQUESTS}
+    TABLES: ClassVar[Mapping[str, Table]] = {
+        "requests": Table(requests.COLUMNS, requests.SORTS, empty="none")
+    }
 
     def __init__(self, instance_id: str = "") -> None:
         """`instance_id`: empty for the requests of all instances."""
@@ -113,10 +118,17 @@ class RequestsScreen(DetailScreen):
         elif answer.found is None:
             facts = (Span(f"  {printable(answer.reason)}", Tone.BAD),)
         else:
-            self._listed.take(answer, state, self.session.glyphs.ellipsis)
+            self._listed.take(answer, state, self.session.names)
             rows = self._listed.chosen(self.choices["requests"])
             facts = self._counted(answer.found, answer.at_s)
-        self.put("requests", rows, "Requests", *facts)
+        self.put("requests", rows, "Requests", *facts, caption=self._grid(rows))
+
+    def _grid(self, rows: Sequence[RequestRow]) -> Sequence[Line]:
+        """The phases of all requests, if there are more of them than the table has lines."""
+        height = self.table("requests").outer_size.height
+        if height < MIN_FOR_GRID or len(rows) <= height - HEAD_LINES:
+            return ()
+        return requests.phases(rows, self.size.width, height // MIN_FOR_GRID)
 
     def _counted(self, found: RequestList, at_s: float) -> Line:
         """The number of requests; if the screen asks only seldom, also the age of the answer."""
@@ -136,7 +148,7 @@ class InstanceScreen(RequestsScreen):
     """One instance: its status, its requests, its history, its log."""
 
     TABLES: ClassVar[Mapping[str, Table]] = {
-        "requests": _REQUESTS,
+        "requests": Table(requests.COLUMNS_OF_AN_INSTANCE, requests.SORTS, empty="none"),
         "history": Table(HISTORY_COLUMNS, {"time": True}, empty="none"),
         "log": Table(events.LOG_COLUMNS, {"time": False}, empty="nothing yet"),
     }

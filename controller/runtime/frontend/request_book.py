@@ -60,6 +60,7 @@ class BookEntry:
     not_replayable: str = ""
     dispatched: bool = False
     first_token_time_s: float | None = None
+    last_token_time_s: float | None = None
     end_time_s: float | None = None
     finish_reason: str | None = None
     beginning: list[LoggedEvent] = field(default_factory=list)
@@ -96,6 +97,7 @@ class BookEntry:
             not_replayable=self.not_replayable,
             rank=self.rank,
             adapter=self.adapter,
+            last_token_time_s=self.last_token_time_s,
             history=(*self.beginning, *self.recent) if history else (),
             num_forgotten=self.num_forgotten,
         )
@@ -371,12 +373,14 @@ class RequestBook:
         entry = self._live.get(request_id)
         if entry is None:
             return
-        if num_tokens and entry.first_token_time_s is None:
-            entry.first_token_time_s = now_s = self._wall_clock()
-            ttft_s = now_s - entry.arrival_time_s
-            self._ttft.add(self._clock(), ttft_s, entry.level)
-            if self._observer:
-                self._observer.first_token(entry.level, ttft_s)
+        if num_tokens:
+            entry.last_token_time_s = now_s = self._wall_clock()
+            if entry.first_token_time_s is None:
+                entry.first_token_time_s = now_s
+                ttft_s = now_s - entry.arrival_time_s
+                self._ttft.add(self._clock(), ttft_s, entry.level)
+                if self._observer:
+                    self._observer.first_token(entry.level, ttft_s)
         entry.num_output_tokens += num_tokens
         if finish_reason is not None:
             self.ended(request_id, _OUTCOMES.get(finish_reason, FINISHED), finish_reason)

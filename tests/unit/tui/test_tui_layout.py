@@ -1,5 +1,6 @@
 """The header, the bottom line, and where the panes are placed, without a terminal."""
 
+from dataclasses import replace
 from datetime import UTC
 from itertools import product
 from pathlib import Path
@@ -9,6 +10,7 @@ from textual.binding import ActiveBinding, BindingsMap
 from textual.dom import DOMNode
 
 from benchmarks import incidents
+from controller.api.wire.status import ClusterStatus
 from tests.unit.tui.tui_support import after, state_of, text_of
 from tools import synthetic_cluster as synthetic
 from tui import actions
@@ -50,6 +52,26 @@ def test_the_header_counts_cordoned_instances_apart() -> None:
     found = headed(state_of(synthetic.instance("i-0"), shut), 150, 2)[1]
     assert "inst 1+1 " in found
     assert "freeness avg 521 " in found
+
+
+def test_of_the_levels_the_header_leaves_out_the_highest_last() -> None:
+    def named(width: int, state: DashboardState, count: int = 2) -> list[str]:
+        line = headed(state, width, count)[-1]
+        return [name for name in ("high ", "normal ") if f"  {name}" in line]
+
+    assert named(200, ONE) == ["high ", "normal "]
+    assert named(115, ONE) == named(90, ONE) == ["high "]
+    assert named(80, ONE, 1) == ["high "], "there is room once no moves are counted"
+    nothing = {"ttft_p99_s": None, "num_running_reqs": 0, "num_waiting_reqs": 0}
+    quiet = [level.model_copy(update=nothing) for level in status_of(ONE).levels]
+    update = {"levels": tuple(quiet), "num_migrated_last_minute": 1}
+    idle = replace(ONE, status=status_of(ONE).model_copy(update=update))
+    assert named(110, idle) == [], "without requests they say nothing"
+
+
+def status_of(state: DashboardState) -> ClusterStatus:
+    assert state.status is not None
+    return state.status
 
 
 def test_the_header_keeps_name_and_liveness_at_any_width() -> None:

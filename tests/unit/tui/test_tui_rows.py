@@ -8,6 +8,7 @@ import pytest
 
 from controller.api.wire.requests import Event, RequestList
 from controller.api.wire.status import (
+    ClusterStatus,
     HeldPlaceStatus,
     InstanceState,
     InstanceStatus,
@@ -21,11 +22,10 @@ from tui.actions import Target
 from tui.drawing import ASCII, UNICODE, Column
 from tui.panes import events, instances, migrations, requests
 from tui.panes.instances import InstanceRow, facts
-from tui.panes.requests import Names, names
+from tui.panes.requests import Names
 from tui.state import DashboardState
 
-LEVELS = ("high", "normal")
-NO_NAMES = Names([], "…")
+NO_NAMES = Names("…")
 
 
 def words(columns: Sequence[Column[Any]], row: Any, width: int = 120) -> list[str]:
@@ -35,7 +35,7 @@ def words(columns: Sequence[Column[Any]], row: Any, width: int = 120) -> list[st
 
 
 def cells_of(row: InstanceRow) -> dict[str, str]:
-    placed = drawing.place(instances.columns(row.levels, 120), 120)
+    placed = drawing.place(instances.columns(status_of(row.item), 120), 120)
     shown = drawing.cells(placed, row, UNICODE, instances.note(row))
     found = {
         p.column.name: [span.text for x, span in shown if p.x <= x <= p.x + p.width] for p in placed
@@ -61,7 +61,12 @@ UNKNOWN = dict.fromkeys(("num_running_reqs", "freeness_steps", "kv_cache_usage")
 CELLS = {
     "busy": (
         FULL,
-        {"id": "! i-3", "kv": "#########  98 +23%", "levels": "H3 N38", "headroom": "151/1000"},
+        {
+            "id": "! i-3",
+            "kv": "#########  98 +23%",
+            "level.high": "3+0      -",
+            "headroom": "151/1000",
+        },
     ),
     "kept free for a high priority is reserved and not in trouble": (
         FULL | {"headroom_blocks": 751},
@@ -97,20 +102,62 @@ def test_cells_of_an_instance(fields: dict[str, Any], cells: dict[str, str]) -> 
         assert found == cells, "the note stands in place of the other cells"
 
 
-def test_columns_fit_any_width_and_eighty_keep_what_matters() -> None:
-    def kept_at(width: int) -> set[str]:
-        placed = drawing.place(instances.columns(LEVELS, width), width)
-        assert all(p.x + p.width <= width for p in placed)
-        return {p.column.name for p in placed}
+def shown_at(width: int, status: ClusterStatus) -> set[str]:
+    """The columns of instances that have room."""
+    placed = drawing.place(instances.columns(status, width), width)
+    assert all(p.x + p.width <= width for p in placed)
+    return {p.column.name for p in placed}
 
+
+def status_of(*items: InstanceStatus, **fields: Any) -> ClusterStatus:
+    """A status with these instances and fields. Both levels have had requests of late."""
+    return synthetic.cluster(items).model_copy(update=fields)
+
+
+BUSY = status_of(synthetic.instance(**FULL), num_migrated_last_minute=3)
+QUIET = status_of(synthetic.instance(headroom_blocks=0))
+LEVELS_OF = {level.name: level for level in BUSY.levels}
+EIGHTY = {"id", "state", "freeness", "trend", "kv", "run", "wait", "ttft"}
+
+
+def test_columns_fit_any_width_and_eighty_keep_what_matters() -> None:
     for width in (0, 1, 12, 40, 60, 100, 110):
-        kept_at(width)
-    assert kept_at(80) == {"id", "state", "freeness", "trend", "kv", "run", "wait", "ttft"}
-    assert {"levels", "headroom"} <= kept_at(149)
-    assert kept_at(150) - kept_at(149) == {"level.high", "level.normal"}
-    assert "heat" in kept_at(200)
-    many = instances.columns(tuple(f"level-{n}" for n in range(5)), 150)
-    assert "levels" in [column.name for column in many], "no room for all of them"
+        shown_at(width, BUSY)
+    for status in (BUSY, QUIET):
+        assert shown_at(80, status) == EIGHTY
+        assert not {"heat", "level.normal", "moves", "headroom"} - shown_at(200, status)
+
+
+def test_of_the_levels_the_highest_goes_last_and_first_what_repeats_the_total() -> None:
+    assert "level.high" in shown_at(100, BUSY)
+    assert shown_at(120, BUSY) == EIGHTY | {"level.high", "moves", "headroom"}
+    assert "level.normal" in shown_at(150, BUSY)
+    nothing = {"ttft_p99_s": None, "num_running_reqs": 0, "num_waiting_reqs": 0}
+    idle = LEVELS_OF["high"].model_copy(update=nothing)
+    alone = BUSY.model_copy(update={"levels": (LEVELS_OF["normal"], idle)})
+    assert {"moves", "headroom", "up"} <= shown_at(120, alone)
+    assert {"level.high", "level.normal"} <= shown_at(200, alone), "there is room for them"
+
+
+def test_what_is_zero_everywhere_makes_room() -> None:
+    assert {"moves", "headroom"}.isdisjoint(shown_at(120, QUIET))
+    assert {"level.high", "level.normal"} <= shown_at(120, QUIET)
+
+
+def test_many_levels_are_counted_in_one_column_unless_all_have_room() -> None:
+    levels = tuple(
+        LEVELS_OF["high"].model_copy(update={"name": f"level-{n}", "rank": n}) for n in range(4)
+    )
+    many = BUSY.model_copy(update={"levels": levels})
+    assert "levels" in shown_at(150, many)
+    assert "levels" not in shown_at(250, many)
+
+
+def test_blocks_kept_by_level_are_shown_if_several_levels_keep_some() -> None:
+    both = synthetic.instance(headroom_by_level_blocks={"high": 90, "normal": 10})
+    assert {"kept.high", "kept.normal"} <= shown_at(230, status_of(both))
+    one = synthetic.instance(headroom_by_level_blocks={"high": 90})
+    assert "kept.high" not in shown_at(230, status_of(one)), "HEADROOM says it"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +245,7 @@ def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
         synthetic.instance("i-2"),
         synthetic.instance("i-3", num_free_blocks=14, queue_head=evicted),
     )
-    rows = requests.head_rows(state, names(state, "…"))
+    rows = requests.head_rows(state, NO_NAMES)
     assert [row.id for row in rows] == ["i-3", "i-1"]
     found = ["i-3", "r8c10", "high", "3.2s", "118", "4", "fragmented (evicted)"]
     assert words(requests.HEAD_COLUMNS, rows[0], 90) == found
@@ -208,7 +255,7 @@ def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
 def test_the_queue_at_the_controller_is_a_row_that_opens_its_first_request() -> None:
     """The pictures `held` show what stands in the row, and at the instances kept free."""
     state = after(list(synthetic.late_binding(1))[-1:])
-    head_row, *others = requests.head_rows(state, names(state, "…"))
+    head_row, *others = requests.head_rows(state, NO_NAMES)
     assert (head_row.id, head_row.target, others) == ("held", Target("", "r9001c9"), [])
     held = {"held": HeldPlaceStatus(place=3, why="memory")}
     item = synthetic.requests("", 1).requests[0].model_copy(update=held)
@@ -264,7 +311,7 @@ def test_routine_events_are_lines_only_where_all_are_wanted_and_many_at_once_are
 def test_evacuations_and_replays_stand_before_moves() -> None:
     """The pictures `live` and `nodes` show what stands in the rows."""
     state = after(list(synthetic.on_four_nodes(1))[-1:])
-    found = migrations.rows(state, names(state, "…"))
+    found = migrations.rows(state, NO_NAMES)
     assert len({row.id for row in found}) == len(found)
     first = [Target("i-1"), Target("i-9", "r9c0"), Target("i-4", "r9c1")]
     assert [row.target for row in found][:3] == first
