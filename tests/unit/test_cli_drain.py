@@ -38,9 +38,9 @@ def departure(number: int = 1, **fields: Any) -> PlannedDeparture:
     return PlannedDeparture(**(known | {"num_blocks": 5} | fields))
 
 
-PLAN = (departure(to_instance_id="i-0"), departure(3, code="no_room", why=NO_ROOM))
+PLAN = (departure(to_instance_id="i-0"), departure(3, code="no_blocks", why=NO_ROOM))
 REPLAYED = (departure(code="replays", why="it would be replayed elsewhere"),)
-STUCK = CannotMove(request_id="r-3", client_id="cmpl-3", code="no_room", why=NO_ROOM)
+STUCK = CannotMove(request_id="r-3", client_id="cmpl-3", code="no_blocks", why=NO_ROOM)
 
 
 def report(state: str = "draining", instance_id: str = "i-1", **fields: Any) -> DrainReport:
@@ -342,7 +342,7 @@ def test_it_asks_with_what_it_would_do(bed: Bed, cli: Cli, monkeypatch: pytest.M
     monkeypatch.setattr(output, "ask", questions.append)
     left = "left: 1 of 2 serving instances, 450 of their 1000 blocks free"
     told = cli(*DRAIN, "--detach").err.splitlines()[-2:]
-    assert told == ["i-1: 2 requests would move; 1 cannot move now", left]
+    assert told == ["i-1: 2 requests: 1 move now, 1 wait for room", left]
     bed.plan = report("active", plan=REPLAYED, dry_run=True, num_requests_left=1)
     told = cli(*RESTART, "--now", "--detach").err.splitlines()[-2:]
     assert told == ["i-1: 1 request would be replayed elsewhere", left]

@@ -530,6 +530,8 @@ SORTS: Mapping[str, Callable[[InstanceRow], Value]] = {
 }
 """The orders, in the sequence of the list from which the operator chooses one."""
 
+ORDER_WORDS: Mapping[str, str] = {"freeness": "trouble, freeness"}
+"""Orders by more than their name says."""
 _LARGEST_FIRST = ("state", "kv", "virtual", "run", "wait", "moves", "headroom", "ttft")
 ORDERS: Mapping[str, bool] = {name: name in _LARGEST_FIRST for name in SORTS}
 """The orders, each with whether the largest value comes first. It is set so that the first row is

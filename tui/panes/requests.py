@@ -406,5 +406,12 @@ COLUMNS: tuple[Column[RequestRow], ...] = (
         max_width=40,
     ),
 )
+LEGEND: tuple[tuple[str, str], ...] = (
+    ("PHASE", "prefill computes the prompt; moving: it decodes on meanwhile"),
+    ("BLOCKS", "KV blocks that it holds"),
+    ("TOK/S", "tokens per second, from its first to its newest token"),
+    ("LAST", "the time since its newest token"),
+    ("H Q P D M E", "below a long list: a letter for each request, by its phase"),
+)
 COLUMNS_OF_AN_INSTANCE = tuple(column for column in COLUMNS if column is not _INSTANCE)
 """The columns of a list in which all requests are on the same instance."""

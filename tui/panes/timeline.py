@@ -336,6 +336,13 @@ def _wrapped(label: str, words: str, width: int, tone: Tone) -> list[Line]:
     return [labelled(label, Span(first, tone)), *(labelled("", Span(more, tone)) for more in rest)]
 
 
+LEGEND: tuple[tuple[str, str], ...] = (
+    ("AT", "the time since the request arrived"),
+    ("THEN FOR", "the phase that began, and how long it lasted"),
+    ("H Q P D M E", "its life in proportion to time, a letter for each phase"),
+)
+
+
 def life(told: Sequence[Moment], age_s: float, width: int) -> list[Line]:
     """A bar of the phases from arrival until now or the end, in proportion to their lengths, and
     the total time of each phase."""

@@ -99,6 +99,15 @@ async def test_an_order_takes_whole_ids_only(bed: Bed, row: AnyOrder) -> None:
     assert (bed.audited(), asked(bed)) == ([], 0)
 
 
+async def test_a_request_says_what_it_holds_and_when_it_last_went_on(bed: Bed) -> None:
+    found = await bed.request()
+    assert found.last_token_age_s is not None
+    assert found.num_blocks == -(-(found.num_prompt_tokens + found.num_output_tokens) // 16)
+    await bed.does(Abort)
+    ended = await bed.request()
+    assert (ended.last_token_age_s, ended.num_blocks) == (None, 0)
+
+
 # -- abort --------------------------------------------------------------------------------
 
 

@@ -200,8 +200,9 @@ async def test_migrate(bed: Bed, key: str, leave: str) -> None:
     assert isinstance(bed.app.screen, ChooseScreen)
     assert source not in [each.name for each in bed.app.screen.found.choices]
     await bed.press("j", "k", "j")
-    first, second = (plan.to for _, _, plan in bed.control.plans)  # each is asked once
-    assert second not in (first, source)
+    asked = [plan.to for _, _, plan in bed.control.plans]
+    assert asked == [each.name for each in bed.app.screen.found.choices], "each is asked once"
+    second = asked[1]
     await bed.press("enter")
     ((name, id_, order),) = bed.control.calls
     assert (name, id_, order.to, order.dry_run) == ("migrate", wanted, second, False)
@@ -217,10 +218,30 @@ async def test_a_destination_that_cannot_take_it_is_not_taken(bed: Bed) -> None:
     await bed.press("m", "enter")
     assert "cannot: it has not enough free blocks" in await bed.shown()
     assert isinstance(bed.app.screen, ChooseScreen)
+    await bed.press("escape")
     bed.caller.held = True
-    await bed.press("j", "enter")
+    await bed.press("m", "enter")
     assert "asking what it would take" in await bed.shown()
     assert bed.control.calls == []
+
+
+async def test_the_choice_begins_at_the_best_destination_that_can_take_it(bed: Bed) -> None:
+    """The others stay in their places, with their reasons."""
+    await bed.press("2", "m")
+    assert isinstance(bed.app.screen, ChooseScreen)
+    best, second, third, *_ = (each.name for each in bed.app.screen.found.choices)
+    assert bed.app.screen.choices.cursor_id == best
+    await bed.press("escape")
+    bed.control.full = (best, second)
+    await bed.press("m")
+    assert bed.app.screen.choices.cursor_id == third
+    lines = [line for line in await bed.lines() if "cannot: it has not enough free" in line]
+    assert [line.split("│")[1].split()[0] for line in lines[:2]] == [best, second]
+    await bed.press("k", "k")
+    await bed.tick()
+    assert bed.app.screen.choices.cursor_id == best, "the operator's choice stays"
+    await bed.press("enter")
+    assert bed.control.calls == [], "and it cannot be taken"
 
 
 @presses("scale_out", "more")

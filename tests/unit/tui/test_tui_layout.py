@@ -14,7 +14,7 @@ from controller.api.wire.status import ClusterStatus
 from tests.unit.tui.tui_support import after, state_of, text_of
 from tools import synthetic_cluster as synthetic
 from tui import actions
-from tui.actions import Place
+from tui.actions import Place, Target
 from tui.drawing import UNICODE, key_line, width_of
 from tui.panes import header
 from tui.panes.header import Liveness
@@ -151,13 +151,16 @@ def test_empty_panes_leave_their_room_to_the_others() -> None:
 
 
 def footer(
-    *places: Place, keymap: dict[str, str] | None = None, replay: bool = False
+    *places: Place,
+    targets: tuple[Target, ...] = (),
+    keymap: dict[str, str] | None = None,
+    replay: bool = False,
 ) -> list[tuple[str, str]]:
     """The keys and words of the bottom line, with the bindings as Textual has them in force."""
     found = BindingsMap(actions.bindings(*places))
     found.apply_keymap(keymap or {})
     active = {key: ActiveBinding(DOMNode(), each, True) for key, each in found}
-    return actions.footer(active, places, replay=replay)
+    return actions.footer(active, places, targets=targets, replay=replay)
 
 
 def test_the_footer_keeps_help_and_quit_and_shows_rebound_keys_and_those_of_a_replay() -> None:
@@ -168,7 +171,13 @@ def test_the_footer_keeps_help_and_quit_and_shows_rebound_keys_and_those_of_a_re
         assert width_of(line) <= max(width, 16)
     places = (Place.MAIN, Place.ROWS, Place.ANYWHERE)
     assert ("x", "quit") in footer(*places, keymap={"quit": "x"})
-    replayed = footer(*places, replay=True)
+    assert ("u", "undo") not in footer(*places)
+    about_an_event = (Target("i-3", operation_id="op-1"),)
+    words = dict(footer(*places, targets=about_an_event))
+    assert words["u"] == "undo"
+    assert not {"d", "r", "p", "x"} & words.keys(), "its instance is only mentioned"
+    replayed = footer(*places, targets=(Target("i-3"),), replay=True)
+    assert "mark" not in dict(replayed).values()
     assert {("[", "slower"), ("Space", "pause")} <= set(replayed)
     assert "tune" not in [word for _, word in replayed], "a recording has no settings"
 

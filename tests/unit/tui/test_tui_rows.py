@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.requests import Event, RequestList
+from controller.api.wire.requests import Event, RequestList, RequestState
 from controller.api.wire.status import (
     ClusterStatus,
     HeldPlaceStatus,
     InstanceState,
     InstanceStatus,
+    MoveStatus,
     QueueHeadStatus,
 )
 from controller.api.wire.stream import EventFrame
@@ -22,7 +23,7 @@ from tui.actions import Target
 from tui.drawing import ASCII, UNICODE, Column
 from tui.panes import events, instances, migrations, requests
 from tui.panes.instances import InstanceRow, facts
-from tui.panes.requests import Names
+from tui.panes.requests import Names, RequestRow
 from tui.state import DashboardState
 
 NO_NAMES = Names("…")
@@ -263,6 +264,74 @@ def test_the_queue_at_the_controller_is_a_row_that_opens_its_first_request() -> 
     assert "held 3" in words(requests.COLUMNS, row)
     last = text_of(facts(state, "i-9", 120, ASCII)[-1])
     assert last == " kept for    r9001c9  high  waited 31s  needs 360 blk, 172 lack"
+
+
+# Lists of requests
+
+
+def request_row(moves_to: str = "", **fields: Any) -> RequestRow:
+    item = synthetic.requests("i-3", 3).requests[0].model_copy(update=fields)
+    move = MoveStatus(
+        migration_id="m-1",
+        request_id=item.id,
+        from_instance_id="i-3",
+        to_instance_id=moves_to,
+        state="copying",
+        stage=1,
+        num_blocks_copied=3,
+        num_blocks=35,
+        age_s=0.2,
+    )
+    status = status_of(moves=(move,) if moves_to else ())
+    (row,) = requests.rows(RequestList(requests=(item,), num_matching=1), NO_NAMES, status)
+    return row
+
+
+@pytest.mark.parametrize(
+    ("fields", "phase"),
+    [
+        ({}, "decode"),
+        ({"num_output_tokens": 0}, "prefill"),
+        ({"moves_to": "i-12"}, "moving>i-12"),
+        ({"state": RequestState.WAITING}, "queued"),
+        ({"state": RequestState.EVICTED, "moves_to": "i-12"}, "evicted"),
+        ({"state": RequestState.DISPATCHING}, "dispatching"),
+        ({"held": HeldPlaceStatus(place=3, why="memory")}, "held 3"),
+        ({"state": RequestState.FINISHED}, "finished"),
+    ],
+)
+def test_phases_of_a_request(fields: dict[str, Any], phase: str) -> None:
+    row = request_row(**fields)
+    assert phase in words(requests.COLUMNS, row)
+    assert phase in row.text, "a filter finds it"
+
+
+def test_a_request_says_where_it_is_how_fast_it_goes_and_when_it_last_went() -> None:
+    row = request_row(num_output_tokens=101, age_s=12.0, ttft_s=1.0, last_token_age_s=6.0)
+    found = words(requests.COLUMNS, row, 120)
+    assert found[2] == "i-3"
+    assert found[8:12] == ["35", "20", "6.0s", "0"], "blocks, tokens per second, the last token"
+    assert "i-3" not in words(requests.COLUMNS_OF_AN_INSTANCE, row)
+    assert request_row(num_output_tokens=1).tokens_per_s is None
+    slow = request_row(num_output_tokens=3, age_s=2.0, ttft_s=1.0, last_token_age_s=None)
+    assert "2.0" in words(requests.COLUMNS, slow)
+
+
+def test_a_grid_has_a_cell_for_each_request_or_each_phase_its_share() -> None:
+    many = [request_row() for _ in range(30)] + [request_row(state=RequestState.WAITING)] * 10
+    legend, *lines = requests.phases(many, 21, 2)
+    assert text_of(legend) == " Q 10 queued  D 30 decode "
+    assert [text_of(line) for line in lines] == [" " + "D" * 20, " " + "D" * 10 + "Q" * 10]
+    _, line = requests.phases(many, 21, 1)
+    assert text_of(line) == " " + "Q" * 5 + "D" * 15
+
+
+def test_every_order_of_requests_sorts() -> None:
+    found = requests.rows(synthetic.requests("i-3", 5), NO_NAMES)
+    for sort in requests.SORTS:
+        assert {row.id for row in requests.ordered(found, sort, descending=True)} == {
+            row.id for row in found
+        }
 
 
 # Events
