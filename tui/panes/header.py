@@ -167,14 +167,14 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
     running = sum(item.num_running_reqs or 0 for item in status.instances)
     waiting = sum(item.num_waiting_reqs or 0 for item in status.instances)
     loads = f"{'' if brief else 'req '}run {running} wait {waiting}"
-    if status.num_held_reqs or not brief:
+    if status.num_held_reqs:
         loads += f" held {status.num_held_reqs}"
     replays = _replays(status, brief=brief)
     facts = [
         _Piece((Span("inst ", Tone.DIM), *_instances(status, brief=brief)), drop=2 if brief else 1),
         _Piece((Span(loads),), drop=3 if brief else 2),
         _labelled(
-            "freeness avg", drawing.number(_average_freeness(status)), drop=7 if brief else 3
+            "freeness avg", drawing.number(_average_freeness(status)), drop=7 if brief else 6
         ),
         _labelled("mig", _moves(status, brief=brief), drop=_moves_drop(status, 5 if brief else 3)),
         *([] if brief else replays),

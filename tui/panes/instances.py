@@ -379,9 +379,7 @@ _RUN: Column[InstanceRow] = Column(
     "run", "RUN", 4, _span(lambda row: drawing.number(row.item.num_running_reqs)), right=True
 )
 _WAIT: Column[InstanceRow] = Column("wait", "WAIT", 4, _waiting, right=True)
-_KEPT_FOR: Column[InstanceRow] = Column(
-    "kept_for", "KEPT FOR", SHORT + 5, _kept_for, drop=40, max_width=SHORT + 30
-)
+_KEPT_FOR: Column[InstanceRow] = Column("kept_for", "KEPT FOR", SHORT + 5, _kept_for, drop=40)
 _PRIO: Column[InstanceRow] = Column(
     "levels",
     "PRIO",

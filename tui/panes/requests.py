@@ -257,9 +257,10 @@ def rows(
 ) -> list[RequestRow]:
     """The requests in the controller's order. `status`: says which of them move."""
     moves = status.moves if status is not None else ()
-    to = {move.request_id: move.to_instance_id for move in moves}
+    to = {(move.request_id, move.from_instance_id): move.to_instance_id for move in moves}
     return [
-        RequestRow(item, names, to.get(item.id, "")) for item in (found.requests if found else ())
+        RequestRow(item, names, to.get((item.id, item.instance_id or ""), ""))
+        for item in (found.requests if found else ())
     ]
 
 

@@ -287,9 +287,8 @@ class ChooseScreen(ListDialog[AnyOrder | Together | None]):
         key_of = self.session.key_of
         keys = f"{key_of('row_open')} takes it, {key_of('choice_none')} leaves"
         rows = [ChoiceRow(each, self._estimates.get(each.name)) for each in self.found.choices]
-        best = next((row for row in rows if row.is_possible), None)
-        if best is not None and not self._moved:
-            self.choices.hold(best.id)
+        if rows and not self._moved:
+            self.choices.hold(next((row for row in rows if row.is_possible), rows[0]).id)
         title = printable(self.found.question)
         self.fill(title, rows, [self._words(), (Span(keys, Tone.DIM),)])
         self._ask()

@@ -5,6 +5,7 @@ The compatibility rules are those of `controller.api.wire`. `deadline_s` in repo
 seconds since the epoch; `revision` counts the changes of the cluster's spec.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -491,23 +492,28 @@ def cordoned(report: CordonReport) -> str:
 
 
 def departures(plan: Sequence[PlannedDeparture]) -> tuple[str, ...]:
-    """Which requests stay for now, below each reason; then where the others go."""
-    staying: dict[str, list[PlannedDeparture]] = {}
+    """Why requests stay for now, each reason once; then the requests, and where they go."""
+    staying: dict[str, list[str]] = {}
     for item in plan:
         if not item.to_instance_id:
-            staying.setdefault(item.why or item.code, []).append(item)
-    lines: list[str] = []
-    for why, items in staying.items():
-        stay = "stays" if len(items) == 1 else "stay"
-        head = f"{len(items)}" if items[0].code == REPLAYS else f"{len(items)} {stay} for now"
-        lines.append(f"  {head}: {why}")
-        lines.append("    " + ", ".join(f"{i.request_id} ({i.num_blocks} blocks)" for i in items))
-    going = [
-        f"  {item.request_id}  {item.num_blocks} blocks  to {item.to_instance_id}"
-        for item in plan
-        if item.to_instance_id
-    ]
-    return (*lines, *going)
+            staying.setdefault(item.code, []).append(item.why or item.code)
+    lines = [f"  {_staying(code, whys)}" for code, whys in staying.items()]
+    return (*lines, *(_departure(each) for each in plan))
+
+
+def _staying(code: str, whys: Sequence[str]) -> str:
+    """`6 stay for now: no instance has so many free blocks`. Reasons that differ only in figures
+    count as one."""
+    why = whys[0] if len(set(whys)) == 1 else re.sub(r"\d+", "so many", whys[0])
+    if code == REPLAYS:
+        return f"{len(whys)}: {why}"
+    return f"{len(whys)} {'stays' if len(whys) == 1 else 'stay'} for now: {why}"
+
+
+def _departure(item: PlannedDeparture) -> str:
+    held = f"{item.num_blocks} blocks" if item.num_blocks else "queued"
+    goes = f"to {item.to_instance_id}" if item.to_instance_id else "stays"
+    return f"  {item.request_id}  {held}  {'replayed' if item.code == REPLAYS else goes}"
 
 
 def until(deadline_s: float | None, then: OnDeadline) -> str:

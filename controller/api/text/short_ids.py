@@ -133,10 +133,6 @@ def _told_apart(
     return found
 
 
-MANY = 4
-"""A beginning that so many ids share tells nothing about any of them."""
-
-
 class ShortNames:
     """Short names of ids. An id gets its name when it is seen first, and keeps the name whatever
     other ids come: an operator who looks for a request finds it under the same name.
@@ -178,11 +174,10 @@ class ShortNames:
         self._name({id_: self._rest(id_) for id_ in new})
 
     def _rest(self, id_: str) -> str:
-        """The id without the longest beginning that it shares with many. (The beginnings of an id
-        that fits are counted too: its neighbours may be too long.)"""
+        """The id without the longest beginning that it shares with another one."""
         if self._room.measure(id_) <= self._width:
             return id_
-        shared = [each for each in _beginnings(id_) if self._sharing[each] >= MANY]
+        shared = [each for each in _beginnings(id_) if self._sharing[each] > 1]
         first = _FIRST_WORD.match(id_)
         return id_[len(shared[-1] if shared else first[0] if first else "") :] or id_
 

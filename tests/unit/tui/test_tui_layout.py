@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 
 import pytest
@@ -59,8 +59,9 @@ def test_of_the_levels_the_header_leaves_out_the_highest_last() -> None:
         line = headed(state, width, count)[-1]
         return [name for name in ("high ", "normal ") if f"  {name}" in line]
 
-    assert named(200, ONE) == ["high ", "normal "]
-    assert named(115, ONE) == named(90, ONE) == ["high "]
+    found = [named(width, ONE) for width in range(200, 60, -1)]
+    assert found[0] == ["high ", "normal "]
+    assert [each for each, _ in groupby(found)] == [found[0], ["high "]]
     assert named(80, ONE, 1) == ["high "], "there is room once no moves are counted"
     nothing = {"ttft_p99_s": None, "num_running_reqs": 0, "num_waiting_reqs": 0}
     quiet = [level.model_copy(update=nothing) for level in status_of(ONE).levels]
