@@ -347,9 +347,12 @@ class TableView(Toned, Generic[Item], can_focus=True):
         """Shows these rows. `follow`: whether the cursor stays on the last row. When following
         ends, the cursor is held on that row. The caption takes the last lines. `filtered`: whether
         a filter may have left rows out."""
-        if (caption, filtered) != (self._caption, self._filtered):
-            self._caption, self._filtered = caption, filtered
+        if len(caption) != len(self._caption) or filtered != self._filtered:
             self.refresh()
+        elif list(caption) != list(self._caption) and self.outer_size.width:
+            width, height = self.outer_size
+            self.refresh(Region(0, height - len(caption), width, len(caption)))
+        self._caption, self._filtered = caption, filtered
         self.items = items
         if self._marks:
             subjects = {item.id: item.target.subject for item in items}

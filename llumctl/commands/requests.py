@@ -184,6 +184,8 @@ _HELD_COLUMNS: tuple[_Column, ...] = (
 """Columns that are shown only if the controller holds one of the requests."""
 _WIDE_COLUMNS: tuple[_Column, ...] = (
     *_COLUMNS,
+    ("BLOCKS", lambda item: "" if item.num_blocks is None else str(item.num_blocks)),
+    ("LAST", lambda item: latency(item.last_token_age_s)),
     ("MOVES", lambda item: str(item.num_moves)),
     ("REPLAYS", lambda item: str(item.num_replays)),
     ("ADAPTER", lambda item: item.adapter),

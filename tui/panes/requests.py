@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 from controller.api.text.quantities import duration, latency, printable
@@ -331,7 +332,10 @@ def phases(found: Sequence[RequestRow], width: int, height: int) -> list[Line]:
         *(
             (
                 Span(" "),
-                *(Span(phase.letter, PHASE_TONES[phase]) for phase in line),
+                *(
+                    Span(phase.letter * len(list(alike)), PHASE_TONES[phase])
+                    for phase, alike in groupby(line)
+                ),
             )
             for line in lines
         ),

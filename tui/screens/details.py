@@ -29,14 +29,17 @@ parsing and drawing a request takes some 20 us."""
 
 
 class Listed:
-    """The requests of one answer, as rows. The rows are made only once: a screen is drawn several
-    times before the next answer, and making 2,000 rows each time took a third of a core."""
+    """The requests of one answer, as rows, and the grid of their phases. Both are made only once: a
+    screen is drawn several times before the next answer, and making 2,000 rows each time took a
+    third of a core."""
 
     def __init__(self) -> None:
         self._answer: RequestsArrived | None = None
         self._rows: list[RequestRow] = []
         self._chosen: Sequence[RequestRow] = ()
         self._chosen_by: tuple[str, bool, str] | None = None
+        self._grid: Sequence[Line] = ()
+        self._grid_of: tuple[Sequence[RequestRow], int, int] | None = None
 
     @property
     def every_s(self) -> float:
@@ -60,6 +63,13 @@ class Listed:
                 rows = [row for row in rows if instances.matches(row.text, choice.wanted)]
             self._chosen, self._chosen_by = rows, by
         return self._chosen
+
+    def grid(self, width: int, height: int) -> Sequence[Line]:
+        """The phases of the rows that were chosen last."""
+        of = (self._chosen, width, height)
+        if self._grid_of is None or self._grid_of[0] is not of[0] or self._grid_of[1:] != of[1:]:
+            self._grid, self._grid_of = requests.phases(*of), of
+        return self._grid
 
 
 MIN_FOR_GRID = 10
@@ -130,7 +140,7 @@ class RequestsScreen(DetailScreen):
         height = self.table("requests").outer_size.height
         if height < MIN_FOR_GRID or len(rows) <= height - HEAD_LINES:
             return ()
-        return requests.phases(rows, self.size.width, height // MIN_FOR_GRID)
+        return self._listed.grid(self.size.width, height // MIN_FOR_GRID)
 
     def _counted(self, found: RequestList, at_s: float) -> Line:
         """The number of requests; if the screen asks only seldom, also the age of the answer."""
