@@ -12,7 +12,7 @@ import typer
 from controller.api.errors import EXIT_FAILED, UnreachableError, UsageError
 from controller.api.text.quantities import duration, time_of_day
 from llumctl import arguments, connect, output
-from llumctl.commands.options import Cluster, OutputFormat, positive
+from llumctl.commands.options import Cluster, OutputFormat
 from llumctl.output import Format
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 DEFAULT_EVERY_S = 2.0
 DEFAULT_WAIT = "600"
-HELP = "llumctl status --help"
 
 
 def status(
@@ -57,13 +56,13 @@ def status(
         shown["--output"] = output_format is not Format.TABLE
         for flag, value in shown.items():
             if value:
-                raise UsageError(f"{flag}: not with --wait, which shows nothing", HELP)
+                raise UsageError(f"{flag}: not with --wait, which shows nothing")
         _wait(cluster, wait, DEFAULT_WAIT if timeout is None else timeout)
         return
     timeout_s = connect.DEFAULT_TIMEOUT_S
     if timeout is not None:
         timeout_s = arguments.positive(timeout, "--timeout")
-    positive(every, "--every")
+    arguments.within(0, every, "--every", above=True)
     if watch:
         _refuse_unwatchable(output_format, check=check)
     elif every is not None:
