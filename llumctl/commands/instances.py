@@ -237,6 +237,10 @@ def uncordon(
     taken = _TakenBack(reason, if_revision, dry_run=dry_run)
     try:
         with connect.client(name) as client:
+            if len(wanted_ids) > 1 and not dry_run:  # all are looked at before one is changed
+                planned = _TakenBack(reason, if_revision, dry_run=True)
+                for each in wanted_ids:
+                    planned.take_back(client, each)
             for each in wanted_ids:
                 taken.take_back(client, each)
     except LlumctlError:

@@ -179,7 +179,7 @@ def _listed(found: "SettingList", output_format: Format) -> str:
         rows = [_row(setting, wide) for setting in found.settings]
         more = ("FROM", "ALLOWED") if wide else ()
         header = ("KEY", "VALUE", "DEFAULT", *more, "MEANING")
-        return output.table(header, rows)
+        return output.table(header, rows, ends_in_prose=True)
     return output.encode(output_format, found, found.settings)
 
 

@@ -73,6 +73,16 @@ async def test_what_there_is_not_is_said_before_anything_else(capsys: Captured) 
     assert not wrong
 
 
+async def test_nothing_is_done_to_others_than_what_there_is_not(bed: Bed) -> None:
+    assert await llumctl("cordon", "i-0", "i-9") == EXIT_NOT_FOUND
+    assert bed.revision == 0
+    assert await llumctl("cordon", "i-0") == 0
+    assert await llumctl("uncordon", "i-0", "i-9") == EXIT_NOT_FOUND
+    assert bed.revision == 1
+    assert await llumctl("uncordon", "i-0", "i-1") == 0
+    assert bed.revision == 2
+
+
 async def test_without_a_terminal_nothing_is_done(bed: Bed, capsys: Captured) -> None:
     before = bed.revision
     for line in ASKING:
