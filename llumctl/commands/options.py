@@ -227,3 +227,15 @@ def check_extra(extra: str, what: str) -> None:
             f"{what} needs the extra [{extra}], which is not installed (no {', '.join(missing)})",
             extra_command(extra),
         )
+
+
+def check_plot(plot: Path | None) -> None:
+    """Refuses a picture that cannot be drawn, before any work is done for it. `-` draws in the
+    terminal."""
+    if plot is None or str(plot) == "-":
+        return
+    if plot.suffix not in (".png", ".svg"):
+        raise UsageError(f"--plot: {plot} must end in .png or .svg", "--plot run.svg")
+    if not plot.parent.is_dir():
+        raise UsageError(f"--plot: there is no folder {plot.parent}", f"mkdir -p {plot.parent}")
+    check_extra("lab", "--plot")

@@ -12,7 +12,7 @@ import typer
 
 from controller.api.errors import EXIT_FAILED, UsageError
 from llumctl import arguments
-from llumctl.commands.options import TableOrJson, check_extra, format_option
+from llumctl.commands.options import TableOrJson, check_plot, format_option
 from llumctl.config import config_file
 from llumctl.lab.option_values import FigureName
 
@@ -462,18 +462,6 @@ def seed_numbers(first: int, num: int | None) -> list[int]:
     arguments.within(0, first, "--seed")
     arguments.within(1, num, "--seeds", MAX_SEEDS)
     return list(range(first, first + (DEFAULT_SEEDS if num is None else num)))
-
-
-def check_plot(plot: Path | None) -> None:
-    """Refuses a picture that cannot be drawn. This is checked before the runs, so that no run is
-    lost."""
-    if plot is None or str(plot) == "-":
-        return
-    if plot.suffix not in (".png", ".svg"):
-        raise UsageError(f"--plot: {plot} must end in .png or .svg", "--plot run.svg")
-    if not plot.parent.is_dir():
-        raise UsageError(f"--plot: there is no folder {plot.parent}", f"mkdir -p {plot.parent}")
-    check_extra("lab", "--plot")
 
 
 # -- the figures of the paper -------------------------------------------------------------
