@@ -81,7 +81,7 @@ def status(
         _show_history(cluster, since, plot, output_format)
         return
     if plot is not None:
-        raise UsageError("--plot: only with --since", "llumctl status --since 10m --plot -")
+        raise UsageError("--plot: only with --since", "llumctl status --since 10m --plot run.svg")
     timeout_s = connect.DEFAULT_TIMEOUT_S
     if timeout is not None:
         timeout_s = arguments.positive(timeout, "--timeout")
