@@ -1,17 +1,20 @@
-"""Six made-up incidents as recordings, the same in each run: `python -m benchmarks.incidents
+"""Twelve made-up incidents as recordings, the same in each run: `python -m benchmarks.incidents
 FOLDER` writes them, `llumctl top --replay FILE` shows them, and docs/incidents.md explains them.
 
 Each incident adds to the cluster what no model has, such as a process that hangs or a slow link.
 """
 
 import argparse
+import math
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from controller.adapters.http.observer import present_of, seen_of, verdict_status
 from controller.api.recording import RecordingHeader, RecordingWriter
 from controller.api.wire.requests import Event
 from controller.api.wire.status import (
@@ -37,6 +40,9 @@ from controller.core.load.freeness import (
     total_headroom_blocks,
 )
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
+from controller.core.record.history import History
+from controller.core.record.verdict import Verdicts
+from controller.core.record.windows import ServedInAll, bucket_of
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.engine_state import ModelRequest
 from controller.model.profile import ModelConfig, load_profile
@@ -70,6 +76,13 @@ class Instance:
     snapshot: InstanceSnapshot | None = None
     step_time_s: float = 0.0
     num_steps: int = 0
+    live: dict[str, ModelRequest] = field(default_factory=dict)
+    slowness: float = 1.0
+    """How many times as long its steps take as they should."""
+    failed: str = ""
+    """Why it could not start."""
+    returns_s: float | None = None
+    """When its process serves again; None while it runs."""
     ttfts_s: list[tuple[float, int, float]] = field(default_factory=list)
     """For each first token its time, the rank of the request, and how long it took."""
     drain: DrainStatus | None = None
@@ -86,6 +99,10 @@ class Cluster:
         self.moves: tuple[MoveStatus, ...] = ()
         self.ended_moves: tuple[EndedMoveStatus, ...] = ()
         self.num_migrated = self.num_failed = 0
+        self.controller_since_s = -7200.0
+        self._num_arrived = self._num_ended = 0
+        self._ttfts: dict[str, Counter[int]] = {}
+        self._history, self._verdicts = History(), Verdicts()
         self._arrived: dict[str, tuple[float, int]] = {}
         self._evicted_s: dict[str, float] = {}
         self._events: list[Event] = []
@@ -99,7 +116,13 @@ class Cluster:
         """A request arrives and goes to the freest instance, by the controller's measure."""
         request_id = f"cmpl-{self.dice.getrandbits(64):016x}-0-{self.dice.getrandbits(32):08x}"
         request = ModelRequest(request_id, num_prompt_tokens, num_output_tokens, rank, self.now_s)
-        level = next(each for each in DEFAULT_LEVELS if each.rank == rank)
+        self._num_arrived += 1
+        self._arrived[request_id] = self.now_s, rank
+        self._dispatch(request, to)
+        return request_id
+
+    def _dispatch(self, request: ModelRequest, to: str = "") -> None:
+        level = next(each for each in DEFAULT_LEVELS if each.rank == request.rank)
         able = [each for each in self.instances if not each.taken or each.id == to]
         chosen = max(
             (each for each in able if to in ("", each.id)),
@@ -108,9 +131,8 @@ class Cluster:
             ),
         )
         chosen.engine.add(request)
-        self._arrived[request_id] = self.now_s, rank
-        self.tell("dispatched", chosen.id, request_id)
-        return request_id
+        chosen.live[request.request_id] = request
+        self.tell("dispatched", chosen.id, request.request_id)
 
     def traffic(self, seconds: float, rate: float = RATE, rank: int = 0) -> None:
         """Requests of medium lengths, for so many seconds."""
@@ -121,6 +143,17 @@ class Cluster:
             self.arrive(self._length(), self._length(), rank)
         self.now_s = end_s
         self._run()
+
+    def kill(self, instance: Instance, start_s: float) -> None:
+        """Ends the instance's process. What it ran is computed again elsewhere, and it serves again
+        after `start_s`."""
+        self.tell("instance_died", instance.id, reason="its process ended")
+        lost, instance.live = list(instance.live.values()), {}
+        instance.engine = EngineModel(CONFIG, PROFILE)
+        instance.taken, instance.returns_s = True, self.now_s + start_s
+        for request in lost:
+            self.tell("replayed", instance.id, request.request_id)
+            self._dispatch(request)
 
     def _length(self) -> int:
         return int(min(1500, max(16, self.dice.expovariate(1 / 220))))
@@ -146,15 +179,21 @@ class Cluster:
         for each in self.instances:
             while not each.stopped and each.free_at_s <= self.now_s and each.engine.has_work():
                 done = each.engine.step()
-                each.free_at_s = max(each.free_at_s, self.now_s - 0.05) + done.duration_s
-                each.step_time_s, each.num_steps = done.duration_s, each.num_steps + 1
+                took_s = each.slowness * done.duration_s
+                each.free_at_s = max(each.free_at_s, self.now_s - 0.05) + took_s
+                each.step_time_s, each.num_steps = took_s, each.num_steps + 1
                 self._stepped(each, done)
 
     def _stepped(self, instance: Instance, done: StepResult) -> None:
         for request_id in done.emitted:
             if (arrived := self._arrived.pop(request_id, None)) is not None:
                 arrived_s, rank = arrived
-                instance.ttfts_s.append((self.now_s, rank, instance.free_at_s - arrived_s))
+                ttft_s = instance.free_at_s - arrived_s
+                instance.ttfts_s.append((self.now_s, rank, ttft_s))
+                self._ttfts.setdefault(LEVEL_NAMES[rank], Counter())[bucket_of(ttft_s)] += 1
+        self._num_ended += len(done.finished)
+        for request_id in done.finished:
+            del instance.live[request_id]
         self._evicted_s.update(dict.fromkeys(done.evicted, self.now_s))
         for kind, ids in (
             ("admitted", done.admitted),
@@ -172,7 +211,19 @@ class Cluster:
         for event in events:
             yield EventFrame(time_s=event.time_s, event=event)
         time_s = BEGUN_S + self.now_s
-        yield StatusFrame(time_s=time_s, status=self.status())
+        yield StatusFrame(time_s=time_s, status=self._judged(self.status()))
+
+    def _judged(self, status: ClusterStatus) -> ClusterStatus:
+        """The status with the verdict that the controller would give."""
+        served = ServedInAll(self._num_arrived, self._num_ended, 0, self._ttfts)
+        evictions = {each.id: each.num_evictions or 0 for each in status.instances}
+        self._history.handle(seen_of(status, {"num_evictions": evictions}, {"f-0": served}), 1.0)
+        sample = self._history.latest
+        assert sample is not None
+        self._verdicts.handle(present_of(status, sample))
+        verdict = self._verdicts.view()
+        assert verdict is not None
+        return status.model_copy(update={"verdict": verdict_status(verdict)})
 
     def status(self) -> ClusterStatus:
         for each in self.instances:
@@ -181,22 +232,26 @@ class Cluster:
         found = tuple(self._instance(each) for each in self.instances)
         slowest = max((item.ttft_p99_s for item in found if item.ttft_p99_s), default=None)
         slowest_by_level = _slowest(item.ttft_p99_by_level_s for item in found)
-        stalled = [item.id for item in found if item.state is InstanceState.STALLED]
+        absent = [item for item in found if item.state in _ABSENT]
         num_live = sum((i.num_running_reqs or 0) + (i.num_waiting_reqs or 0) for i in found)
         return ClusterStatus(
             cluster="prod-a",
-            state=ClusterState.DEGRADED if stalled else ClusterState.READY,
-            detail=", ".join(f"{id_} is stalled" for id_ in stalled),
+            state=ClusterState.DEGRADED if absent else ClusterState.READY,
+            detail=", ".join(f"{item.id} is {item.state}" for item in absent),
             model="llama-7b",
             policy="llumnix",
             engine="emulated",
             endpoint_url="http://10.0.0.5:8000",
             time_s=BEGUN_S + self.now_s,
-            uptime_s=7200.0 + self.now_s,
+            uptime_s=self.now_s - self.controller_since_s,
             cluster_uptime_s=7200.0 + self.now_s,
             num_held_reqs=0,
             autoscale=AutoscaleStatus(
-                mode="off", min_instances=1, max_instances=16, num_instances=len(found)
+                mode="off",
+                min_instances=1,
+                max_instances=16,
+                num_instances=len(found),
+                cold_start_s=25.0,
             ),
             levels=tuple(
                 LevelStatus(
@@ -236,6 +291,16 @@ class Cluster:
         assert snapshot is not None
         others = [s for i in self.instances if (s := i.snapshot) is not None and not i.taken]
         age_s = self.now_s - each.reported_s
+        if each.returns_s is not None:
+            begins = InstanceState.STARTING if each.num_steps == 0 else InstanceState.RESTARTING
+            return InstanceStatus(
+                id=each.id,
+                state=InstanceState.FAILED if each.failed else begins,
+                detail=each.failed or "loading weights",
+                incarnation=1 if each.num_steps == 0 else 2,
+                num_restarts=int(each.num_steps > 0),
+                node="10.0.0.11",
+            )
         state = InstanceState.STALLED if age_s > 3 else InstanceState.ACTIVE
         if each.drain is not None:
             state = InstanceState.DRAINING
@@ -314,6 +379,8 @@ def _p99(took_s: list[float]) -> float:
     return round(sorted(took_s)[-1 - len(took_s) // 100], 3)
 
 
+_ABSENT = (InstanceState.STALLED, InstanceState.RESTARTING, InstanceState.FAILED)
+
 # The incidents
 
 SECONDS = 90
@@ -384,7 +451,60 @@ def unfit_head(cluster: Cluster, second: int) -> None:
     cluster.traffic(1, 2.4)
 
 
+def overload(cluster: Cluster, second: int) -> None:
+    """Three times as many requests come as before."""
+    cluster.traffic(1, 14.0 if second >= HAPPENS_S else 3.5)
+
+
+def high_overload(cluster: Cluster, second: int) -> None:
+    """More requests of high priority come than all instances together can serve."""
+    if second >= HAPPENS_S:
+        for _ in range(6):
+            cluster.arrive(500, 600, rank=1)
+    cluster.traffic(1, 1.5)
+
+
+def failed_start(cluster: Cluster, second: int) -> None:
+    """An operator adds an instance, and its engine cannot start."""
+    if second == HAPPENS_S:
+        cluster.tell("operator", "", reason="scale 6 -> 7", actor="ana@head")
+        cluster.instances.append(Instance("i-6", taken=True, returns_s=math.inf))
+    if second == HAPPENS_S + 12:
+        cluster.instances[6].failed = "ValueError: no weights in this folder"
+        cluster.tell("instance_failed", "i-6", reason=cluster.instances[6].failed)
+    cluster.traffic(1, 3.0)
+
+
+def slow_instance(cluster: Cluster, second: int) -> None:
+    """The GPU of i-2 is throttled: its steps take five times as long."""
+    if second == HAPPENS_S:
+        cluster.instances[2].slowness = 5.0
+    cluster.traffic(1, 3.0)
+
+
+def dead_instance(cluster: Cluster, second: int) -> None:
+    """The process of i-3 dies. Its requests go on elsewhere, and it starts again, which takes two
+    minutes."""
+    if second == HAPPENS_S:
+        cluster.kill(cluster.instances[3], 120.0)
+    cluster.traffic(1, 3.0)
+
+
+def new_controller(cluster: Cluster, second: int) -> None:
+    """The controller dies and comes back; all else goes on without it."""
+    if second == SHOWN_S - 4:
+        cluster.controller_since_s = cluster.now_s
+        cluster.tell("controller_started", "")
+    cluster.traffic(1, 3.0)
+
+
 INCIDENTS: Mapping[str, Incident] = {
+    "overload": overload,
+    "high-overload": high_overload,
+    "failed-start": failed_start,
+    "slow-instance": slow_instance,
+    "dead-instance": dead_instance,
+    "new-controller": new_controller,
     "hung-engine": hung_engine,
     "giants": giants,
     "slow-link": slow_link,

@@ -117,8 +117,8 @@ class TakeBack:
         return "Undo"
 
     def plan(self, client: ControlClient) -> Plan[AnyOrder]:
-        """What taking the operation back would do. Raises RefusedError if it cannot be taken back;
-        the error says why."""
+        """What taking the operation back would do. Raises NotFoundError if there is no such
+        operation, and RefusedError if it cannot be taken back; the error says why."""
         done = client.operations(table.MAX_LISTED)
         entry = table.chosen(done, self.entry_id)
         assert entry.undo is not None

@@ -37,6 +37,7 @@ from controller.api.operations.order import Order, Report, Wanted
 from controller.api.operations.table import OperationList
 from controller.api.text.hints import upgrade_command
 from controller.api.wire import SCHEMA_VERSION, AnswerModel, ErrorBody, WireModel
+from controller.api.wire.history import HistoryReport
 from controller.api.wire.requests import (
     EventPage,
     Explanation,
@@ -162,6 +163,23 @@ class ControlClient:
 
     def status(self) -> ClusterStatus:
         return self._call(ClusterStatus, "GET", "/v1/status")
+
+    def history(
+        self,
+        last_s: float = 900.0,
+        *,
+        after_s: float | None = None,
+        points: int = 300,
+        instances: bool = False,
+    ) -> HistoryReport:
+        """The last `last_s` seconds, or what of it is newer than `after_s`, in at most `points`
+        points."""
+        params: dict[str, str | float] = {"last_s": last_s, "points": points}
+        if after_s is not None:
+            params["after_s"] = after_s
+        if instances:
+            params["instances"] = "true"
+        return self._call(HistoryReport, "GET", "/v1/history", params=params)
 
     def stop(self, request: StopRequest) -> StopProgress:
         return self._call(StopProgress, "POST", "/v1/stop", request)

@@ -170,7 +170,12 @@ async def controller(plan_json: str, start: Start) -> None:
         log.error("the controller is given up: %s", start.failure)
         await asyncio.Event().wait()
     from controller.adapters import prometheus
-    from controller.adapters.files.state_files import EventFile, IncarnationFile, SpecFile
+    from controller.adapters.files.state_files import (
+        EventFile,
+        HistoryFile,
+        IncarnationFile,
+        SpecFile,
+    )
     from controller.adapters.http.cluster_view import ClusterLabels
     from controller.adapters.http.control_server import Access, ControlServer
     from controller.adapters.http.live_settings import live_config
@@ -208,6 +213,7 @@ async def controller(plan_json: str, start: Start) -> None:
     table = plan.settings.control
     settings = changed(plan.settings, keeper.spec.settings)
     events = EventFile(plan.state_dir, plan.nonce)
+    history = HistoryFile(plan.state_dir, plan.nonce)
     service = ControllerProcess(
         mailbox,
         launcher,
@@ -240,6 +246,7 @@ async def controller(plan_json: str, start: Start) -> None:
         check_engine=partial(_check_engine, plan),
         check_python=partial(_check_python, plan),
         check_adapter=partial(_check_adapter, plan),
+        history=history,
     )
     gc.freeze()  # else each full collection stops the loop for 40 ms to look at imported objects
     start.succeeded()
@@ -247,6 +254,7 @@ async def controller(plan_json: str, start: Start) -> None:
         await server.run_beside(service.run())
     finally:
         events.close()
+        history.close()
 
 
 def _check_engine(

@@ -11,6 +11,7 @@ from controller.core.fleet.adapters import Adapter
 from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.record.event_log import LoggedEvent
+from controller.core.record.history import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,16 @@ class EventStore(Protocol):
 
     def keep(self, position: str, event: LoggedEvent) -> None:
         """Returns at once and never raises. The event will be safe soon, or is lost."""
+
+
+class HistoryStore(Protocol):
+    """Where the samples of the history are kept, so that they outlive the controller."""
+
+    def load(self) -> Sequence[Sample]:
+        """The last readable samples of this run of the cluster, in order."""
+
+    def keep(self, sample: Sample) -> None:
+        """Returns at once and never raises. The sample will be safe soon, or is lost."""
 
 
 class AdapterFiles(Protocol):

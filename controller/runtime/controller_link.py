@@ -116,6 +116,7 @@ class ControllerLink:
             tpot_p99_s=served.tpot_p99_s,
             num_first_tokens=served.num_first_tokens,
             kept_targets=served.kept_targets,
+            served=served.in_all,
             asks=asks,
             leaves_in_s=None if leaves_at_s is None else leaves_at_s - time.monotonic(),
             generation=self._generation(),

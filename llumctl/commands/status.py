@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from controller.api.errors import EXIT_FAILED, UnreachableError, UsageError
 from controller.api.text.quantities import duration, time_of_day
 from llumctl import arguments, connect, output
-from llumctl.commands.options import Cluster, OutputFormat, positive
+from llumctl.commands.options import Cluster, OutputFormat, check_plot
 from llumctl.output import Format
 
 if TYPE_CHECKING:
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
 
 DEFAULT_EVERY_S = 2.0
 DEFAULT_WAIT = "600"
-HELP = "llumctl status --help"
 
 
 def status(
     output_format: OutputFormat = Format.TABLE,
     check: Annotated[
-        bool, typer.Option("--check", help="Exit 1 unless the cluster and all instances are ready.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Exit 1 unless the cluster and all instances are ready. A high load is no reason.",
+        ),
     ] = False,
     cluster: Cluster = None,
     timeout: Annotated[
@@ -50,20 +54,38 @@ def status(
     every: Annotated[
         float | None, typer.Option(metavar="S", help="With --watch: seconds between updates (2).")
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="Show the history of this time instead, up to 6h: 10m."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --since: draw a .png or .svg file; - draws in the terminal."
+        ),
+    ] = None,
 ) -> None:
     """Show the cluster and its instances, or wait for a condition."""
     if wait is not None:
         shown = {"--check": check, "--watch": watch, "--every": every is not None}
         shown["--output"] = output_format is not Format.TABLE
+        shown |= {"--since": since is not None, "--plot": plot is not None}
         for flag, value in shown.items():
             if value:
-                raise UsageError(f"{flag}: not with --wait, which shows nothing", HELP)
+                raise UsageError(f"{flag}: not with --wait, which shows nothing")
         _wait(cluster, wait, DEFAULT_WAIT if timeout is None else timeout)
         return
+    if since is not None:
+        if check or watch or every is not None:
+            raise UsageError("--since: not with --check, --watch or --every")
+        _show_history(cluster, since, plot, output_format)
+        return
+    if plot is not None:
+        raise UsageError("--plot: only with --since", "llumctl status --since 10m --plot run.svg")
     timeout_s = connect.DEFAULT_TIMEOUT_S
     if timeout is not None:
         timeout_s = arguments.positive(timeout, "--timeout")
-    positive(every, "--every")
+    arguments.within(0, every, "--every", above=True)
     if watch:
         _refuse_unwatchable(output_format, check=check)
     elif every is not None:
@@ -80,6 +102,42 @@ def status(
         for line in complaints:
             output.say(line)
         raise typer.Exit(EXIT_FAILED)
+
+
+def _show_history(
+    cluster: str | None, since: str, plot: Path | None, output_format: Format
+) -> None:
+    if output_format not in (Format.TABLE, Format.JSON, Format.YAML):
+        raise UsageError(
+            f"-o {output_format}: the history is shown as table, json or yaml",
+            f"llumctl status --since {since} -o json",
+        )
+    if plot is not None and output_format is not Format.TABLE:
+        raise UsageError(f"--plot: not with -o {output_format}")
+    last_s = arguments.positive(since, "--since")
+    check_plot(plot)
+    from llumctl.commands import status_history
+
+    num_points = status_history.MAX_ROWS if output_format is Format.TABLE else None
+    if plot is not None:
+        is_text = str(plot) == "-"
+        num_points = status_history.NUM_CELLS if is_text else status_history.PLOT_POINTS
+    with connect.client(connect.attached(cluster), connect.DEFAULT_TIMEOUT_S) as client:
+        found = client.history(
+            last_s,
+            points=num_points or status_history.PLOT_POINTS,
+            instances=output_format is not Format.TABLE,
+        )
+    if output_format is not Format.TABLE:
+        output.emit(output.encode(output_format, found, ()))
+    elif not found.time_s:
+        output.say("there is no history yet: it begins with the controller's first second")
+    elif plot is None:
+        output.emit(status_history.table(found))
+    elif str(plot) == "-":
+        output.emit(status_history.curves(found))
+    else:
+        status_history.save_plot(plot, found)
 
 
 def fetch(cluster: str, timeout_s: float) -> "ClusterStatus":

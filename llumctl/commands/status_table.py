@@ -18,6 +18,13 @@ from controller.api.text.status_words import (
     ranked,
     state_word,
 )
+from controller.api.text.verdict_words import (
+    Severity,
+    order_command,
+    order_words,
+    severity,
+    verdict_line,
+)
 from controller.api.wire.status import (
     ClusterStatus,
     DrainStatus,
@@ -37,6 +44,11 @@ MAX_ALARMS = 5
 MAX_ADAPTERS = 12
 SAVED = "saved from instances that left or died since the controller started"
 DEFAULT_LIMITS = ConsoleTable()
+_COLOURS = {
+    Severity.QUIET: output.GREEN,
+    Severity.WARN: output.YELLOW,
+    Severity.BAD: output.RED,
+}
 
 _Rows = Sequence[tuple[str, ...]]
 Column = tuple[str, Callable[[InstanceStatus], str]]
@@ -45,9 +57,10 @@ Column = tuple[str, Callable[[InstanceStatus], str]]
 def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_LIMITS) -> str:
     """Lines about the cluster, then the table of its instances.
 
-    There is a line about the cluster itself, and one each about levels, held requests,
-    auto-scaling, refusals, a rolling restart, LoRA adapters, replays and alarms, as far as there
-    are any. The table has a column for drains and one for kept instances only while there are any.
+    There is a line about the cluster itself, one with the verdict on it, and one each about levels,
+    held requests, auto-scaling, refusals, a rolling restart, LoRA adapters, replays and alarms, as
+    far as there are any. The table has a column for drains and one for kept instances only while
+    there are any.
     If `wide`, tables of frontends, levels, drains, held requests, queue heads, moves and replays
     follow.
     """
@@ -60,6 +73,7 @@ def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_
         "\n".join(
             [
                 _summary(status),
+                *_verdict(status),
                 *_levels(status),
                 *_held(status),
                 *_autoscale(status),
@@ -109,6 +123,23 @@ def _summary(status: ClusterStatus) -> str:
         f"controller up {duration(status.uptime_s)}",
     )
     return meant.aimed("  ".join(printable(fact) for fact in facts))
+
+
+def _verdict(status: ClusterStatus) -> list[str]:
+    """`OVERLOADED  106 wait on 5 of 6, KV 91%, for 42s`, and a line with the best order and what it
+    does, if there is one. Empty for the status of an older controller."""
+    verdict = status.verdict
+    if verdict is None:
+        return []
+    lines = [verdict_line(verdict)]
+    if severity(verdict.word) is not Severity.QUIET:
+        lines[0] += f", for {duration(max(0.0, status.time_s - verdict.since_s))}"
+    order = verdict.order
+    if order is not None and (command := order_command(order)):
+        lines.append(meant.aimed(f"try:   {command}   {order_words(order)}"))
+    if output.use_colours(sys.stdout):
+        lines[0] = output.paint(lines[0], _COLOURS[severity(verdict.word)])
+    return lines
 
 
 def _levels(status: ClusterStatus) -> list[str]:

@@ -333,7 +333,7 @@ def test_without_a_terminal_it_does_not_act(bed: Bed, cli: Cli) -> None:
     assert error.endswith(" asks before it acts, and there is no terminal to ask on")
     typed = "llumctl drain i-1 --remove --within 30s"
     assert hint == f"try:   {typed} --dry-run      then      {typed} -y"
-    assert bed.fake.ordered == []
+    assert all(body["dry_run"] for body in bed.fake.bodies()), "it only planned"
 
 
 def test_it_asks_with_what_it_would_do(bed: Bed, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,8 +401,13 @@ def test_a_drain_is_taken_back(bed: Bed, cli: Cli) -> None:
 
 def test_of_several_it_says_what_was_done_before_one_failed(bed: Bed, cli: Cli) -> None:
     bed.fake.drains = [report()]
-    refusal = refused("no_such_instance", 404, "there is no instance 'i-2'")
-    bed.fake.orders["POST /v1/instances/i-2/undrain"] = lambda _: refusal
+    gone = refused("no_such_instance", 404, "there is no instance 'i-2'")
+    undrain = "POST /v1/instances/i-2/undrain"
+    bed.fake.orders[undrain] = lambda _: gone
+    assert cli("uncordon", "i-1", "i-2", code=4).err.startswith("error: there is no instance 'i-2'")
+    bed.fake.orders["POST /v1/instances/i-2/uncordon"] = bed.uncordon
+    planned = refused("not_draining", 409, "nobody drains it")
+    bed.fake.orders[undrain] = lambda body: planned if body["dry_run"] else gone
     assert cli("uncordon", "i-1", "i-2", code=4).err.startswith(
         "i-1: drain taken back, gets new requests again\nerror: there is no instance 'i-2'\n"
     )

@@ -24,6 +24,8 @@ from controller.api.wire.status import (
     QueueHeadStatus,
     RefusedStatus,
     SavedStatus,
+    VerdictOrder,
+    VerdictStatus,
 )
 from llumctl.app import run
 from llumctl.commands import waiting
@@ -85,6 +87,24 @@ def test_the_summary_and_the_columns() -> None:
     emulated = status.model_copy(update={"engine": "emulated", "revision": 7})
     assert "  engine emulated  policy" in summary(emulated)[0]
     assert "  revision 7  " in summary(emulated)[0]
+
+
+OVERLOADED = VerdictStatus(
+    word="overloaded",
+    since_s=1000.0,
+    why="106 wait",
+    order=VerdictOrder(deed="add", expected="serving in 25 s"),
+)
+
+
+def test_the_verdict_is_below_the_cluster_with_its_order() -> None:
+    status = cluster(instance()).model_copy(update={"verdict": OVERLOADED, "time_s": 1042.0})
+    assert summary(status)[1:] == [
+        "OVERLOADED  106 wait, for 42s",
+        "try:   llumctl scale +1   adds an instance (serving in 25 s)",
+    ]
+    quiet = VerdictStatus(word="ok", since_s=1000.0, why="6 serve")
+    assert summary(status.model_copy(update={"verdict": quiet}))[1:] == ["OK  6 serve"]
 
 
 def test_wide_adds_columns_and_frontends() -> None:
@@ -224,6 +244,7 @@ def test_check(fake: FakeController, cli: Cli) -> None:
         (cluster(instance("i-4", InstanceState.STALLED)), 1, "instance i-4 is stalled\n"),
         (cluster(state=ClusterState.DEGRADED, detail="d"), 1, "cluster default is degraded: d\n"),
         (cluster().model_copy(update={"instances": ()}), 1, "there are no instances\n"),
+        (cluster().model_copy(update={"verdict": OVERLOADED}), 0, ""),
     ):
         fake.status = status
         captured = cli("status", "--check", code=code)
@@ -278,17 +299,17 @@ def waited(cli: Cli, condition: str, *options: str, code: int = 0) -> CaptureRes
 
 
 def test_bad_conditions_name_the_nearest() -> None:
-    for text, message, hint in (
-        ("redy", "--wait: 'redy' is not a condition; did you mean ready?", "one of ready, idle, "),
-        ("instanc/i-0=active", "did you mean instance/ID=STATE?", ""),
-        ("instance/i-0=activ", "'activ' is not a state of an instance; did you mean active?", ""),
-        ("frontend/f-0=gone", "'gone' is not a state of a frontend", "one of starting, active"),
+    for text, message, nearest in (
+        ("redy", "--wait: 'redy' is not a condition (ready, idle, ", "ready"),
+        ("instanc/i-0=active", "--wait: 'instanc/i-0=active' is not", "instance/ID=STATE"),
+        ("instance/i-0=activ", "'activ' is not a state of an instance (starting, ", "active"),
+        ("frontend/f-0=gone", "'gone' is not a state of a frontend (starting, active", ""),
         ("drained=", "--wait: '' is not an id", ""),
     ):
         with pytest.raises(UsageError) as caught:
             waiting.parse(text)
         assert message in caught.value.message
-        assert hint in caught.value.hint
+        assert caught.value.message.endswith(f"; did you mean {nearest}?" if nearest else "")
 
 
 def member(state: InstanceState) -> ClusterStatus:

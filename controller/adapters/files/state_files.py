@@ -1,15 +1,15 @@
 """The files that the controller reads when it starts again: the cluster's spec, the incarnations of
-its members, and the last events. They have mode 0600 and are in the cluster's state folder, next to
-the audit log."""
+its members, the last events, and the history. They have mode 0600 and are in the cluster's state
+folder, next to the audit log."""
 
 import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,6 +19,7 @@ from controller.api.state import user_files
 from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.record.event_log import LoggedEvent, parse_position
+from controller.core.record.history import COARSE_FOR_S, COARSE_S, Sample
 
 log = logging.getLogger(__name__)
 
@@ -154,71 +155,83 @@ class IncarnationFile:
             file.write(line)
 
 
-# -- events ----------------------------------------------------------------------------------------
-# The last events, as lines of JSON.
+# -- events and the history ------------------------------------------------------------------------
+# The last events, and the last samples of the history, as lines of JSON.
 #
 # The event loop only appends to a queue. A thread writes the queue ten times a second, so a
-# controller that is killed loses the events of a tenth of a second. When a file has 4 MiB, which is
-# some 13,000 events, the next file is begun, and only the previous one is kept. The first line of
-# each file names the run of the cluster; files of an earlier run are removed. No event contains
-# what users wrote to the model.
+# controller that is killed loses the lines of a tenth of a second. When a file has its full size,
+# the next file is begun, and only the previous one is kept. The first line of each file names the
+# run of the cluster; files of an earlier run are removed. No line contains what users wrote to the
+# model.
 
 FILE = "events.jsonl"
+HISTORY_FILE = "history.jsonl"
 MAX_BYTES = 4 << 20
-# If the disk hangs, at most this many events wait; then the oldest are dropped.
+"""Some 13,000 events."""
+MAX_HISTORY_BYTES = 16 << 20
+"""6 hours of 200 instances."""
+# If the disk hangs, at most this many lines wait; then the oldest are dropped.
 MAX_WAITING = 10_000
 BATCH_S = 0.1
 
 Kept = tuple[str, LoggedEvent]
-_decoder = msgspec.json.Decoder(Kept)
+T = TypeVar("T")
 
 
-class EventFile:
-    def __init__(self, state_dir: str | Path, nonce: str, max_bytes: int = MAX_BYTES) -> None:
-        self.path = Path(state_dir) / FILE
-        self._before = self.path.with_name(FILE + ".1")
+class LineFile(Generic[T]):
+    """Values as lines of JSON, of which the disk holds a bounded number. `name`: what they are, for
+    messages."""
+
+    def __init__(
+        self, path: Path, nonce: str, decoder: msgspec.json.Decoder[T], name: str, max_bytes: int
+    ) -> None:
+        self.path = path
+        self._before = self.path.with_name(f"{path.name}.1")
         self._header = msgspec.json.encode({"run": nonce}) + b"\n"
+        self._decoder = decoder
+        self._name = name
         self._max_bytes = max_bytes
-        self._waiting: deque[Kept] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[T] = deque(maxlen=MAX_WAITING)
         self._there = threading.Event()
         self._closed = False
         self._failing = False
         self._thread: threading.Thread | None = None
 
-    def load(self, max_events: int) -> list[Kept]:
-        kept: deque[Kept] = deque(maxlen=max_events)
-        for path in self._before, self.path:
-            kept.extend(self._events_of(path))
-        return list(kept)
-
-    def keep(self, position: str, event: LoggedEvent) -> None:
-        self._waiting.append((position, event))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="events", daemon=True)
-            self._thread.start()
-        self._there.set()
-
     def close(self) -> None:
-        """Returns when every event is either written or lost."""
+        """Returns when every line is either written or lost."""
         self._closed = True
         self._there.set()
         if self._thread is not None:
             self._thread.join()
 
-    def _events_of(self, path: Path) -> Iterable[Kept]:
+    def _load(self, most: int, is_right: Callable[[T], object]) -> list[T]:
+        """The last values that can be read. `is_right` raises ValueError for one that cannot be."""
+        kept: deque[T] = deque(maxlen=most)
+        for path in self._before, self.path:
+            kept.extend(self._lines_of(path, is_right))
+        return list(kept)
+
+    def _keep(self, value: T) -> None:
+        self._waiting.append(value)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._there.set()
+
+    def _lines_of(self, path: Path, is_right: Callable[[T], object]) -> Iterable[T]:
         try:
             header, *lines = path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("earlier events cannot be read: %s", error)
+            log.warning("earlier %s cannot be read: %s", self._name, error)
             return
         if header + b"\n" != self._header:
             return
         for line in lines:
             try:
-                kept = _decoder.decode(line)
-                parse_position(kept[0])
+                kept = self._decoder.decode(line)
+                is_right(kept)
             except (msgspec.MsgspecError, ValueError):  # torn when the controller was killed
                 continue
             yield kept
@@ -245,7 +258,7 @@ class EventFile:
             self._append(batch)
         except OSError as error:
             if not self._failing:
-                log.error("events are not kept on disk: %s", error)
+                log.error("%s are not kept on disk: %s", self._name, error)
             self._failing = True
         else:
             self._failing = False
@@ -268,11 +281,42 @@ class EventFile:
         self.path.replace(self._before)
 
 
-def _line(kept: Kept) -> bytes:
-    """The event as a line of JSON; empty if JSON cannot hold it, as with half of a surrogate pair.
-    The writing thread must survive such an event."""
+def _line(kept: object) -> bytes:
+    """The value as a line of JSON; empty if JSON cannot hold it, as with half of a surrogate pair.
+    The writing thread must survive such a value."""
     try:
         return msgspec.json.encode(kept) + b"\n"
     except (ValueError, OverflowError, TypeError) as error:
-        log.error("event %s is not kept on disk: %s", kept[0], error)
+        log.error("%.80r is not kept on disk: %s", kept, error)
         return b""
+
+
+def _has_position(kept: Kept) -> None:
+    parse_position(kept[0])
+
+
+class EventFile(LineFile[Kept]):
+    def __init__(self, state_dir: str | Path, nonce: str, max_bytes: int = MAX_BYTES) -> None:
+        path = Path(state_dir) / FILE
+        decoder: msgspec.json.Decoder[Kept] = msgspec.json.Decoder(Kept)
+        super().__init__(path, nonce, decoder, "events", max_bytes)
+
+    def load(self, max_events: int) -> list[Kept]:
+        return self._load(max_events, _has_position)
+
+    def keep(self, position: str, event: LoggedEvent) -> None:
+        self._keep((position, event))
+
+
+class HistoryFile(LineFile[Sample]):
+    def __init__(
+        self, state_dir: str | Path, nonce: str, max_bytes: int = MAX_HISTORY_BYTES
+    ) -> None:
+        path, decoder = Path(state_dir) / HISTORY_FILE, msgspec.json.Decoder(Sample)
+        super().__init__(path, nonce, decoder, "samples of the history", max_bytes)
+
+    def load(self) -> list[Sample]:
+        return self._load(int(COARSE_FOR_S / COARSE_S), Sample.instances)
+
+    def keep(self, sample: Sample) -> None:
+        self._keep(sample)

@@ -57,6 +57,7 @@ from controller.adapters.http.calls import (
 from controller.adapters.http.cluster_view import ClusterLabels, cluster_status, rolling_report
 from controller.adapters.http.instance_orders import SteerReports
 from controller.adapters.http.live_settings import LiveSettings
+from controller.adapters.http.observer import HistoryQuery, Observer
 from controller.adapters.http.perform import (
     AdapterCheck,
     EngineCheck,
@@ -89,6 +90,7 @@ from controller.api.state.audit import AuditLog
 from controller.api.state.log_tail import LogTail
 from controller.api.text.hints import own_version
 from controller.api.wire import ErrorBody, WireModel
+from controller.api.wire.history import HistoryReport
 from controller.api.wire.requests import (
     EventPage,
     Explanation,
@@ -109,6 +111,7 @@ from controller.api.wire.stream import (
     TrafficBatch,
     TrafficRequest,
 )
+from controller.ports.processes import HistoryStore
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.operated_cluster import RevisionConflictError
@@ -151,7 +154,8 @@ class ControlServer:
     the answer to `/metrics`, which has the media type `metrics_type`. `log_dir`: where members
     write their logs. `listening`: a socket on the address of `access`; without it the server makes
     one. `check_engine` checks engine arguments that a rolling restart is to change, `check_python`
-    an interpreter that it is to use, `check_adapter` a LoRA adapter that is to be loaded."""
+    an interpreter that it is to use, `check_adapter` a LoRA adapter that is to be loaded. The
+    history is kept in `history`."""
 
     def __init__(
         self,
@@ -167,6 +171,7 @@ class ControlServer:
         check_engine: EngineCheck = allow_all,
         check_python: PythonCheck = allow_all,
         check_adapter: AdapterCheck = no_adapters,
+        history: HistoryStore | None = None,
     ) -> None:
         self._controller = controller
         self._labels = labels
@@ -177,6 +182,7 @@ class ControlServer:
         self._log_dir = log_dir
         self._started_s = time.monotonic()
         self._statuses = LatestStatus(self._new_status)
+        self._observer = Observer(controller, self._statuses.now, settings.console, history)
         answers = AnswersByKey()
         self._operated = Operated(
             controller, self._live_settings, check_engine, check_python, check_adapter
@@ -193,6 +199,7 @@ class ControlServer:
                 Route("/v1/status", self._status, methods=["GET"]),
                 Route("/v1/events", self._events, methods=["GET"]),
                 Route("/v1/watch", self._watch, methods=["GET"]),
+                Route("/v1/history", self._history, methods=["GET"]),
                 Route("/v1/requests", self._requests, methods=["GET"]),
                 Route("/v1/requests/{reference}", self._request, methods=["GET"]),
                 Route("/v1/requests/{reference}/id", self._request_name, methods=["GET"]),
@@ -249,15 +256,17 @@ class ControlServer:
             async with asyncio.TaskGroup() as group:
                 working = group.create_task(work)
                 serving = group.create_task(self._server.serve(sockets=[self._socket]))
+                observing = group.create_task(self._observer.run())
                 working.add_done_callback(lambda _: setattr(self._server, "should_exit", True))
-                serving.add_done_callback(lambda _: working.cancel())
+                serving.add_done_callback(lambda _: (working.cancel(), observing.cancel()))
         await self._log.close()
 
     # -- looking -------------------------------------------------------------------------
 
     def _new_status(self) -> ClusterStatus:
         uptime_s = time.monotonic() - self._started_s
-        return cluster_status(self._controller, self._labels, uptime_s)
+        status = cluster_status(self._controller, self._labels, uptime_s)
+        return self._observer.with_findings(status)
 
     async def _status(self, _request: Request) -> Response:
         return json_answer(self._statuses.now())
@@ -278,6 +287,9 @@ class ControlServer:
         return json_answer(
             EventPage(events=events, next_position=page.next_position, missed=page.missed)
         )
+
+    async def _history(self, request: Request) -> Response:
+        return json_answer(self._observer.report(_query(request, HistoryQuery)))
 
     async def _watch(self, request: Request) -> Response:
         query = _query(request, WatchQuery)
@@ -605,6 +617,7 @@ CALLS: Mapping[tuple[str, str], Call] = {
     ("GET", "/v1/watch"): Call(
         "Statuses and events as they come, one in each line", Frame, WatchQuery, media_type=LINES
     ),
+    ("GET", "/v1/history"): Call("What led to the present", HistoryReport, HistoryQuery),
     ("GET", "/v1/requests"): Call("Requests that live or ended lately", RequestList, RequestsQuery),
     ("GET", "/v1/requests/{reference}"): Call("A request with its history", RequestDetail),
     ("GET", "/v1/requests/{reference}/id"): Call(

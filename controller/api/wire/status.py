@@ -521,10 +521,46 @@ class RollingReport(AnswerModel):
         return len(self.left) + len(self.under_way) + len(self.done)
 
 
+class VerdictOrder(WireModel):
+    """What helps most. `deed`: add, restart, logs, drain, moves-on or look (docs/metrics.md).
+    `target`: the member that it is about, if it is about one. `expected`: what it does, in
+    words."""
+
+    deed: str
+    target: str = ""
+    expected: str = ""
+
+
+class VerdictStatus(WireModel):
+    """How the cluster is. `word`: ok, recovering, slow, fragmented, short of memory, overloaded,
+    degraded, starting or stopping (docs/metrics.md). `since_s`: seconds since the epoch. `order`:
+    null where waiting is best."""
+
+    word: str
+    since_s: float
+    why: str
+    order: VerdictOrder | None = None
+
+
+class AlarmStatus(WireModel):
+    """An alarm about a member or the cluster. Times are seconds since the epoch. `ended_s`: null
+    while it is raised."""
+
+    subject: str
+    text: str
+    since_s: float
+    ended_s: float | None = None
+
+
 class ClusterStatus(AnswerModel):
     cluster: str
     state: ClusterState
     detail: str = ""
+    verdict: VerdictStatus | None = None
+    """Null in the first second of a controller."""
+    alarms: tuple[AlarmStatus, ...] = ()
+    """The alarms that are raised, the oldest first, and then the last ones that ended, the newest
+    first."""
     revision: int = 0
     """The number of changes of the cluster's spec."""
     model: str

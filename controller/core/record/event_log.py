@@ -14,6 +14,8 @@ events with one cause can be read together:
     busy-MEMBER-N          incarnation N of an instance computes without a request, or no more
     held-K                 requests wait at a controller for the Kth time: until none does
     notice-MEMBER-N        incarnation N of an instance was told to end: its evacuation
+    verdict-WORD           the cluster is in another state now
+    alarm-SUBJECT          an alarm about a member or the cluster
     op-HEX                 what an operator asked for, and the drains that came of it
     autoscale-HEX-K        check K of a controller's auto-scaling, and the drain that came of it
     m-HEX-K                move K that a controller ordered: how it went
@@ -189,6 +191,13 @@ class EventKind(StrEnum):
     operator's number of instances."""
     AUTOSCALE_RELEASED = "autoscale_released"
     """An operator's scale no longer takes precedence over auto-scaling."""
+    VERDICT = "verdict"
+    """The verdict on the whole cluster is another one than before. The event says which one, and
+    why. The figure: how long the one before lasted."""
+    ALARM_RAISED = "alarm_raised"
+    """A member, or the cluster, has an alarm. The event says why."""
+    ALARM_CLEARED = "alarm_cleared"
+    """An alarm is over. The event says what it said last. The figure: how long it lasted."""
     OPERATOR = "operator"
     """An operator gave an order; `audit.log` has all of it."""
     EVENTS_LOST = "events_lost"

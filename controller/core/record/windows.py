@@ -1,8 +1,9 @@
-"""Counts and percentiles within a sliding window of time, of all samples and of each kind."""
+"""Counts and percentiles within a sliding window of time, of all samples and of each kind. And
+latencies counted in buckets, whose counts can be added over processes and over times."""
 
 import math
-from collections import deque
-from collections.abc import Hashable, Mapping
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -119,6 +120,48 @@ class LatencyWindows(Generic[Kind]):
         return self._count.total(now_s)
 
 
+FIRST_BOUND_S = 0.001
+BUCKET_RATIO = 1.2
+"""Each bucket is so many times as wide as the one before: a percentile that is read from counts is
+off by at most a tenth."""
+MAX_BUCKET = 75
+"""The last bucket begins at 720 s."""
+
+BucketCounts = Mapping[int, int]
+"""How many latencies fell into each bucket. Bucket 0 has those up to FIRST_BOUND_S."""
+
+
+def bucket_of(latency_s: float) -> int:
+    if latency_s <= FIRST_BOUND_S:
+        return 0
+    return min(MAX_BUCKET, math.ceil(math.log(latency_s / FIRST_BOUND_S, BUCKET_RATIO)))
+
+
+def percentile_of(counts: BucketCounts, share: float) -> float | None:
+    """The latency that is not exceeded by the given `share` of all that were counted; None if none
+    was. Within a bucket, latencies count as spread evenly."""
+    total = sum(counts.values())
+    if total <= 0:
+        return None
+    left = share * total
+    for bucket in sorted(counts):
+        number = counts[bucket]
+        if left <= number:
+            upper_s = FIRST_BOUND_S * BUCKET_RATIO**bucket
+            lower_s = upper_s / BUCKET_RATIO if bucket else 0.0
+            return lower_s + (upper_s - lower_s) * max(0.0, left / number)
+        left -= number
+    return FIRST_BOUND_S * BUCKET_RATIO ** max(counts)
+
+
+def added(counts: Iterable[BucketCounts]) -> Counter[int]:
+    """The counts of several processes or times together."""
+    total = Counter[int]()
+    for each in counts:
+        total.update(each)
+    return total
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """How many of the requests that ended kept their targets."""
@@ -154,6 +197,22 @@ class KeptWindows(Generic[Kind]):
 
 
 @dataclass(frozen=True, slots=True)
+class ServedInAll:
+    """What a frontend's clients got since its process began. These figures only grow, so that their
+    differences can be added over frontends and over times. `ttft` and `tpot`: the latencies of each
+    level, TPOT of the requests that ended."""
+
+    num_arrived: int = 0
+    num_ended: int = 0
+    num_output_tokens: int = 0
+    ttft: Mapping[str, BucketCounts] = field(default_factory=dict)
+    tpot: Mapping[str, BucketCounts] = field(default_factory=dict)
+
+
+NOTHING_SERVED = ServedInAll()
+
+
+@dataclass(frozen=True, slots=True)
 class ServedLately:
     """The latencies that a frontend's clients saw in the last minute. The TTFT is given over all
     requests and for each level, the TPOT over the requests that ended. `kept_targets`: of each
@@ -163,3 +222,4 @@ class ServedLately:
     tpot_p99_s: float | None = None
     num_first_tokens: int = 0
     kept_targets: Mapping[str, Kept] = field(default_factory=dict)
+    in_all: ServedInAll = NOTHING_SERVED

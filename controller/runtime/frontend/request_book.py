@@ -4,7 +4,7 @@ A request's history is kept here, because the frontend stays the same wherever t
 """
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,9 @@ from controller.core.record.windows import (
     LatencyWindow,
     LatencyWindows,
     Percentiles,
+    ServedInAll,
     ServedLately,
+    bucket_of,
 )
 from controller.core.replay.replay_machine import Replay, ReplayRefusal, RequestLoss
 from controller.core.scheduler_events import Dispatch, DispatchRequested
@@ -181,6 +183,9 @@ class RequestBook:
         self._ttft = LatencyWindows[str]()
         self._tpot = LatencyWindow()
         self._kept = KeptWindows[str]()
+        self._num_arrived = self._num_ended = self._num_output_tokens = 0
+        self._ttft_counts: dict[str, Counter[int]] = {}
+        self._tpot_counts: dict[str, Counter[int]] = {}
         self._targets: Mapping[str, Level] = {}
 
     def set_targets(self, levels: Iterable[Level]) -> None:
@@ -190,9 +195,15 @@ class RequestBook:
     def served_lately(self) -> ServedLately:
         now_s = self._clock()
         kept = {name: kept for name, kept in self._kept.at(now_s).items() if name in self._targets}
-        return ServedLately(
-            self.ttft_p99(), self._tpot.percentile(0.99, now_s), self._ttft.count(now_s), kept
+        in_all = ServedInAll(
+            self._num_arrived,
+            self._num_ended,
+            self._num_output_tokens,
+            self._ttft_counts,
+            self._tpot_counts,
         )
+        tpot_p99_s = self._tpot.percentile(0.99, now_s)
+        return ServedLately(self.ttft_p99(), tpot_p99_s, self._ttft.count(now_s), kept, in_all)
 
     def ttft_p99(self) -> Percentiles[str]:
         """The P99 time to first token of the last minute, over all requests and by level."""
@@ -206,6 +217,7 @@ class RequestBook:
         adapter: str = "",
     ) -> None:
         """`adapter`: the name of its LoRA adapter, if it has one."""
+        self._num_arrived += 1
         self._live[request.request_id] = BookEntry(
             request.request_id,
             client_request_id,
@@ -379,9 +391,11 @@ class RequestBook:
                 entry.first_token_time_s = now_s
                 ttft_s = now_s - entry.arrival_time_s
                 self._ttft.add(self._clock(), ttft_s, entry.level)
+                self._ttft_counts.setdefault(entry.level, Counter())[bucket_of(ttft_s)] += 1
                 if self._observer:
                     self._observer.first_token(entry.level, ttft_s)
         entry.num_output_tokens += num_tokens
+        self._num_output_tokens += num_tokens
         if finish_reason is not None:
             self.ended(request_id, _OUTCOMES.get(finish_reason, FINISHED), finish_reason)
 
@@ -411,8 +425,10 @@ class RequestBook:
             return
         entry.state, entry.finish_reason = state, reason
         entry.end_time_s = self._wall_clock()
+        self._num_ended += 1
         if (tpot_s := entry.tpot_s) is not None:
             self._tpot.add(self._clock(), tpot_s)
+            self._tpot_counts.setdefault(entry.level, Counter())[bucket_of(tpot_s)] += 1
         level = self._targets.get(entry.level)
         if level is not None and state is not RequestState.ABORTED:
             ttft_s = entry.ttft_s

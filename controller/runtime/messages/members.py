@@ -13,7 +13,7 @@ from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceRef, InstanceS
 from controller.core.load.step_times import StepLimit
 from controller.core.migration.move_records import MoveInFlight
 from controller.core.record.event_log import LoggedEvent
-from controller.core.record.windows import Kept
+from controller.core.record.windows import NOTHING_SERVED, Kept, ServedInAll
 from controller.core.settings import KeyLimits, ReplayConfig
 from controller.ports.engine import Emulation, StepPhase
 
@@ -77,6 +77,8 @@ class Hello(Message, frozen=True):
     kept_targets: Mapping[str, Kept] = {}
     """Only from a frontend: of each level with targets, how many requests kept them in the last
     minute."""
+    served: ServedInAll = NOTHING_SERVED
+    """Only from a frontend."""
     leaves_in_s: float | None = None
     """How long until this process is ended, whatever requests it has then; None: no end is
     planned."""

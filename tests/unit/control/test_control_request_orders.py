@@ -246,7 +246,7 @@ async def test_if_a_destination_fails_another_is_tried(bed: Bed) -> None:
     assert found.why == "the destination has not enough free blocks"
     assert found.attempts[0].why == "the copy did not get through"
     assert bed.outcomes()[-1][1] == f"kept: {found.why}"
-    assert (await bed.done())[0].why_not == "it cannot be undone"
+    assert (await bed.done())[0].why_not == "no order takes it back"
     named = await bed.does(Migrate, to="i-2", dry_run=True)
     assert named.note == "i-2 failed lately and cools for another 30s"
 

@@ -445,7 +445,7 @@ def test_what_is_taken_back_and_what_cannot_be() -> None:
     control.send(found.order, key="key")
     assert control.calls == [("scale", "", ScaleRequest(target=11, draining=("i-11",), **ON))]
     control.note("abort r-1", None)
-    with pytest.raises(LlumctlError, match=r"op-2 \(abort r-1\) cannot be undone: it cannot"):
+    with pytest.raises(LlumctlError, match=r"op-2 \(abort r-1\) cannot be undone: no order"):
         TakeBack().plan(control)
     assert TakeBack("op-0").plan(control).order is not None
 

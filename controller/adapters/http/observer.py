@@ -1,0 +1,420 @@
+"""The observer of the cluster: once a second it looks at the status that clients see, adds it to
+the history, and has the machine of verdicts judge it. `seen_of` and `present_of` turn a status into
+the plain values of the core."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller.adapters.http.calls import shown
+from controller.api.settings.settings import ConsoleTable
+from controller.api.text.alarms import Alarm, alarms
+from controller.api.text.status_words import free_blocks, head_wait_s, is_reserved, no_requests
+from controller.api.wire.history import Column, HistoryReport, LevelHistory
+from controller.api.wire.status import (
+    AlarmStatus,
+    ClusterState,
+    ClusterStatus,
+    InstanceStatus,
+    VerdictOrder,
+    VerdictStatus,
+)
+from controller.core.record.alarm_book import AlarmBook, Cleared
+from controller.core.record.event_log import EventKind
+from controller.core.record.history import (
+    COUNTS,
+    FINE_S,
+    GAUGES,
+    INSTANCE_FIGURES,
+    UNKNOWN,
+    History,
+    InstanceFigures,
+    LevelPoint,
+    LevelSeen,
+    Point,
+    Sample,
+    Seen,
+    points,
+)
+from controller.core.record.verdict import (
+    SLOW_MOVE_S,
+    Absent,
+    Blocked,
+    Present,
+    SlowMove,
+    StuckDrain,
+    Verdict,
+    Verdicts,
+)
+from controller.core.record.windows import MINUTE_S, ServedInAll
+from controller.ports.processes import HistoryStore
+from controller.runtime.controller.cluster import ControllerProcess
+from controller.runtime.repeating import GuardedTurns
+
+_ABSENT = frozenset({"failed", "stalled", "restarting"})
+_SERVING = frozenset({"active", "draining"})
+
+
+MAX_ENDED_ALARMS = 20
+"""A status has the last ones that ended."""
+MAX_POINTS = 2000
+LONGEST_START_S = 120.0
+"""If the cluster is older than its controller by more than this, another controller ran before."""
+
+
+class HistoryQuery(BaseModel):
+    """Asks for the last `last_s` seconds, and only for what is newer than `after_s` (seconds since
+    the epoch), in at most `points` points. `instances`: whether the figures of each instance are
+    wanted, too."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    last_s: float = Field(default=900.0, gt=0, le=30 * 86_400)
+    after_s: float | None = Field(default=None, ge=0)
+    points: int = Field(default=300, ge=1, le=MAX_POINTS)
+    instances: bool = False
+
+
+class Observer:
+    """`new_status` makes a status. `limits`: at which figures alarms are raised. Without a `store`
+    the history lasts as long as this process."""
+
+    def __init__(
+        self,
+        controller: ControllerProcess,
+        new_status: Callable[[], ClusterStatus],
+        limits: ConsoleTable,
+        store: HistoryStore | None = None,
+    ) -> None:
+        self._controller = controller
+        self._new_status = new_status
+        self._limits = limits
+        self._store = store
+        self.history = History(store.load() if store is not None else ())
+        self.verdicts = Verdicts()
+        self.alarm_book = AlarmBook()
+        self._alarms: Sequence[Alarm] = ()
+
+    async def run(self) -> None:
+        turns = GuardedTurns(self._controller.now_s)
+        looked_s = time.monotonic()
+        while True:
+            await asyncio.sleep(FINE_S)
+            before_s, looked_s = looked_s, time.monotonic()
+            span_s = looked_s - before_s
+            turns.take("the look at the cluster", lambda: self.look(span_s))  # noqa: B023  # taken at once
+
+    def look(self, span_s: float) -> None:
+        status = self._new_status()
+        seen = seen_of(status, self._totals(status), self._served())
+        coarse = self.history.handle(seen, span_s)
+        if coarse is not None and self._store is not None:
+            self._store.keep(coarse)
+        sample = self.history.latest
+        assert sample is not None
+        moves = self._controller.live.rescheduling.enabled
+        self._judge(present_of(status, sample, moves=moves))
+        self._look_for_alarms(status)
+
+    def with_findings(self, status: ClusterStatus) -> ClusterStatus:
+        """The status with the verdict and the alarms of the latest look."""
+        raised, ended = self.alarm_book.view()
+        verdict = self.verdicts.view()
+        return status.model_copy(
+            update={
+                "verdict": None if verdict is None else verdict_status(verdict),
+                "alarms": (
+                    *(shown(AlarmStatus, each) for each in raised),
+                    *(shown(AlarmStatus, each) for each in ended[:MAX_ENDED_ALARMS]),
+                ),
+            }
+        )
+
+    def report(self, query: HistoryQuery) -> HistoryReport:
+        begin_s = time.time() - query.last_s
+        if query.after_s is not None:
+            begin_s = max(begin_s, query.after_s)
+        samples = self.history.since(begin_s - MINUTE_S)
+        return _report(points(samples, begin_s, query.points), instances=query.instances)
+
+    def _judge(self, present: Present) -> None:
+        changed = self.verdicts.handle(present)
+        if changed is None:
+            return
+        verdict, before = changed.verdict, changed.before
+        self._controller.journal.note(
+            EventKind.VERDICT,
+            f"verdict-{verdict.word}",
+            f"{verdict.word}: {verdict.why}",
+            numbers={"lasted_s": round(changed.lasted_s, 1)},
+            labels={"before": str(before.word), "word": str(verdict.word)},
+        )
+
+    def _look_for_alarms(self, status: ClusterStatus) -> None:
+        self._alarms = alarms(status, self._limits, self._alarms)
+        found: dict[str, str] = {}
+        for each in self._alarms:
+            words = [found[each.subject]] if each.subject in found else []
+            found[each.subject] = "; ".join([*words, *each.causes])
+        instance_ids = {each.id for each in status.instances}
+        for event in self.alarm_book.handle(found, status.time_s):
+            is_instance = event.subject in instance_ids
+            lasted_s = event.lasted_s if isinstance(event, Cleared) else None
+            self._controller.journal.note(
+                EventKind.ALARM_RAISED if lasted_s is None else EventKind.ALARM_CLEARED,
+                f"alarm-{event.subject}",
+                event.text if is_instance else f"{event.subject}: {event.text}",
+                instance_id=event.subject if is_instance else None,
+                numbers={} if lasted_s is None else {"lasted_s": round(lasted_s, 1)},
+            )
+
+    def _served(self) -> Mapping[str, ServedInAll]:
+        frontends = self._controller.roster.frontends()
+        return {f"{each.member_id}/{each.said.nonce}": each.said.served for each in frontends}
+
+    def _totals(self, status: ClusterStatus) -> Mapping[str, Mapping[str, int]]:
+        by_outcome = self._controller.operator_moves.log.num_by_outcome
+        num_replayed = sum(self._controller.replays.counts().values())
+        migrated = by_outcome["migrated"]
+        return {
+            "num_evictions": {
+                f"{each.id}/{each.incarnation}": each.num_evictions or 0
+                for each in status.instances
+            },
+            "num_migrated": {"": migrated},
+            "num_failed_moves": {"": by_outcome.total() - migrated},
+            "num_replayed": {"": num_replayed},
+        }
+
+
+# -- what clients see ------------------------------------------------------------------------------
+
+
+def verdict_status(verdict: Verdict) -> VerdictStatus:
+    order = verdict.order
+    return VerdictStatus(
+        word=str(verdict.word),
+        since_s=round(verdict.since_s, 3),
+        why=verdict.why,
+        order=None
+        if order is None
+        else VerdictOrder(deed=str(order.deed), target=order.target, expected=order.expected),
+    )
+
+
+def _report(found: Sequence[Point], *, instances: bool) -> HistoryReport:
+    levels = {name: None for each in found for name in each.levels}
+    ids = {name: None for each in found for name in each.instances} if instances else {}
+    return HistoryReport(
+        time_s=tuple(round(each.time_s, 3) for each in found),
+        span_s=tuple(round(each.span_s, 3) for each in found),
+        cluster={
+            **{name: _column(each.gauges.get(name) for each in found) for name in GAUGES},
+            **{name: _column(each.counts.get(name) for each in found) for name in COUNTS},
+        },
+        levels={name: _level_history([e.levels.get(name) for e in found]) for name in levels},
+        instances={
+            instance_id: {
+                figure: _column(
+                    each.instances[instance_id][at] if instance_id in each.instances else None
+                    for each in found
+                )
+                for at, figure in enumerate(INSTANCE_FIGURES)
+            }
+            for instance_id in ids
+        },
+    )
+
+
+def _level_history(found: Sequence[LevelPoint | None]) -> LevelHistory:
+    return LevelHistory(
+        num_running_reqs=_column(None if e is None else e.num_running for e in found),
+        num_waiting_reqs=_column(None if e is None else e.num_waiting for e in found),
+        ttft_p50_s=_column(None if e is None else e.ttft_p50_s for e in found),
+        ttft_p99_s=_column(None if e is None else e.ttft_p99_s for e in found),
+        tpot_p99_s=_column(None if e is None else e.tpot_p99_s for e in found),
+    )
+
+
+def _column(values: Iterable[float | None]) -> Column:
+    return tuple(
+        None if each is None or not math.isfinite(each) else float(f"{each:.4g}") for each in values
+    )
+
+
+# -- a status as plain values ----------------------------------------------------------------------
+
+
+def seen_of(
+    status: ClusterStatus,
+    totals: Mapping[str, Mapping[str, int]],
+    served: Mapping[str, ServedInAll],
+) -> Seen:
+    serving = _serving(status)
+    gauges = {
+        "num_instances": float(len(status.instances)),
+        "num_serving": float(len(serving)),
+        "num_running_reqs": float(_sum(each.num_running_reqs for each in serving)),
+        "num_waiting_reqs": float(
+            _sum(each.num_waiting_reqs for each in serving) + status.num_held_reqs
+        ),
+        "longest_wait_s": _longest_wait_s(status),
+    }
+    if total := _sum(_capacity(each) for each in serving):
+        gauges["kv_held_share"] = _sum(map(_held, serving)) / total
+        wanted = _sum(map(_wanted, serving)) + _held_demand(status)
+        gauges["kv_wanted_share"] = wanted / total
+    open_ = [each for each in serving if each.freeness_steps is not None]
+    if open_:
+        gauges["freeness_steps"] = sum(each.freeness_steps or 0.0 for each in open_) / len(open_)
+        gauges["backlog_s"] = sum(each.backlog_s or 0.0 for each in open_) / len(open_)
+    held = status.held.num_by_level if status.held is not None else {}
+    return Seen(
+        status.time_s,
+        gauges,
+        totals,
+        served,
+        {
+            each.name: LevelSeen(
+                each.num_running_reqs, each.num_waiting_reqs + held.get(each.name, 0)
+            )
+            for each in status.levels
+        },
+        {each.id: _figures(each) for each in status.instances},
+    )
+
+
+def present_of(status: ClusterStatus, sample: Sample, *, moves: bool = True) -> Present:
+    """`moves`: whether requests may move."""
+    absent = [
+        Absent(each.id, str(each.state), each.detail)
+        for each in (*status.instances, *status.frontends)
+        if each.state in _ABSENT
+    ]
+    serving = _serving(status)
+    is_degraded = status.state is ClusterState.DEGRADED
+    autoscale = status.autoscale
+    num_adding = sum(each.state == "starting" for each in status.instances)
+    if autoscale.mode == "on" and autoscale.held is None and autoscale.num_wanted is not None:
+        num_adding = max(num_adding, autoscale.num_wanted - autoscale.num_instances)
+    return Present(
+        sample,
+        is_stopping=status.state is ClusterState.STOPPING,
+        is_starting=status.state is ClusterState.STARTING,
+        absent=absent,
+        launcher=status.detail if is_degraded and not absent else "",
+        num_wanted=len(status.instances),
+        num_serving=len(serving),
+        num_waiting_on=sum(bool(each.num_waiting_reqs) for each in serving),
+        blocked=_blocked(status),
+        room_blocks={
+            each.id: free_blocks(each) or 0
+            for each in serving
+            if each.state == "active" and not no_requests(each) and not is_reserved(each)
+        },
+        step_times_s={
+            each.id: each.step_time_s
+            for each in serving
+            if each.num_running_reqs and each.step_time_s is not None
+        },
+        slow_moves=[
+            SlowMove(
+                each.from_instance_id,
+                each.to_instance_id,
+                each.age_s,
+                each.num_blocks_copied,
+                each.num_blocks,
+            )
+            for each in status.moves
+            if each.age_s >= SLOW_MOVE_S
+        ],
+        drained=[each.id for each in status.instances if each.drain is not None],
+        stuck_drain=_stuck_drain(status),
+        controller_back_s=status.uptime_s
+        if status.cluster_uptime_s > status.uptime_s + LONGEST_START_S
+        else None,
+        num_adding=num_adding,
+        cold_start_s=autoscale.cold_start_s,
+        moves=moves,
+        targets_s={
+            each.name: each.target_ttft_s
+            for each in status.levels
+            if each.target_ttft_s is not None
+        },
+    )
+
+
+def _stuck_drain(status: ClusterStatus) -> StuckDrain | None:
+    found = [
+        StuckDrain(each.id, status.time_s - each.drain.deadline_s, each.drain.num_requests_left)
+        for each in status.instances
+        if each.drain is not None
+        and each.drain.deadline_s is not None
+        and status.time_s > each.drain.deadline_s
+        and not each.drain.safe_to_delete
+    ]
+    return max(found, key=lambda each: each.overdue_s, default=None)
+
+
+def _serving(status: ClusterStatus) -> list[InstanceStatus]:
+    return [each for each in status.instances if each.state in _SERVING]
+
+
+def _sum(numbers: Iterable[int | None]) -> int:
+    return sum(each or 0 for each in numbers)
+
+
+def _capacity(item: InstanceStatus) -> int:
+    return (item.num_total_blocks or 0) - (item.watermark_blocks or 0)
+
+
+def _held(item: InstanceStatus) -> int:
+    return (item.num_total_blocks or 0) - (item.num_free_blocks or 0)
+
+
+def _wanted(item: InstanceStatus) -> int:
+    """The blocks that its requests hold or want. Headroom, which nobody uses, does not count."""
+    if item.virtual_usage_blocks is None:
+        return _held(item)
+    return max(_held(item), item.virtual_usage_blocks - (item.headroom_blocks or 0))
+
+
+def _held_demand(status: ClusterStatus) -> int:
+    return (status.held.demand_blocks or 0) if status.held is not None else 0
+
+
+def _longest_wait_s(status: ClusterStatus) -> float:
+    heads = [each.queue_head for each in status.instances if each.queue_head is not None]
+    waits_s = [head_wait_s(each) or 0.0 for each in heads]
+    if status.held is not None:
+        waits_s.append(status.held.oldest_wait_s)
+    return max(waits_s, default=0.0)
+
+
+def _blocked(status: ClusterStatus) -> Blocked | None:
+    found = [
+        Blocked(each.id, head.demand_blocks, head_wait_s(head) or 0.0, free_blocks(each) or 0)
+        for each in status.instances
+        if (head := each.queue_head) is not None and head.why in ("memory", "fragmented")
+    ]
+    if status.held is not None:
+        oldest = status.held.oldest or status.held.head
+        if oldest.demand_blocks is not None and oldest.why in ("memory", "fragmented", "kept"):
+            free = oldest.demand_blocks - (oldest.lacking_blocks or 0)
+            found.append(Blocked("", oldest.demand_blocks, oldest.waited_s, free))
+    return max(found, key=lambda each: each.waited_s, default=None)
+
+
+def _figures(item: InstanceStatus) -> InstanceFigures:
+    total = _capacity(item)
+    return (
+        UNKNOWN if item.freeness_steps is None else item.freeness_steps,
+        _held(item) / total if total > 0 else UNKNOWN,
+        _wanted(item) / total if total > 0 else UNKNOWN,
+        UNKNOWN if item.num_running_reqs is None else float(item.num_running_reqs),
+        UNKNOWN if item.num_waiting_reqs is None else float(item.num_waiting_reqs),
+        UNKNOWN if item.ttft_p99_s is None else item.ttft_p99_s,
+    )

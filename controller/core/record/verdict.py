@@ -1,0 +1,516 @@
+"""The machine that says how the cluster is, in one word, with the cause and the best order.
+
+    word              when
+    starting          the cluster has not served yet
+    stopping          it is being stopped
+    degraded          a member is missing, or no process can be started
+    overloaded        requests wait for long, and the instances together have no room or time
+    short of memory   requests are evicted again and again
+    fragmented        a request waits for long, and all instances together have room for it
+    slow              an instance computes much slower than the others, moves take very long, or a
+                      drain does not end
+    recovering        the trouble is over, and the last minute's figures still show it; or the
+                      controller has just come back
+    ok                none of these
+
+The worst word counts. One look may be wrong: so a worse word must hold for a while before it is
+said, and a better one for longer. Only missing members count at once, as they are no measurement.
+After trouble the cluster is recovering for a minute, or until it is ok and first tokens come in
+time again.
+
+The words are for operators: figures first, then the cause. `Order` is the one thing that helps
+most, with what can be expected of it; it is empty where waiting is best.
+"""
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import field
+from enum import StrEnum
+from statistics import median
+
+from controller.core.record.history import Sample
+from controller.core.record.windows import MINUTE_S, added, percentile_of
+from controller.core.value import value
+
+
+class Word(StrEnum):
+    OK = "ok"
+    RECOVERING = "recovering"
+    SLOW = "slow"
+    FRAGMENTED = "fragmented"
+    SHORT_OF_MEMORY = "short of memory"
+    OVERLOADED = "overloaded"
+    DEGRADED = "degraded"
+    STARTING = "starting"
+    STOPPING = "stopping"
+
+
+_GRAVITY = {word: gravity for gravity, word in enumerate(Word)}
+_AT_ONCE = frozenset({Word.STARTING, Word.STOPPING, Word.DEGRADED})
+TROUBLE = frozenset({Word.SLOW, Word.FRAGMENTED, Word.SHORT_OF_MEMORY, Word.OVERLOADED})
+RAISED_AFTER_S = 3.0
+"""A worse word must hold for so long."""
+CLEARED_AFTER_S = 5.0
+"""A better word must hold for so long."""
+RECOVERS_FOR_S = 60.0
+"""The figures of the last minute know the trouble for so long after its end."""
+LONG_WAIT_S = 5.0
+"""From so long a wait on, requests wait for room and not for their turn."""
+FULL_SHARE = 0.95
+"""The instances together have no room if requests want this share of their memory."""
+LONG_BACKLOG_S = 2.0
+"""The instances together have no time if each would compute prompts for so long."""
+CLEARED_SHARE = 0.8
+"""While they are said to have none, this share of the two limits above is enough. Half of the wait
+is, as the wait of the longest one falls with each request that goes."""
+MANY_EVICTIONS = 6
+"""So many evictions in the last minute for two instances are trouble: some happen on a good day, as
+requests grow."""
+SLOW_FACTOR = 3.0
+"""An instance is slow if its steps take so many times as long as those of the others: medians, as a
+step that computes prompts takes several times as long as one that decodes."""
+FEWEST_OTHERS = 2
+SLOW_FOR_S = 20.0
+"""For so long at least."""
+SLOW_MOVE_S = 15.0
+"""A move is slow from this time on; nearly all take less than a second."""
+NEW_CONTROLLER_S = 15.0
+"""A controller that came back says so for this long."""
+LONG_TTFT_S = 10.0
+"""First tokens come in time if 99 of 100 take less than this, or than the target of their level."""
+
+
+class Deed(StrEnum):
+    """What an operator can do."""
+
+    ADD = "add"
+    """Add an instance."""
+    RESTART = "restart"
+    LOGS = "logs"
+    DRAIN = "drain"
+    MOVES_ON = "moves-on"
+    """Let requests move (`migration.enabled`)."""
+    LOOK = "look"
+    """Look at the instance and its machine."""
+
+
+@value
+class Order:
+    """`target`: the instance, if it is about one. `expected`: what it will do, in words."""
+
+    deed: Deed
+    target: str = ""
+    expected: str = ""
+
+
+@value
+class Absent:
+    """A member that does not serve although it should."""
+
+    member_id: str
+    state: str
+    detail: str = ""
+
+
+@value
+class Blocked:
+    """The request that has waited longest for memory. `instance_id`: where it waits; empty at the
+    controller. `free_blocks`: what it could take there."""
+
+    instance_id: str
+    demand_blocks: int
+    waited_s: float
+    free_blocks: int
+
+
+@value
+class SlowMove:
+    source_id: str
+    destination_id: str
+    age_s: float
+    num_copied: int
+    num_blocks: int
+
+
+@value
+class StuckDrain:
+    """A drain past its deadline."""
+
+    instance_id: str
+    overdue_s: float
+    num_left: int
+
+
+@value
+class Present:
+    """What one look at the cluster finds. `launcher`: why no process can be started; empty if it
+    can. `num_waiting_on`: on how many instances requests wait; 0 if they wait at the controller.
+    `room_blocks`: for each instance that is open to requests and reserved for none, the blocks that
+    no request claims. `step_times_s`: of the instances that run requests. `num_adding`: the
+    instances that start or that auto-scaling wants. `targets_s`: the TTFT targets of levels.
+    `controller_back_s`: for how long this controller has run, if another one ran before it."""
+
+    sample: Sample
+    is_stopping: bool = False
+    is_starting: bool = False
+    absent: Sequence[Absent] = ()
+    launcher: str = ""
+    num_wanted: int = 0
+    num_serving: int = 0
+    num_waiting_on: int = 0
+    blocked: Blocked | None = None
+    room_blocks: Mapping[str, int] = field(default_factory=dict)
+    step_times_s: Mapping[str, float] = field(default_factory=dict)
+    slow_moves: Sequence[SlowMove] = ()
+    drained: Collection[str] = ()
+    stuck_drain: StuckDrain | None = None
+    controller_back_s: float | None = None
+    num_adding: int = 0
+    cold_start_s: float | None = None
+    moves: bool = True
+    targets_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@value
+class Verdict:
+    """`since_s`: when the cluster began to be so, in seconds since the epoch."""
+
+    word: Word
+    since_s: float
+    why: str
+    order: Order | None = None
+
+
+@value
+class Changed:
+    """The word has changed: `before` was said for `lasted_s` seconds."""
+
+    verdict: Verdict
+    before: Verdict
+    lasted_s: float
+
+
+class Verdicts:
+    """Looks at the cluster each second. Times are by the clock of the samples."""
+
+    def __init__(self) -> None:
+        self._verdict: Verdict | None = None
+        self._found: Word | None = None
+        """What the latest looks found."""
+        self._found_since_s = 0.0
+        self._trouble_until_s: float | None = None
+        """When trouble was last said; None if it never was, or is over for good."""
+        self._minute: deque[Sample] = deque()
+        self._step_times: deque[tuple[float, Mapping[str, float]]] = deque()
+        """The lengths of steps of the last SLOW_FOR_S, by look."""
+
+    def view(self) -> Verdict | None:
+        """None before the first look."""
+        return self._verdict
+
+    def handle(self, present: Present) -> Changed | None:
+        """Takes a look. Returns the change if another word is said now."""
+        now_s = present.sample.time_s
+        self._minute.append(present.sample)
+        while self._minute[0].time_s <= now_s - MINUTE_S:
+            self._minute.popleft()
+        self._step_times.append((now_s, present.step_times_s))
+        while self._step_times[0][0] <= now_s - SLOW_FOR_S:
+            self._step_times.popleft()
+        said = Word.OK if self._verdict is None else self._verdict.word
+        judgement = _Judgement(present, list(self._minute), said, self._medians())
+        found = judgement.word()
+        if found is Word.OK and self._recovers(judgement, now_s):
+            found = Word.RECOVERING
+        if found is not self._found:
+            self._found, self._found_since_s = found, now_s
+        before = self._verdict
+        word = found if before is None or self._is_sure(before.word, found, now_s) else before.word
+        if word in TROUBLE or word is Word.DEGRADED:
+            self._trouble_until_s = now_s
+        elif word is Word.OK:
+            self._trouble_until_s = None
+        since_s = now_s if before is None or word is not before.word else before.since_s
+        self._verdict = Verdict(word, since_s, judgement.why(word), judgement.order(word))
+        if before is None or word is before.word:
+            return None
+        return Changed(self._verdict, before, now_s - before.since_s)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        times_s = [each.time_s for each in self._minute]
+        assert times_s == sorted(times_s), "the samples are out of order"
+        if self._verdict is not None and times_s:
+            assert self._verdict.since_s <= times_s[-1], "the verdict is of the future"
+            is_trouble = self._verdict.word in TROUBLE
+            assert not is_trouble or self._trouble_until_s is not None, "trouble was forgotten"
+
+    def _is_sure(self, said: Word, found: Word, now_s: float) -> bool:
+        """Whether what was found has held for long enough to be said."""
+        if found in _AT_ONCE or said in (Word.STARTING, Word.STOPPING):
+            return True
+        is_worse = _GRAVITY[found] > _GRAVITY[said]
+        return now_s - self._found_since_s >= (RAISED_AFTER_S if is_worse else CLEARED_AFTER_S)
+
+    def _medians(self) -> dict[str, float]:
+        """The median step of each instance that has run requests in all looks of SLOW_FOR_S."""
+        looks = [each for _, each in self._step_times]
+        if len(looks) < SLOW_FOR_S - 2:
+            return {}
+        return {
+            instance_id: median(each[instance_id] for each in looks)
+            for instance_id in looks[-1]
+            if all(instance_id in each for each in looks)
+        }
+
+    def _recovers(self, judgement: "_Judgement", now_s: float) -> bool:
+        """Whether trouble is over, but the last minute's figures still show it."""
+        ended_s = self._trouble_until_s
+        if ended_s is None or now_s - ended_s >= RECOVERS_FOR_S:
+            return False
+        return judgement.late_level() is not None
+
+
+class _Judgement:
+    """What one look says. `minute`: the samples of the last minute. `said`: the word so far; its
+    limits are lower, so that it does not come and go with a figure around its limit.
+    `step_times_s`: the usual length of a step of each instance."""
+
+    def __init__(
+        self,
+        present: Present,
+        minute: Sequence[Sample],
+        said: Word,
+        step_times_s: Mapping[str, float],
+    ) -> None:
+        self._present = present
+        self._minute = minute
+        self._step_times_s = step_times_s
+        gauges = present.sample.gauges
+        self._num_waiting = round(gauges.get("num_waiting_reqs", 0.0))
+        self._longest_wait_s = gauges.get("longest_wait_s", 0.0)
+        self._wanted_share = gauges.get("kv_wanted_share", 0.0)
+        self._backlog_s = gauges.get("backlog_s", 0.0)
+        waits = said in (Word.OVERLOADED, Word.FRAGMENTED)
+        self._wait_limit_s = LONG_WAIT_S * (0.5 if waits else 1.0)
+        self._full_from = CLEARED_SHARE if said is Word.OVERLOADED else 1.0
+        self._evictions_from = CLEARED_SHARE if said is Word.SHORT_OF_MEMORY else 1.0
+
+    def word(self) -> Word:
+        present = self._present
+        if present.is_stopping:
+            return Word.STOPPING
+        if present.is_starting:
+            return Word.STARTING
+        if present.absent or present.launcher:
+            return Word.DEGRADED
+        if self._num_waiting and self._longest_wait_s >= self._wait_limit_s:
+            return Word.FRAGMENTED if self._is_fragmented() else Word.OVERLOADED
+        many = self._evictions_from * MANY_EVICTIONS * max(2, present.num_serving) / 2
+        if self._num("num_evictions") >= many:
+            return Word.SHORT_OF_MEMORY
+        if self._slow() is not None or present.slow_moves or present.stuck_drain is not None:
+            return Word.SLOW
+        back_s = present.controller_back_s
+        return Word.OK if back_s is None or back_s >= NEW_CONTROLLER_S else Word.RECOVERING
+
+    def _is_fragmented(self) -> bool:
+        """Whether the request that has waited longest would fit if all free blocks were in one
+        place. Where computing is short, room would not help it."""
+        blocked = self._present.blocked
+        is_full = self._wanted_share >= self._full_from * FULL_SHARE
+        if blocked is None or is_full or self._backlog_s >= self._full_from * LONG_BACKLOG_S:
+            return False
+        free = [max(0, each) for each in self._present.room_blocks.values()]
+        return blocked.demand_blocks > blocked.free_blocks and sum(free) >= blocked.demand_blocks
+
+    def _slow(self) -> tuple[str, float] | None:
+        """The slowest instance, and how many times as long its steps take as those of the others,
+        if it is slow."""
+        times_s = dict(self._step_times_s)
+        if len(times_s) <= FEWEST_OTHERS:
+            return None
+        slowest = max(times_s, key=lambda each: (times_s[each], each))
+        slowest_s = times_s.pop(slowest)
+        others_s = median(times_s.values())
+        if others_s <= 0.0 or slowest_s < SLOW_FACTOR * others_s:
+            return None
+        return slowest, slowest_s / others_s
+
+    def late_level(self) -> tuple[str, float] | None:
+        """The level whose P99 TTFT of the last minute is furthest above what is in time, with this
+        P99."""
+        late = []
+        for name in {name: None for each in self._minute for name in each.levels}:
+            counts = added(e.levels[name].ttft for e in self._minute if name in e.levels)
+            p99_s, limit_s = percentile_of(counts, 0.99), self._limit_s(name)
+            if p99_s is not None and p99_s > limit_s:
+                late.append((p99_s / limit_s, name, p99_s))
+        return max(late)[1:] if late else None
+
+    def _limit_s(self, level: str) -> float:
+        return self._present.targets_s.get(level, LONG_TTFT_S)
+
+    def _num(self, name: str) -> int:
+        return sum(each.counts.get(name, 0) for each in self._minute)
+
+    # -- in words ------------------------------------------------------------------------------
+
+    def why(self, word: Word) -> str:
+        match word:
+            case Word.STARTING:
+                return f"{self._present.num_serving} of {self._present.num_wanted} serve"
+            case Word.STOPPING:
+                return f"{round(self._present.sample.gauges.get('num_running_reqs', 0.0))} run"
+            case Word.DEGRADED:
+                return self._why_degraded()
+            case Word.OVERLOADED:
+                return ", ".join([self._waiting(), self._fullness(), *self._arrives()])
+            case Word.SHORT_OF_MEMORY:
+                return f"{self._num('num_evictions')} evicted in the last minute, {self._kv()}"
+            case Word.FRAGMENTED:
+                return self._why_fragmented()
+            case Word.SLOW:
+                return self._why_slow()
+            case Word.RECOVERING:
+                return self._why_recovering()
+            case Word.OK:
+                gauges = self._present.sample.gauges
+                running = round(gauges.get("num_running_reqs", 0.0))
+                return f"{self._present.num_serving} serve, {running} run, {self._kv()}"
+
+    def _why_degraded(self) -> str:
+        present = self._present
+        words = [f"{each.member_id} {each.state}" for each in present.absent[:2]]
+        if len(present.absent) > 2:
+            words.append(f"{len(present.absent) - 2} more missing")
+        if present.launcher:
+            words.append(present.launcher)
+        if not words:
+            words.append("all members are back")
+        words.append(f"{present.num_serving} of {present.num_wanted} serve")
+        if self._num_waiting and self._longest_wait_s >= LONG_WAIT_S:
+            words.append(self._waiting())
+        return ", ".join(words)
+
+    def _waiting(self) -> str:
+        number, on = self._num_waiting, self._present.num_waiting_on
+        where = f" on {on} of {self._present.num_serving}" if on else ""
+        levels = self._present.sample.levels.items()
+        waiting = {name: round(level.num_waiting) for name, level in levels if level.num_waiting}
+        of = ", ".join(f"{number} {name}" for name, number in waiting.items())
+        usual = next(iter(self._present.sample.levels), "")
+        by_level = "" if set(waiting) <= {usual} else f" ({of})"
+        return f"{number} wait{by_level}{where}, the longest {_seconds(self._longest_wait_s)}"
+
+    def _fullness(self) -> str:
+        if self._backlog_s >= LONG_BACKLOG_S and self._wanted_share < FULL_SHARE:
+            return f"prompts for {_seconds(self._backlog_s)} on each"
+        return self._kv()
+
+    def _kv(self) -> str:
+        held = self._present.sample.gauges.get("kv_held_share", 0.0)
+        return f"KV {100 * held:.0f}%"
+
+    def _arrives(self) -> list[str]:
+        arrived, ended = self._num("num_arrived"), self._num("num_ended")
+        if not ended:
+            return []
+        if arrived > 1.1 * ended:
+            return [f"{arrived / ended:.1f} times more arrives than leaves"]
+        return [
+            "more leaves than arrives" if ended > 1.1 * arrived else "as much leaves as arrives"
+        ]
+
+    def _why_fragmented(self) -> str:
+        blocked, rooms = self._present.blocked, self._present.room_blocks
+        if blocked is None:
+            return "room is free again"
+        where = f"on {blocked.instance_id}" if blocked.instance_id else "at the controller"
+        freest = max(rooms, key=lambda each: (rooms[each], each), default="")
+        most = f", {freest} has most: {rooms[freest]}" if freest and rooms[freest] > 0 else ""
+        free = sum(max(0, each) for each in rooms.values())
+        return (
+            f"a request {where} needs {blocked.demand_blocks} blocks for"
+            f" {_seconds(blocked.waited_s)}; {free} are free in all{most}"
+        )
+
+    def _why_slow(self) -> str:
+        found = self._slow()
+        if found is not None:
+            return f"{found[0]} takes {found[1]:.1f} times as long for a step as the others"
+        moves, drain = self._present.slow_moves, self._present.stuck_drain
+        if not moves and drain is not None:
+            return (
+                f"the drain of {drain.instance_id} is {_seconds(drain.overdue_s)} over its"
+                f" deadline, {drain.num_left} requests left"
+            )
+        if not moves:
+            return "the steps are as long as elsewhere again"
+        oldest = max(moves, key=lambda each: each.age_s)
+        number = f"{len(moves)} moves take" if len(moves) > 1 else "a move takes"
+        return (
+            f"{number} long, {oldest.source_id}>{oldest.destination_id}: {oldest.num_copied} of"
+            f" {oldest.num_blocks} blocks in {_seconds(oldest.age_s)}"
+        )
+
+    def _why_recovering(self) -> str:
+        waits = f"{self._num_waiting} wait" if self._num_waiting else "nobody waits any more"
+        late, back_s = self.late_level(), self._present.controller_back_s
+        if back_s is not None and back_s < NEW_CONTROLLER_S:
+            return f"the controller is back for {_seconds(back_s)}, {waits}"
+        if late is None:
+            return waits
+        return f"{waits}, P99 TTFT {_seconds(late[1])} in the last minute"
+
+    # -- what helps ----------------------------------------------------------------------------
+
+    def order(self, word: Word) -> Order | None:
+        match word:
+            case Word.DEGRADED:
+                return self._order_for_absent()
+            case Word.OVERLOADED | Word.SHORT_OF_MEMORY:
+                return self._order_for_room()
+            case Word.FRAGMENTED:
+                if not self._present.moves:
+                    return Order(Deed.MOVES_ON, expected="requests move to make room")
+                return self._order_for_room()
+            case Word.SLOW:
+                return self._order_for_slow()
+        return None
+
+    def _order_for_absent(self) -> Order | None:
+        for state, deed, expected in (
+            ("failed", Deed.LOGS, "says why it could not start"),
+            ("stalled", Deed.RESTART, "its requests go on elsewhere"),
+        ):
+            for each in self._present.absent:
+                if each.state == state:
+                    return Order(deed, each.member_id, expected)
+        return None
+
+    def _order_for_room(self) -> Order | None:
+        if self._present.num_adding:
+            return None
+        cold_s = self._present.cold_start_s
+        expected = "" if cold_s is None else f"serving in {_seconds(cold_s)}"
+        return Order(Deed.ADD, expected=expected)
+
+    def _order_for_slow(self) -> Order | None:
+        found, moves = self._slow(), self._present.slow_moves
+        if found is not None:
+            if found[0] in self._present.drained:
+                return None
+            return Order(Deed.DRAIN, found[0], "its requests move to the others")
+        if moves:
+            oldest = max(moves, key=lambda each: each.age_s)
+            return Order(Deed.LOOK, oldest.destination_id, "says on which machine it is")
+        if self._present.stuck_drain is not None and not self._present.num_adding:
+            return Order(Deed.ADD, expected="makes room for them")
+        return None
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

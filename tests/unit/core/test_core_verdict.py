@@ -1,0 +1,238 @@
+"""The verdict on the cluster: each word with its cause and its order, when it changes, and random
+courses through all words."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.core.record.alarm_book import QUIET_S, AlarmBook, Cleared, Raised
+from controller.core.record.history import LevelSample, Sample
+from controller.core.record.verdict import (
+    CLEARED_AFTER_S,
+    RAISED_AFTER_S,
+    RECOVERS_FOR_S,
+    SLOW_FOR_S,
+    TROUBLE,
+    Absent,
+    Blocked,
+    Changed,
+    Deed,
+    Order,
+    Present,
+    SlowMove,
+    StuckDrain,
+    Verdict,
+    Verdicts,
+    Word,
+)
+from controller.core.record.windows import bucket_of
+
+QUIET = {"num_running_reqs": 12.0, "kv_held_share": 0.3, "kv_wanted_share": 0.3}
+WAITING = {"num_waiting_reqs": 106.0, "longest_wait_s": 34.0}
+FULL = {"kv_held_share": 0.91, "kv_wanted_share": 1.2}
+ROOM = {"i-0": 4, "i-1": 60, "i-2": 70}
+BLOCKED = Blocked("i-0", 118, 12.0, 4)
+
+
+class Bed:
+    """Looks at a cluster of three instances each second."""
+
+    def __init__(self) -> None:
+        self.verdicts = Verdicts()
+        self.now_s = 1000.0
+        self.changes: list[Changed] = []
+
+    def look(
+        self,
+        seconds: float = 1,
+        *,
+        gauges: dict[str, float] | None = None,
+        counts: dict[str, int] | None = None,
+        ttft_s: float | None = None,
+        **present: Any,
+    ) -> Verdict:
+        for _ in range(int(seconds)):
+            self.now_s += 1.0
+            ttft = {} if ttft_s is None else {bucket_of(ttft_s): 1}
+            sample = Sample(
+                self.now_s,
+                1.0,
+                {**QUIET, **(gauges or {})},
+                counts or {},
+                {"normal": LevelSample(ttft=ttft)},
+            )
+            looked = Present(sample, num_wanted=3, num_serving=3, room_blocks=ROOM)
+            changed = self.verdicts.handle(replace(looked, **present))
+            self.verdicts.check()
+            self.changes += [changed] if changed is not None else []
+        verdict = self.verdicts.view()
+        assert verdict is not None
+        return verdict
+
+
+@pytest.fixture
+def bed() -> Bed:
+    return Bed()
+
+
+STEPS = {"i-0": 0.02, "i-1": 0.025, "i-2": 0.1}
+SLOW_MOVES = [SlowMove("i-0", "i-2", 43.0, 22, 83), SlowMove("i-1", "i-2", 20.0, 1, 9)]
+ADD = Order(Deed.ADD, expected="serving in 25 s")
+
+CASES: dict[str, tuple[dict[str, Any], Word, str, Order | None]] = {
+    "quiet": ({}, Word.OK, "3 serve, 12 run, KV 30%", None),
+    "a short wait": ({"gauges": {**FULL, "num_waiting_reqs": 9, "longest_wait_s": 1.0}}, Word.OK,
+        "3 serve, 12 run, KV 91%", None),
+    "no memory": (
+        {
+            "gauges": {**WAITING, **FULL},
+            "counts": {"num_arrived": 13, "num_ended": 10},
+            "num_waiting_on": 2,
+            "cold_start_s": 25.0,
+        },
+        Word.OVERLOADED,
+        "106 wait on 2 of 3, the longest 34 s, KV 91%, 1.3 times more arrives than leaves",
+        ADD,
+    ),
+    "no time": (
+        {"gauges": {**WAITING, "backlog_s": 7.0}, "counts": {"num_arrived": 5, "num_ended": 5}},
+        Word.OVERLOADED,
+        "106 wait, the longest 34 s, prompts for 7.0 s on each, as much leaves as arrives",
+        Order(Deed.ADD),
+    ),
+    "one is added": ({"gauges": {**WAITING, **FULL}, "num_adding": 1}, Word.OVERLOADED,
+        "106 wait, the longest 34 s, KV 91%", None),
+    "room in pieces": ({"gauges": WAITING, "blocked": BLOCKED}, Word.FRAGMENTED,
+        "a request on i-0 needs 118 blocks for 12 s; 134 are free in all, i-2 has most: 70",
+        Order(Deed.ADD)),
+    "nothing may move": ({"gauges": WAITING, "blocked": BLOCKED, "moves": False}, Word.FRAGMENTED,
+        "a request on i-0 needs 118 blocks for 12 s; 134 are free in all, i-2 has most: 70",
+        Order(Deed.MOVES_ON, expected="requests move to make room")),
+    "a reserved instance has no room": (
+        {"gauges": WAITING, "blocked": BLOCKED, "room_blocks": {"i-1": 60}}, Word.OVERLOADED,
+        "106 wait, the longest 34 s, KV 30%", Order(Deed.ADD)),
+    "evictions": ({"gauges": FULL, "counts": {"num_evictions": 1}}, Word.SHORT_OF_MEMORY,
+        "60 evicted in the last minute, KV 91%", Order(Deed.ADD)),
+    "a slow instance": ({"step_times_s": STEPS}, Word.SLOW,
+        "i-2 takes 4.4 times as long for a step as the others",
+        Order(Deed.DRAIN, "i-2", "its requests move to the others")),
+    "it drains": ({"step_times_s": STEPS, "drained": ["i-2"]}, Word.SLOW,
+        "i-2 takes 4.4 times as long for a step as the others", None),
+    "of two none is slow": ({"step_times_s": {"i-0": 0.01, "i-1": 1.0}}, Word.OK,
+        "3 serve, 12 run, KV 30%", None),
+    "slow moves": ({"slow_moves": SLOW_MOVES}, Word.SLOW,
+        "2 moves take long, i-0>i-2: 22 of 83 blocks in 43 s",
+        Order(Deed.LOOK, "i-2", "says on which machine it is")),
+    "a stuck drain": ({"stuck_drain": StuckDrain("i-2", 15.0, 2)}, Word.SLOW,
+        "the drain of i-2 is 15 s over its deadline, 2 requests left",
+        Order(Deed.ADD, expected="makes room for them")),
+    "the controller is back": ({"controller_back_s": 3.0}, Word.RECOVERING,
+        "the controller is back for 3.0 s, nobody waits any more", None),
+    "for long": ({"controller_back_s": 30.0}, Word.OK, "3 serve, 12 run, KV 30%", None),
+    "one died": (
+        {"absent": [Absent("i-2", "restarting")], "num_serving": 2, "gauges": WAITING},
+        Word.DEGRADED, "i-2 restarting, 2 of 3 serve, 106 wait, the longest 34 s", None),
+    "one hangs": ({"absent": [Absent("i-2", "stalled")], "num_serving": 2}, Word.DEGRADED,
+        "i-2 stalled, 2 of 3 serve", Order(Deed.RESTART, "i-2", "its requests go on elsewhere")),
+    "one cannot start": ({"absent": [Absent("i-1", "restarting"), Absent("i-2", "failed")]},
+        Word.DEGRADED, "i-1 restarting, i-2 failed, 3 of 3 serve",
+        Order(Deed.LOGS, "i-2", "says why it could not start")),
+    "Ray is gone": ({"launcher": "Ray's head is gone"}, Word.DEGRADED,
+        "Ray's head is gone, 3 of 3 serve", None),
+    "it starts": ({"is_starting": True, "num_serving": 1}, Word.STARTING, "1 of 3 serve", None),
+    "it stops": ({"is_stopping": True, "absent": [Absent("i-0", "stalled")]}, Word.STOPPING,
+        "12 run", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("looks", "word", "why", "order"), CASES.values(), ids=CASES)
+def test_each_state_of_the_cluster_has_its_word_cause_and_order(
+    bed: Bed, looks: dict[str, Any], word: Word, why: str, order: Order | None
+) -> None:
+    found = bed.look(60, **looks)
+    assert (found.word, found.why, found.order) == (word, why, order)
+
+
+def test_a_worse_word_must_hold_and_a_missing_member_counts_at_once(bed: Bed) -> None:
+    bed.look(10)
+    overloaded = {**WAITING, **FULL}
+    assert bed.look(RAISED_AFTER_S, gauges=overloaded).word is Word.OK
+    assert bed.look(1, gauges=overloaded).word is Word.OVERLOADED
+    assert bed.look(CLEARED_AFTER_S).word is Word.OVERLOADED
+    assert bed.look(1).word is Word.OK
+    assert bed.look(1, absent=[Absent("i-0", "stalled")]).word is Word.DEGRADED
+    assert [str(each.verdict.word) for each in bed.changes] == ["overloaded", "ok", "degraded"]
+    assert bed.changes[1].lasted_s == 1 + CLEARED_AFTER_S
+
+
+def test_a_wait_that_comes_and_goes_around_its_limit_is_one_overload(bed: Bed) -> None:
+    bed.look(1)
+    for second in range(120):
+        wait_s = 6.0 if second % 8 < 4 else 3.0
+        bed.look(1, gauges={**WAITING, **FULL, "longest_wait_s": wait_s})
+    assert [str(each.verdict.word) for each in bed.changes] == ["overloaded"]
+
+
+def test_after_trouble_it_recovers_while_the_last_minute_shows_it(bed: Bed) -> None:
+    bed.look(1)
+    bed.look(30, gauges={**WAITING, **FULL}, ttft_s=34.0)
+    found = bed.look(20, ttft_s=0.2)
+    assert found.word is Word.RECOVERING
+    assert found.why.startswith("nobody waits any more, P99 TTFT 3")
+    assert found.order is None
+    assert bed.look(RECOVERS_FOR_S, ttft_s=0.2).word is Word.OK
+    assert [str(each.verdict.word) for each in bed.changes] == ["overloaded", "recovering", "ok"]
+
+
+def test_late_first_tokens_without_trouble_are_no_recovery(bed: Bed) -> None:
+    assert bed.look(30, ttft_s=34.0).word is Word.OK
+
+
+def test_targets_say_what_is_late(bed: Bed) -> None:
+    bed.look(30, gauges={**WAITING, **FULL}, ttft_s=3.0, targets_s={"normal": 2.0})
+    found = bed.look(20, ttft_s=0.2, targets_s={"normal": 2.0})
+    assert found.word is Word.RECOVERING
+
+
+def test_steps_that_are_long_now_and_then_make_no_instance_slow(bed: Bed) -> None:
+    for second in range(100):
+        slow_s = 0.2 if second % 3 == 0 else 0.02
+        bed.look(1, step_times_s={"i-0": 0.02, "i-1": 0.02, "i-2": slow_s})
+    assert bed.changes == []
+    assert bed.look(SLOW_FOR_S - 15, step_times_s=STEPS).word is Word.OK
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_courses_keep_the_rules(seed: int) -> None:
+    """Each word but those that count at once is said for at least as long as a better one must
+    hold, or until a worse one has held."""
+    rng, bed = random.Random(seed), Bed()
+    choices = [looks for looks, _, _, _ in CASES.values()]
+    bed.look(5)
+    for _ in range(60):
+        bed.look(rng.randint(1, 15), ttft_s=rng.choice([None, 0.1, 30.0]), **rng.choice(choices))
+    for change in bed.changes:
+        assert change.before.word is not change.verdict.word
+        assert change.lasted_s >= 1.0
+        if change.before.word in TROUBLE and change.verdict.word in TROUBLE:
+            assert change.lasted_s >= RAISED_AFTER_S
+    assert bed.look(130).word is Word.OK
+
+
+# -- alarms ---------------------------------------------------------------------------------------
+
+
+def test_an_alarm_is_raised_once_and_cleared_once_it_has_been_quiet() -> None:
+    book = AlarmBook()
+    assert book.handle({"i-0": "12 wait"}, 10.0) == [Raised("i-0", "12 wait")]
+    assert book.handle({"i-0": "40 wait"}, 11.0) == []
+    assert book.handle({}, 12.0) == []
+    assert book.handle({"i-0": "30 wait"}, 13.0) == [], "it is the same one"
+    assert book.handle({}, 13.0 + QUIET_S) == [Cleared("i-0", "30 wait", 3.0)]
+    raised, ended = book.view()
+    assert raised == []
+    assert [(each.subject, each.since_s, each.ended_s) for each in ended] == [("i-0", 10.0, 13.0)]
+    assert book.handle({"i-0": "1 waits"}, 40.0) == [Raised("i-0", "1 waits")]
+    book.check()
