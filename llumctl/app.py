@@ -17,17 +17,23 @@ import typer
 from typer.core import TyperGroup
 
 from controller.api.errors import (
+    EXIT_CONFLICT,
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_NOT_FOUND,
+    EXIT_REFUSED,
+    EXIT_TIMED_OUT,
+    EXIT_UNREACHABLE,
     EXIT_USAGE,
+    EXIT_WOULD_CHANGE,
     LlumctlError,
     UsageError,
 )
 from controller.api.state import user_files
 from controller.api.text.hints import own_version
 from controller.api.text.quantities import printable
-from llumctl import meant, output
+from llumctl import complaints, meant, output
 from llumctl.commands import (
     bench,
     config,
@@ -84,12 +90,25 @@ def _renamed(argument: str, options: Mapping[str, str]) -> str:
     return f"{options.get(name, name)}{equals}{value}"
 
 
+EXITS: Mapping[int, str] = {
+    EXIT_DONE: "done",
+    EXIT_FAILED: "failed",
+    EXIT_USAGE: "usage or configuration",
+    EXIT_UNREACHABLE: "no controller",
+    EXIT_NOT_FOUND: "not found",
+    EXIT_REFUSED: "refused",
+    EXIT_CONFLICT: "conflict",
+    EXIT_WOULD_CHANGE: "a dry run that would change something",
+    EXIT_TIMED_OUT: "timed out",
+    EXIT_INTERRUPTED: "interrupted",
+}
+"""All exit codes in a few words, for the help. The reference says more about each."""
+
 app = typer.Typer(
     name="llumctl",
     cls=_Commands,
     help="Operate a cluster of vLLM instances that reschedules running requests.",
-    epilog="Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 no controller,"
-    " 4 not found, 5 refused, 6 conflict, 124 timed out, 130 interrupted.",
+    epilog=f"Exit codes: {', '.join(f'{code} {words}' for code, words in EXITS.items())}.",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -135,7 +154,19 @@ FORMER: Mapping[str, tuple[str, Mapping[str, str]]] = {
 def run(arguments: Sequence[str]) -> int:
     """Runs `llumctl ARGUMENTS` and returns its exit code."""
     meant.forget()
-    return guarded(lambda: _invoke(arguments))
+    return guarded(lambda: _invoke(arguments), lambda: f"{_named(arguments)} --help")
+
+
+def _named(arguments: Sequence[str]) -> str:
+    """The command that the arguments name: `llumctl lora load`."""
+    path, command = ["llumctl"], _command()
+    first = FORMER[arguments[0]][0].split() if arguments and arguments[0] in FORMER else []
+    for word in (*first, *arguments[bool(first) :]):
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        path.append(word)
+    return " ".join(path)
 
 
 def _invoke(arguments: Sequence[str]) -> int:
@@ -146,6 +177,10 @@ def _invoke(arguments: Sequence[str]) -> int:
             raise UsageError(f"{argument[:60]!r} is not UTF-8, as all arguments must be") from None
     if "--install-completion" in arguments:
         user_files.home()  # the parser writes into it, and without one ends in a traceback
+    return _parse(arguments)
+
+
+def _parse(arguments: Sequence[str]) -> int:
     result = _command()(args=list(arguments), prog_name="llumctl", standalone_mode=False)
     return result if isinstance(result, int) else 0
 
@@ -174,18 +209,44 @@ def _root(
         output.emit(context.get_help())
 
 
+def _commands_named(context: typer.Context, incomplete: str) -> list[str]:
+    """Completes the names of commands, after the names that are typed already."""
+    command: Any = _command()
+    for word in context.params.get("words") or ():
+        command = getattr(command, "commands", {}).get(word)
+    return [name for name in getattr(command, "commands", {}) if name.startswith(incomplete)]
+
+
+@app.command("help", rich_help_panel=HELP)
+def _help(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[COMMAND...]",
+            help="A command, as in llumctl help lora load. Without one: all commands.",
+            autocompletion=_commands_named,
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Show the help of a command, as --help does."""
+    _parse([*(words or ()), "--help"])
+
+
 # -- how a command ends: lines on stderr and an exit code, whatever happened --------------
 
 MAX_LOG_BYTES = 1 << 20
 
 
-def guarded(command: Callable[[], int]) -> int:
-    """Runs a command and returns its exit code. Only `SystemExit` leaves this function."""
+def guarded(
+    command: Callable[[], int], help_of_it: Callable[[], str] = lambda: "llumctl --help"
+) -> int:
+    """Runs a command and returns its exit code. Only `SystemExit` leaves this function.
+    `help_of_it`: the command to try after wrong usage, if the error names no better one."""
     try:
         code = command()
     except LlumctlError as error:
-        show(error.message, error.hint)
-        code = error.exit_code
+        code = _ended_by(error, help_of_it)
     except KeyboardInterrupt:
         output.say("interrupted")
         code = EXIT_INTERRUPTED
@@ -198,9 +259,20 @@ def guarded(command: Callable[[], int]) -> int:
         else:
             code = _unforeseen(error)
     except Exception as error:
-        code = _unforeseen(error)
+        if complaints.is_of_parser(error):
+            code = _ended_by(complaints.usage_error(error), help_of_it)
+        else:
+            code = _unforeseen(error)
     output.flush()
     return code
+
+
+def _ended_by(error: LlumctlError, help_of_it: Callable[[], str]) -> int:
+    hint = error.hint
+    if not hint and isinstance(error, UsageError):
+        hint = help_of_it()
+    show(error.message, hint)
+    return error.exit_code
 
 
 def _is_of_the_parser(error: OSError) -> bool:
@@ -220,14 +292,8 @@ def show(message: str, hint: str = "") -> None:
 
 
 def _unforeseen(error: Exception) -> int:
-    """Shows an exception that is not ours. A complaint of the parser is recognized by its
-    attributes; any other exception is a defect of llumctl."""
-    format_message = getattr(error, "format_message", None)
-    if format_message is not None:
-        context = getattr(error, "ctx", None)
-        command = "llumctl" if context is None else context.command_path
-        show(format_message(), f"{command} --help")
-        return int(getattr(error, "exit_code", EXIT_USAGE))
+    """Shows an exception that is not ours: a defect of llumctl, unless the parser was
+    interrupted."""
     if type(error).__name__ == "Abort":
         output.say("interrupted")
         return EXIT_INTERRUPTED

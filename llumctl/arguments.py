@@ -1,12 +1,23 @@
-"""Values as people type them: words from a fixed set, ids, durations (`30s`, `5m`, `1h30m`) and
-moments. A wrong value raises UsageError, which names the flag and the nearest right value."""
+"""Values as people type them: words from a fixed set, ids, numbers within bounds, durations (`30s`,
+`5m`, `1h30m`) and moments. A wrong value raises UsageError, which names the flag, says why the
+value is wrong, and names the nearest right value."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from controller.api.errors import UsageError
 from controller.api.text.quantities import seconds_of
+
+
+@contextlib.contextmanager
+def about(flag: str) -> Iterator[None]:
+    """Puts the flag in front of a usage error that does not name it, such as the controller's."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error.message}", error.hint) from error
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -16,15 +27,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def one_of(word: str, known: Iterable[str], flag: str, what: str) -> str:
-    """The word itself, if it is known. Otherwise raises UsageError, which names the flag and says
-    that the word is not `what`, for example "a state"."""
+    """The word itself, if it is known. Otherwise raises UsageError, which names the flag, says that
+    the word is not `what`, for example "a state", and lists the known words."""
     words = list(known)
     if word in words:
         return word
-    raise UsageError(
-        f"{flag}: {word[:60]!r} is not {what}{nearest(word, words)}",
-        f"one of {', '.join(words)}",
-    )
+    raise not_one_of(word, words, flag, what)
+
+
+def not_one_of(word: str, known: Iterable[str], flag: str, what: str) -> UsageError:
+    words = list(known)
+    listed = ", ".join(words) or "there is none"
+    return UsageError(f"{flag}: {word[:60]!r} is not {what} ({listed}){nearest(word, words)}")
 
 
 def several_of(text: str, known: Iterable[str], flag: str, what: str) -> tuple[str, ...]:
@@ -43,6 +57,22 @@ def an_id(text: str, flag: str) -> str:
     return text
 
 
+def within(
+    least: float, value: float | None, flag: str, most: float | None = None, *, above: bool = False
+) -> None:
+    """Raises UsageError for a value that is below `least` (or equal to it, with `above`), above
+    `most`, or not finite. None is no value, and is not refused."""
+    if value is None:
+        return
+    if value != value or value < least or (above and value == least):
+        raise UsageError(
+            f"{flag}: must be {'greater than' if above else 'at least'} {least:g}, not {value:g}"
+        )
+    if value == float("inf") or (most is not None and value > most):
+        limit = "finite" if most is None else f"at most {most:g}"
+        raise UsageError(f"{flag}: must be {limit}, not {value:g}")
+
+
 EXAMPLES = "30s, 5m, 2h, 1h30m"
 
 
@@ -51,17 +81,17 @@ def seconds(text: str, flag: str) -> float:
     UsageError, which names the flag."""
     found = seconds_of(text)
     if found is None:
-        raise UsageError(
-            f"{flag}: {text[:60]!r} is not a duration", f"durations look like {EXAMPLES}"
-        )
+        raise UsageError(f"{flag}: {text[:60]!r} is not a duration ({EXAMPLES})")
     return found
 
 
-def positive(text: str, flag: str) -> float:
-    """Reads a duration as `seconds` does, but refuses zero."""
+def positive(text: str, flag: str, most: str = "") -> float:
+    """Reads a duration as `seconds` does, but refuses zero, and durations longer than `most`."""
     found = seconds(text, flag)
     if not found:
-        raise UsageError(f"{flag}: must be more than zero", f"durations look like {EXAMPLES}")
+        raise UsageError(f"{flag}: must be greater than 0, not {text[:60]!r}")
+    if most and found > seconds(most, flag):
+        raise UsageError(f"{flag}: must be at most {most}, not {text[:60]!r}")
     return found
 
 
@@ -75,6 +105,6 @@ def moment(text: str, flag: str, now_s: float) -> float:
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f"{flag}: {text[:60]!r} is neither a duration nor a time",
-            f"{EXAMPLES}      or      2026-01-31T12:00:00",
+            f"{flag}: {text[:60]!r} is neither a duration nor a time"
+            f" ({EXAMPLES}, 2026-01-31T12:00:00)"
         ) from None

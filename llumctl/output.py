@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BOLD, RED, YELLOW, GREEN = "1", "31", "33", "32"
 
 MIN_ID_WIDTH = 9
+MIN_PROSE_WIDTH = 20
 
 
 class Format(StrEnum):
@@ -145,10 +146,12 @@ def table(
     *,
     colours: bool | None = None,
     ids: Sequence[str] = (),
+    ends_in_prose: bool = False,
 ) -> str:
     """Columns two spaces apart, each as wide as its widest cell. Figures are right-aligned. `ids`:
     the titles of columns that may be shortened on a narrow terminal, beginning with the first.
-    `colours`: by default those of stdout."""
+    `ends_in_prose`: whether the last column is wrapped on a narrow terminal. `colours`: by default
+    those of stdout."""
     if colours is None:
         colours = use_colours(sys.stdout)
     cells = [[printable(cell).strip() or "-" for cell in row] for row in rows]
@@ -156,6 +159,11 @@ def table(
         _shorten(header, cells, ids, shutil.get_terminal_size().columns)
     widths = [max(map(num_cells, column)) for column in zip(header, *cells, strict=True)]
     right = [_is_figures(column) for column in zip(*cells, strict=True)] or [False] * len(header)
+    if ends_in_prose and is_terminal(sys.stdout):
+        room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
+        if MIN_PROSE_WIDTH <= room < widths[-1]:
+            cells = [line for row in cells for line in _wrapped(row, room)]
+            widths[-1] = room
     lines = []
     for row in (list(header), *cells):
         padded = [
@@ -185,6 +193,14 @@ def _shorten(header: Sequence[str], cells: list[list[str]], ids: Sequence[str], 
             for row in cells:
                 row[place] = shorter[row[place]]
             over -= widths[place] - max(len(title), *(num_cells(row[place]) for row in cells))
+
+
+def _wrapped(row: list[str], room: int) -> list[list[str]]:
+    """The row, and below it rows that have only the rest of its last cell."""
+    import textwrap
+
+    first, *rest = textwrap.wrap(row[-1], room)
+    return [[*row[:-1], first], *([""] * (len(row) - 1) + [line] for line in rest)]
 
 
 def use_colours(stream: TextIO | None) -> bool:

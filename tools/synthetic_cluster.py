@@ -568,7 +568,9 @@ def requests(instance_id: str, count: int = 4) -> RequestList:
             age_s=10.0 - place,
             ttft_s=None if state is RequestState.WAITING else 0.42,
             num_prompt_tokens=512,
+            last_token_age_s=0.0 if state is RequestState.RUNNING else None,
             num_output_tokens=0 if state is RequestState.WAITING else 40 + place,
+            num_blocks=35 if state is RequestState.RUNNING else 0,
             num_evictions=int(state is RequestState.EVICTED),
             num_moves=place % 3,
         )

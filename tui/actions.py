@@ -8,7 +8,7 @@ anything is drawn.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -21,6 +21,22 @@ from controller.api.operations.on_instances import Drain, Evacuate, Restart, Und
 from controller.api.operations.on_requests import Abort, Migrate, SetPriority
 from controller.api.operations.order import Danger, Kind, Order
 from controller.api.operations.table import ORDERS
+
+
+class Group(StrEnum):
+    """What an action is about. The help has a heading for each."""
+
+    INSTANCE = "An instance, or all marked ones"
+    REQUEST = "A request, or all marked ones"
+    CLUSTER = "The cluster"
+    ROWS = "Rows and tables"
+    SCREEN = "This screen"
+    REPLAY = "The replay"
+    ANYWHERE = "Anywhere"
+
+
+_OF_ROWS = ("filter", "sort", "sort_reverse", "mark")
+"""Actions about rows that are bound to the screen and not to the table."""
 
 
 class Place(StrEnum):
@@ -76,6 +92,19 @@ class Action:
     """Set for actions that change the cluster. Such actions are locked while the screen does not
     show the present."""
 
+    @property
+    def group(self) -> Group:
+        if self.change is not None:
+            groups = {Kind.INSTANCE: Group.INSTANCE, Kind.REQUEST: Group.REQUEST}
+            return groups.get(self.change.target, Group.CLUSTER)
+        if self.replay:
+            return Group.REPLAY
+        if self.live:
+            return Group.CLUSTER
+        if self.place is Place.TABLE or self.action_id in _OF_ROWS:
+            return Group.ROWS
+        return Group.ANYWHERE if self.place is Place.ANYWHERE else Group.SCREEN
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -90,6 +119,16 @@ class Target:
     request_id: str = ""
     other: str = ""
     operation_id: str = ""
+
+    @property
+    def kind(self) -> Kind | None:
+        """What the row is about in the first place. A request's row names an instance too, and an
+        operator's event says what it was about; keys of the event come first."""
+        if self.operation_id:
+            return None
+        if self.request_id:
+            return Kind.REQUEST
+        return Kind.INSTANCE if self.instance_id else None
 
     @property
     def subject(self) -> str:
@@ -123,30 +162,25 @@ def _gives(row: type[Order[Any, Any]], *, does: str = "", footer: str = "") -> A
 _FIRST: tuple[Action, ...] = (
     _gives(Drain, footer="drain"),
     _gives(Undrain, footer="undrain"),
-    _gives(SetPriority),
-    _gives(Migrate),
-    _gives(Abort),
-    _gives(Restart),
+    _gives(SetPriority, footer="priority"),
+    _gives(Migrate, footer="move"),
+    _gives(Abort, footer="abort"),
+    _gives(Restart, footer="restart"),
     _gives(Evacuate),
     _gives(Rolling),
     _gives(StopRolling),
     Action(
-        "mark", ("x",), "mark", "mark or unmark this row: keys act on all marked rows", Place.ROWS
+        "mark",
+        ("x",),
+        "mark",
+        "mark or unmark this row: keys act on all marked rows",
+        Place.ROWS,
+        "mark",
     ),
     _gives(Scale),
     Action("scale_out", ("plus",), "app.scale('+1')", "one instance more", Place.ROWS, live=True),
     Action("scale_in", ("minus",), "app.scale('-1')", "one instance fewer", Place.ROWS, live=True),
     _gives(Autoscale, does="app.autoscale"),
-    Action(
-        "tune",
-        ("t",),
-        "app.tune",
-        "the settings of the running cluster",
-        Place.ROWS,
-        "tune",
-        "tune",
-        live=True,
-    ),
     Action(
         "setting_edit",
         ("e",),
@@ -252,12 +286,18 @@ ACTIONS: tuple[Action, ...] = (
         Place.TABLE,
         footer="detail",
     ),
-    Action("back", ("escape",), "back", "marks off, zoom off, to the instances", Place.MAIN),
+    Action(
+        "back",
+        ("escape",),
+        "back",
+        "marks off, filter off, zoom off, to the instances",
+        Place.MAIN,
+    ),
     Action(
         "back_main",
         ("escape", "backspace"),
         "back",
-        "marks off, then back to the screen before",
+        "marks off, filter off, then back to the screen before",
         Place.DETAIL,
         "back",
     ),
@@ -284,6 +324,16 @@ ACTIONS: tuple[Action, ...] = (
         Place.ROWS,
         footer="freeze",
         typed="freeze",
+    ),
+    Action(
+        "tune",
+        ("t",),
+        "app.tune",
+        "the settings of the running cluster",
+        Place.ROWS,
+        "tune",
+        "tune",
+        live=True,
     ),
     *_OF_REPLAYS,
     Action("events_follow", ("F",), "follow", "follow the newest event", Place.MAIN),
@@ -418,11 +468,13 @@ def footer(
     active: Mapping[str, ActiveBinding],
     places: Iterable[Place],
     *,
+    targets: Collection[Target],
     replay: bool,
     changes: bool = True,
 ) -> list[tuple[str, str]]:
     """Pairs of key and word for the bottom line of a screen of these places. `active`: Textual's
-    bindings that are in force on this screen, by their keys. `changes`: whether the cluster may be
+    bindings that are in force on this screen, by their keys. `targets`: what the keys of rows would
+    act on; the keys that do nothing to it are left out. `changes`: whether the cluster may be
     changed. If not, the keys that would change it are left out. If the operator presses such a key
     anyway, it only says why it does nothing."""
     keys: dict[str, str] = {}
@@ -431,17 +483,28 @@ def footer(
         if id_ is not None and (id_ not in keys or keys[id_] in FIXED):
             keys[id_] = key
     wanted = {*places, Place.ANYWHERE}
+    undoes = any(each.operation_id for each in targets)
+    words = {"undrain": "undo"} if undoes else {}
+    words |= {"freeze": "pause"} if replay else {}
     return [
-        (
-            shown_key(keys[each.action_id]),
-            "pause" if replay and each.action_id == "freeze" else each.footer,
-        )
+        (shown_key(keys[each.action_id]), words.get(each.action_id, each.footer))
         for each in ACTIONS
         if each.footer
         and each.action_id in keys
         and each.place in wanted
         and _works(each, replay=replay, changes=changes)
+        and (each.action_id in words or _acts_on(each, targets, changes=changes and not replay))
     ]
+
+
+def _acts_on(action: Action, targets: Collection[Target], *, changes: bool) -> bool:
+    """Whether the action does something to one of the targets, or is not about rows."""
+    kinds = {each.kind for each in targets}
+    if action.action_id == "mark":
+        return changes and kinds != {None}
+    if action.change is None or action.change.target is Kind.CLUSTER:
+        return True
+    return action.change.target in kinds and (action.change.several or len(targets) == 1)
 
 
 def _works(action: Action, *, replay: bool, changes: bool) -> bool:

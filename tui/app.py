@@ -370,7 +370,7 @@ class Dashboard(App[None]):
         screen = self.screen
         if not isinstance(screen, HelpScreen):
             places = screen.PLACES if isinstance(screen, PaintedScreen) else ()
-            self.push_screen(HelpScreen(self.session.actions(places)))
+            self.push_screen(HelpScreen(screen, self.session.actions(places)))
 
     async def action_quit(self) -> None:
         self.leave()

@@ -31,7 +31,8 @@ from tui.actions import Target
 AnyOrder = Order[Any, Any]
 
 MAX_ESTIMATES = 20
-"""For how many marked requests, at most, the controller is asked what moving them would take."""
+"""For how many marked requests, at most, the controller is asked what moving them would take; and
+for how many requests and destinations together it is asked in advance."""
 _MODES = {
     "off": "instances come and go by hand only",
     "dry-run": "it decides, and only says what it would do",
@@ -116,8 +117,8 @@ class TakeBack:
         return "Undo"
 
     def plan(self, client: ControlClient) -> Plan[AnyOrder]:
-        """What taking the operation back would do. Raises RefusedError if it cannot be taken back;
-        the error says why."""
+        """What taking the operation back would do. Raises NotFoundError if there is no such
+        operation, and RefusedError if it cannot be taken back; the error says why."""
         done = client.operations(table.MAX_LISTED)
         entry = table.chosen(done, self.entry_id)
         assert entry.undo is not None
@@ -151,8 +152,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
+    """`num_asked`: for how many choices, from the first one on, the estimates are asked for before
+    the cursor comes there. Then the cursor begins at the first choice that is possible."""
+
     question: str
     choices: tuple[Choice, ...]
+    num_asked: int = 1
 
 
 def levels(targets: Sequence[Target], status: ClusterStatus) -> Choices:
@@ -198,6 +203,7 @@ def destinations(targets: Sequence[Target], status: ClusterStatus) -> Choices:
             )
             for item in found
         ),
+        max(1, MAX_ESTIMATES // len(targets)),
     )
 
 

@@ -211,7 +211,8 @@ Item = TypeVar("Item")
 class Column(Generic[Item]):
     """A column of a table. `cell(item, width)` returns the text in the column, in one tone or
     several. If the width is too small, the columns with the highest `drop` are left out first, and
-    columns with a `drop` of 0 never. A column may grow up to `max_width`."""
+    columns with a `drop` of 0 never. A column may grow up to `max_width`; a `curve`, which only
+    shows more time then, grows after all texts."""
 
     name: str
     title: str
@@ -220,6 +221,7 @@ class Column(Generic[Item]):
     right: bool = False
     drop: int = 0
     max_width: int = 0
+    curve: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,19 +238,19 @@ class Placed(Generic[Item]):
 def place(columns: Sequence[Column[Item]], width: int) -> tuple[Placed[Item], ...]:
     """The columns that fit into the width, with a margin at the left and GAP between them. The last
     one may be cut."""
-    kept = list(columns)
-    while len(kept) > 1 and _total(kept) > width:
-        most = max(kept, key=lambda column: column.drop)
-        if not most.drop:
-            break
-        kept.remove(most)
-    spare = max(0, width - _total(kept))
+    kept = fitting(columns, width - 1, lambda each: each.width, lambda each: each.drop)
+    widths = [column.width for column in kept]
+    spare = max(0, width - 1 - _side_by_side(widths))
+    for curves in (False, True):
+        for place, column in enumerate(kept):
+            if column.curve is curves:
+                extra = min(spare, max(0, column.max_width - column.width))
+                widths[place] += extra
+                spare -= extra
     placed: list[Placed[Item]] = []
     x = 1
-    for column in kept:
-        extra = min(spare, max(0, column.max_width - column.width))
-        spare -= extra
-        room = min(column.width + extra, width - x)
+    for column, wanted in zip(kept, widths, strict=True):
+        room = min(wanted, width - x)
         if room < 1:
             break
         placed.append(Placed(column, x, room))
@@ -305,8 +307,36 @@ def _exact(span: Span, width: int, glyphs: Glyphs, *, right: bool = False, gap: 
     return Span(fitted(encodable(text, glyphs), width, glyphs, right=right) + " " * gap, tone)
 
 
-def _total(columns: Sequence[Column[Item]]) -> int:
-    return 1 + sum(column.width for column in columns) + GAP * (len(columns) - 1)
+Part = TypeVar("Part")
+
+
+def fitting(
+    parts: Sequence[Part],
+    room: int,
+    width_of: Callable[[Part], int],
+    drop_of: Callable[[Part], int],
+) -> list[Part]:
+    """The parts that fit side by side, with GAP between them. The parts with the highest `drop` are
+    left out first, parts with a `drop` of 0 never. A narrow part that was left out comes back if
+    there is room for it once a wide one is out. One part stays in any case."""
+    widths = [width_of(part) for part in parts]
+    kept = list(range(len(parts)))
+    out: list[int] = []
+    while len(kept) > 1 and _side_by_side(widths[each] for each in kept) > room:
+        most = max(kept, key=lambda each: drop_of(parts[each]))
+        if not drop_of(parts[most]):
+            break
+        kept.remove(most)
+        out.append(most)
+    for each in reversed(out):
+        if _side_by_side(widths[other] for other in (*kept, each)) <= room:
+            kept.append(each)
+    return [parts[each] for each in sorted(kept)]
+
+
+def _side_by_side(widths: Iterable[int]) -> int:
+    found = list(widths)
+    return sum(found) + GAP * (len(found) - 1)
 
 
 def apportion(sizes: Sequence[float], width: int) -> list[int]:

@@ -24,6 +24,7 @@ from tui.live import Caller, Source, Work
 from tui.outbox import TONES, Call, Phase, SessionOrders, Then, told, under_way
 from tui.own_commands import OwnCommand, own_actions
 from tui.panes.header import Liveness, recording_badge
+from tui.panes.requests import Names
 from tui.replay import Replaying, ReplaySource
 from tui.startup import DEFAULT_THEME
 from tui.state import DashboardState, reduce
@@ -91,6 +92,8 @@ class Session:
         self.source = source
         self.options = options
         self.glyphs = options.glyphs
+        self.names = Names(options.glyphs.ellipsis)
+        """The names of all requests that were on a screen."""
         self.state = DashboardState(limits=options.limits)
         """The present state, whatever the screen shows."""
         self.frozen: DashboardState | None = None
@@ -188,9 +191,9 @@ class Session:
         self.message.show(self.options.aimed(text), tone, stays=stays)
 
     def bottom_line(self, keys: Sequence[tuple[str, str]], width: int) -> Line:
-        """The text of the bottom line: the message, if there is one; otherwise what is wrong with
-        the stream; otherwise the orders under way and the keys. `keys`: pairs of key and word; the
-        final two pairs are always shown."""
+        """The text of the bottom line: the message, if there is one; otherwise the caption of a
+        replay; otherwise what is wrong with the stream; otherwise the orders under way and the
+        keys. `keys`: pairs of key and word; the final two pairs are always shown."""
         if self.message.line:
             return self.message.line
         if caption := self._caption():

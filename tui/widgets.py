@@ -349,9 +349,13 @@ class TableView(Toned, Generic[Item], can_focus=True):
         """Shows these rows. `follow`: whether the cursor stays on the last row. When following
         ends, the cursor is held on that row. The caption takes the last lines. `filtered`: whether
         a filter may have left rows out; `no_match`: what the table says if it left out all."""
-        if (caption, filtered, no_match) != (self._caption, self._filtered, self._no_match):
-            self._caption, self._filtered, self._no_match = caption, filtered, no_match
+        is_new = (filtered, no_match) != (self._filtered, self._no_match)
+        if is_new or len(caption) != len(self._caption):
             self.refresh()
+        elif list(caption) != list(self._caption) and self.outer_size.width:
+            width, height = self.outer_size
+            self.refresh(Region(0, height - len(caption), width, len(caption)))
+        self._caption, self._filtered, self._no_match = caption, filtered, no_match
         self.items = items
         if self._marks:
             subjects = {item.id: item.target.subject for item in items}

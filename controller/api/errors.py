@@ -15,7 +15,7 @@ EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 """No controller runs, or it does not answer."""
 EXIT_NOT_FOUND = 4
-"""There is no such instance or request."""
+"""There is no such instance, request, operation, adapter or log."""
 EXIT_REFUSED = 5
 """Refused: the cluster runs already; the name given to `--confirm` is wrong; a bad token; `top`
 without a terminal; a request that cannot move or has ended; an operation without undo; the last
@@ -30,7 +30,8 @@ EXIT_TIMED_OUT = 124
 """Something took too long: the cluster was not ready, the condition of `status --wait` did not come
 true, a move was not over within `--timeout`, or the deadline of a drain passed."""
 EXIT_INTERRUPTED = 130
-"""Interrupted."""
+"""Interrupted by Ctrl-C. A command that another signal ends exits with 128 and the signal's number:
+143 for SIGTERM."""
 
 
 def one_line(error: BaseException, max_chars: int = 200) -> str:
@@ -91,7 +92,7 @@ class NotRunningError(UnreachableError):
 
 
 class NotFoundError(LlumctlError):
-    """No such instance or request."""
+    """No such instance, request, operation, adapter or log."""
 
     exit_code = EXIT_NOT_FOUND
 

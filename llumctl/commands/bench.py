@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
-from llumctl import connect, output
-from llumctl.commands.options import Cluster, TableOrJson, check_extra, format_option, positive
+from llumctl import arguments, connect, output
+from llumctl.commands.options import Cluster, TableOrJson, check_extra, format_option
 from llumctl.lab.option_values import Arrivals, Verify
 
 if TYPE_CHECKING:
@@ -144,10 +144,10 @@ def bench(
     failed or a token was wrong.
     """
     for value, flag in ((timeout, "--timeout"), (duration, "--duration")):
-        positive(value, flag)
-    _at_least(0, warmup, "--warmup")
-    _at_least(1, requests, "--requests")
-    _at_least(1, max_tokens_cap, "--max-tokens-cap")
+        arguments.within(0, value, flag, above=True)
+    arguments.within(0, warmup, "--warmup")
+    arguments.within(1, requests, "--requests")
+    arguments.within(1, max_tokens_cap, "--max-tokens-cap")
     for file, flag in ((json_file, "--json"), (records, "--records"), (plot, "--plot")):
         _check_folder(file, flag)
     if plot is not None:
@@ -221,11 +221,6 @@ def _deliver(
         output.say(line)
 
 
-def _at_least(least: int, value: float | None, flag: str) -> None:
-    if value is not None and not least <= value < float("inf"):
-        raise UsageError(f"{flag}: must be at least {least}, not {value:g}", "llumctl bench --help")
-
-
 def _check_trace(trace: Path | None, scale_rate: float | None, generated: list[str]) -> None:
     if trace is None and scale_rate is not None:
         raise UsageError(
@@ -236,11 +231,7 @@ def _check_trace(trace: Path | None, scale_rate: float | None, generated: list[s
             f"{generated[0]}: not with --trace, which has the times and lengths of requests",
             f"llumctl bench --trace {trace} --scale-rate 2",
         )
-    if scale_rate is not None and not 0 < scale_rate < float("inf"):
-        raise UsageError(
-            f"--scale-rate: must be a positive number, not {scale_rate:g}",
-            f"llumctl bench --trace {trace} --scale-rate 2",
-        )
+    arguments.within(0, scale_rate, "--scale-rate", above=True)
 
 
 def _check_folder(file: Path | None, flag: str) -> None:

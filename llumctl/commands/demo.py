@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import LlumctlError
-from llumctl import output
-from llumctl.commands.options import positive
+from llumctl import arguments, output
 from llumctl.commands.top import Replay, check_terminal, show_replay
 
 RECORDING = Path(__file__).with_name("demo.jsonl.xz")
@@ -49,7 +48,7 @@ def demo(
     ] = None,
 ) -> None:
     """Show two minutes of a storm in the console; q ends it."""
-    positive(speed, "--speed")
+    arguments.within(0, speed, "--speed", above=True)
     check_terminal("demo")
     with _unpacked() as path:
         show_replay(Replay(path, speed, 0.0, CAPTIONS), theme, ascii_only=ascii_only)

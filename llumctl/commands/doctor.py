@@ -52,7 +52,10 @@ def doctor(
         typer.Option(metavar="K=V", help="A vLLM engine argument, V as JSON; repeatable."),
     ] = None,
 ) -> None:
-    """Check this machine, and the nodes of a Ray to join; exit 1 if anything fails."""
+    """Check this machine, and the nodes of a Ray cluster to join.
+
+    The exit code is 1 if any check fails.
+    """
     from controller.api.wire.status import CheckResult, DoctorReport
     from llumctl.config import settings as settings_module
 

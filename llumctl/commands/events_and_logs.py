@@ -96,15 +96,14 @@ def events(
     cluster: Cluster = None,
 ) -> None:
     """Show what happened in the cluster, oldest first."""
-    if limit is not None and limit < 0:
-        raise UsageError(f"--limit: must be 0 or more, not {limit}")
+    arguments.within(0, limit, "--limit")
     if after is not None and not _POSITION.fullmatch(after):
         raise UsageError(
             f"--after: {after[:60]!r} is not the position of an event", "llumctl events -o name"
         )
     if follow and output_format in DOCUMENTS:
         raise UsageError(
-            f"-o {output_format} is a single document, and --follow has no end",
+            f"-o {output_format}: not with --follow, as it is a single document",
             "llumctl events --follow -o jsonl",
         )
     if sums and output_format not in (Format.TABLE, Format.WIDE):
@@ -323,16 +322,26 @@ def logs(
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Show new lines until Ctrl-C.")
     ] = False,
+    grep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Only lines with this text, from the whole log. Upper and lower case are the same"
+            " unless TEXT has an upper-case letter.",
+        ),
+    ] = None,
     lines: Annotated[
         int, typer.Option("-n", "--lines", metavar="N", help="Begin with the last N lines.")
     ] = DEFAULT_LINES,
     cluster: ClusterName = None,
 ) -> None:
-    """Show the log of a member, even after the cluster was stopped."""
-    if lines < 0:
-        raise UsageError(f"--lines: must be 0 or more, not {lines}")
+    """Show the log of a member, even after the cluster was stopped.
+
+    -f goes on when the member's process is restarted, until Ctrl-C.
+    """
+    arguments.within(0, lines, "--lines")
     if everyone and member is not None:
-        raise UsageError(f"--all: not with a member; {member[:60]!r} is one of all")
+        raise UsageError(f"--all: not with ID; {member[:60]!r} is one of all")
     name = config_file.cluster_name(cluster)
     from controller.api.state.log_tail import LogTail
 
@@ -340,6 +349,7 @@ def logs(
     one = DEFAULT_MEMBER if member is None else member
     found = _chosen(_logs_in(folder), None if everyone else one, name)
     show = _LogPrinter(found, everyone=everyone)
+    search = _Search("" if grep is None else grep)
     with contextlib.ExitStack() as stack:
 
         def opened(path: Path) -> LogTail:
@@ -347,21 +357,45 @@ def logs(
 
         tails = {key: opened(path) for key, path in found.items()}
         for key, tail in tails.items():
-            begun = tail.last(lines)
+            begun = tail.last(sys.maxsize if grep else lines)
             if not follow and lines:
                 begun += tail.unfinished()
-            if any(map(str.strip, begun)):
-                show(key, begun)
+            hits = search.lines(begun)
+            if grep:
+                hits = hits[-lines:] if lines else []
+            if any(map(str.strip, hits)):
+                show(key, hits)
             elif lines and not everyone:
-                output.say(f"the log of {key} is empty so far: {found[key]}")
+                if any(map(str.strip, begun)):
+                    output.say(f"no line of the log of {key} has {grep!r} so far: {found[key]}")
+                else:
+                    output.say(f"the log of {key} is empty so far: {found[key]}")
         while follow and not output.reader_left():
             time.sleep(LOG_POLL_S)
             for key, tail in tails.items():
-                show(key, tail.added())
+                show(key, search.lines(tail.added()))
             if everyone:
                 for key, path in _logs_in(folder).items():
                     if key not in tails:
                         tails[key] = opened(path)
+
+
+class _Search:
+    """Chooses the lines that contain a text, as a terminal shows them. Upper and lower case are the
+    same, unless the text has an upper-case letter. An empty text chooses all lines."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._exact = text != text.lower()
+
+    def lines(self, lines: list[str]) -> list[str]:
+        return [line for line in lines if self._fits(line)] if self._text else lines
+
+    def _fits(self, line: str) -> bool:
+        from controller.api.state.log_tail import harmless
+
+        shown = harmless(line)
+        return self._text in (shown if self._exact else shown.lower())
 
 
 _NUMBER = re.compile(r"(\d+)")

@@ -24,10 +24,11 @@ from controller.api.errors import (
     UnreachableError,
     UsageError,
 )
-from controller.api.settings import MAX_DEADLINE_S, MAX_WARM_S
+from controller.api.settings import MAX_DEADLINE_S
 from controller.api.text.quantities import duration, latency, num_cells
 from llumctl import arguments, connect, output
 from llumctl.commands.options import (
+    LONGEST_DEADLINE,
     Cluster,
     Detach,
     DryRun,
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 ON_DEADLINE = ("keep", "abort")
 DEFAULT_WITHIN = "30s"
 WARM_HELP = "once it is empty, give others at most so long to copy what it has cached (0s)."
+LONGEST_WARM = "1h"
+"""`MAX_WARM_S` as people type it."""
 DRAINING = "draining"
 """The reason in `closed_by` that goes away when the drain is taken back."""
 
@@ -103,7 +106,9 @@ def drain(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Empty instances: their requests move to others, and no new ones come. Asks first.
+    """Empty instances: their requests move to others.
+
+    Asks first. The instances get no new requests until llumctl uncordon.
 
     --remove is for an instance whose machine will be taken away: requests of the highest priority
     leave first, and requests that cannot move in time are replayed elsewhere once the instance is
@@ -113,17 +118,17 @@ def drain(
     flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)
     if remove:
         of_drain = {"--deadline": deadline is not None, "--on-deadline": on_deadline != "keep"}
-        check_flags(of_drain, "--remove", "llumctl drain --help")
+        check_flags(of_drain, "--remove")
         _remove(flags, wanted_ids, DEFAULT_WITHIN if within is None else within, warm_of(warm))
         return
     if warm is not None:
-        raise UsageError("--warm: only with --remove", "llumctl drain --help")
+        raise UsageError("--warm: only with --remove")
     if within is not None:
-        raise UsageError("--within: only with --remove", "llumctl drain --help")
+        raise UsageError("--within: only with --remove")
     arguments.one_of(on_deadline, ON_DEADLINE, "--on-deadline", "an action at the deadline")
     deadline_s = deadline_of(deadline)
     if deadline_s is None and on_deadline != "keep":
-        raise UsageError("--on-deadline: only with --deadline", "llumctl drain --help")
+        raise UsageError("--on-deadline: only with --deadline")
     from controller.api.operations.on_instances import Drain, DrainRequest
 
     wanted = DrainRequest(
@@ -232,6 +237,10 @@ def uncordon(
     taken = _TakenBack(reason, if_revision, dry_run=dry_run)
     try:
         with connect.client(name) as client:
+            if len(wanted_ids) > 1 and not dry_run:  # all are looked at before one is changed
+                planned = _TakenBack(reason, if_revision, dry_run=True)
+                for each in wanted_ids:
+                    planned.take_back(client, each)
             for each in wanted_ids:
                 taken.take_back(client, each)
     except LlumctlError:
@@ -343,12 +352,8 @@ def _marking(kind: str, instance_ids: list[str], flags: Flags) -> None:
 def _remove(flags: Flags, instance_ids: list[str], within: str, warm_s: float) -> None:
     """Removes an instance after some time at most, and follows it until it is gone."""
     if len(instance_ids) > 1:
-        raise UsageError("--remove: one instance at a time", "llumctl drain --help")
-    within_s = arguments.positive(within, "--within")
-    if within_s > MAX_DEADLINE_S:
-        raise UsageError(
-            "--within: must be at most 7d", f"durations look like {arguments.EXAMPLES}"
-        )
+        raise UsageError("--remove: one instance at a time")
+    within_s = arguments.positive(within, "--within", LONGEST_DEADLINE)
     from controller.api.operations.on_instances import Evacuate, EvacuateRequest
 
     wanted = EvacuateRequest(
@@ -372,20 +377,15 @@ def warm_of(text: str | None) -> float:
     """The value of --warm in seconds. Raises UsageError."""
     if text is None:
         return 0.0
-    warm_s = arguments.positive(text, "--warm")
-    if warm_s > MAX_WARM_S:
-        raise UsageError("--warm: must be at most 1h", f"durations look like {arguments.EXAMPLES}")
-    return warm_s
+    return arguments.positive(text, "--warm", LONGEST_WARM)
 
 
-def check_flags(
-    given: Mapping[str, object], where: str = "--rolling", hint: str = "llumctl restart --help"
-) -> None:
+def check_flags(given: Mapping[str, object], where: str = "--rolling") -> None:
     """Checks the flags. Raises UsageError for a flag that has no meaning in this form of the
     command."""
     for flag, value in given.items():
         if value:
-            raise UsageError(f"{flag}: not with {where}", hint)
+            raise UsageError(f"{flag}: not with {where}")
 
 
 def ids_once(instance_ids: list[str]) -> list[str]:
@@ -406,13 +406,13 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
 
 def agreed(cluster: str, orders: "Sequence[Given]", command: str = "") -> "list[Given]":
     """Asks the operator, and binds the orders to the revision that was shown. `command`: what was
-    typed, unless that is the command of the first order."""
+    typed, unless that is the command of the first order. An order that the controller would refuse
+    is refused first, even if there is no terminal to ask on."""
     first, command = orders[0], command or orders[0].command
-    connect.check(cluster)
-    output.check_terminal(first.kind, f"{command} --dry-run      then      {command} -y")
     with connect.client(cluster) as client:
         plans = [client.send(each.dry()) for each in orders]
         status = client.status()
+    output.check_terminal(first.verb(), f"{command} --dry-run      then      {command} -y")
     output.say(question(plans, status))
     names = ", ".join(each.target for each in orders)
     output.ask(first.question if len(orders) == 1 else f"{first.word} {names}?")

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from controller.api.operations.on_adapters import AdapterReport
     from controller.api.wire.status import AdapterStatus, ClusterStatus
 
-app = typer.Typer(
-    name="lora", help="Load and unload LoRA adapters.", rich_markup_mode=None, no_args_is_help=True
-)
+app = typer.Typer(name="lora", help="Load and unload LoRA adapters.", rich_markup_mode=None)
 POLL_S = 0.3
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The name by which clients call the adapter.")
@@ -123,7 +121,7 @@ def _check_name(name: str) -> None:
 
     if not re.fullmatch(ADAPTER_NAME, name):
         raise UsageError(
-            f"NAME: {name[:60]!r}: up to 128 letters, digits and . _ : / -", "llumctl lora --help"
+            f"NAME: {name[:60]!r} is not a name (up to 128 letters, digits and . _ : / -)"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.settings import MAX_DEADLINE_S, MAX_REASON_CHARS
+from controller.api.settings import MAX_REASON_CHARS
 from controller.api.text.hints import extra_command
 from llumctl import arguments, connect, meant
 from llumctl.output import Format
@@ -144,8 +144,7 @@ def _one_line(reason: str) -> str:
 
 
 def _a_revision(value: int | None) -> int | None:
-    if value is not None and value < 0:
-        raise UsageError(f"--if-revision: must be at least 0, not {value}")
+    arguments.within(0, value, "--if-revision")
     return value
 
 
@@ -186,22 +185,15 @@ IfRevision = Annotated[
 ]
 
 
-def positive(value: float | None, flag: str) -> None:
-    """Refuses zero, negative numbers, NaN and infinity."""
-    if value is not None and not 0 < value < float("inf"):
-        raise UsageError(f"{flag}: must be a positive number of seconds, not {value:g}")
+LONGEST_DEADLINE = "7d"
+"""`MAX_DEADLINE_S` as people type it."""
 
 
 def deadline_of(text: str | None) -> float | None:
     """How many seconds a drain may take, as `--deadline` says."""
     if text is None:
         return None
-    found = arguments.positive(text, "--deadline")
-    if found > MAX_DEADLINE_S:
-        raise UsageError(
-            "--deadline: must be at most 7d", f"durations look like {arguments.EXAMPLES}"
-        )
-    return found
+    return arguments.positive(text, "--deadline", LONGEST_DEADLINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.errors import UsageError
-from llumctl import output
+from llumctl import arguments, output
 from llumctl.commands.options import Config
 
 if TYPE_CHECKING:
@@ -57,9 +56,12 @@ def profile(
     ] = None,
     config: Config = None,
 ) -> None:
-    """Measure an engine as up starts it, and write its step times and sizes into a profile."""
-    if rounds < 1:
-        raise UsageError(f"--rounds: must be at least 1, not {rounds}")
+    """Measure the step times of an engine, for simulations.
+
+    The engine is started as llumctl up starts it. Its step times and sizes are written into a
+    profile.
+    """
+    arguments.within(1, rounds, "--rounds")
     from llumctl.config import settings as settings_module
 
     flags: Flags = {

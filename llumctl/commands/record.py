@@ -59,11 +59,11 @@ def record(
     """
     if traffic:
         if refresh is not None:
-            raise UsageError("--refresh: not with --traffic", "llumctl record --help")
+            raise UsageError("--refresh: not with --traffic")
         _record_traffic(file, duration, cluster, force=force)
     else:
         if force:
-            raise UsageError("--force: only with --traffic", "llumctl record --help")
+            raise UsageError("--force: only with --traffic")
         _record_frames(file, duration, DEFAULT_REFRESH_S if refresh is None else refresh, cluster)
 
 
@@ -109,10 +109,7 @@ def _follow(
 
 
 def check_refresh(refresh_s: float) -> None:
-    if not MIN_REFRESH_S <= refresh_s <= MAX_REFRESH_S:
-        raise UsageError(
-            f"--refresh: must be {MIN_REFRESH_S:g} to {MAX_REFRESH_S:g} seconds, not {refresh_s:g}"
-        )
+    arguments.within(MIN_REFRESH_S, refresh_s, "--refresh", MAX_REFRESH_S)
 
 
 def reached(cluster: str) -> str:

@@ -26,7 +26,6 @@ from llumctl.commands.options import (
     Reference,
     complete_instances,
     complete_requests,
-    positive,
 )
 from llumctl.output import Format
 
@@ -93,8 +92,7 @@ def requests(
     controller holds are in the order in which they will be dispatched. The requests that ended last
     are at the end.
     """
-    if limit is not None and not 1 <= limit <= MAX_LIMIT:
-        raise UsageError(f"--limit: must be between 1 and {MAX_LIMIT}, not {limit}")
+    arguments.within(1, limit, "--limit", MAX_LIMIT)
     filters = {"--instance": instance, "--state": state, "--limit": limit}
     given = [flag for flag, value in filters.items() if value is not None]
     if reference is not None and given:
@@ -184,6 +182,8 @@ _HELD_COLUMNS: tuple[_Column, ...] = (
 """Columns that are shown only if the controller holds one of the requests."""
 _WIDE_COLUMNS: tuple[_Column, ...] = (
     *_COLUMNS,
+    ("BLOCKS", lambda item: "" if item.num_blocks is None else str(item.num_blocks)),
+    ("LAST", lambda item: latency(item.last_token_age_s)),
     ("MOVES", lambda item: str(item.num_moves)),
     ("REPLAYS", lambda item: str(item.num_replays)),
     ("ADAPTER", lambda item: item.adapter),
@@ -314,9 +314,7 @@ def migrate(
     arguments.an_id(reference, "REQUEST")
     if to is not None:
         arguments.an_id(to, "--to")
-    positive(timeout, "--timeout")
-    if timeout > MAX_TIMEOUT_S:
-        raise UsageError(f"--timeout: must be at most {MAX_TIMEOUT_S:g} s, not {timeout:g}")
+    arguments.within(0, timeout, "--timeout", MAX_TIMEOUT_S, above=True)
     with connect.client(connect.attached(cluster)) as client:
         from controller.api.operations.on_requests import Migrate, MigrateRequest
 
@@ -479,14 +477,19 @@ def priority(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Change a live request's priority, in queues and for the memory kept free while it runs."""
+    """Change a live request's priority.
+
+    It counts in queues, and for the memory that is kept free while the request runs.
+    """
     arguments.an_id(reference, "REQUEST")
     arguments.an_id(level[:MAX_LEVEL_CHARS], "LEVEL")
     with connect.client(connect.attached(cluster)) as client:
         from controller.api.operations.on_requests import PriorityRequest, SetPriority
 
         wanted = PriorityRequest(level=level[:MAX_LEVEL_CHARS], reason=reason, dry_run=dry_run)
-        report = client.send(SetPriority(client.whole_id(reference), wanted))
+        request_id = client.whole_id(reference)
+        with arguments.about("LEVEL"):
+            report = client.send(SetPriority(request_id, wanted))
     output.emit(_changed(report, output_format))
     if report.previous == report.level:
         output.say("nothing to change")
@@ -518,7 +521,10 @@ def abort(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """End a live request: its client gets an error, its memory is freed. There is no undo."""
+    """End a live request: its client gets an error.
+
+    Its memory is freed. There is no undo.
+    """
     arguments.an_id(reference, "REQUEST")
     with connect.client(connect.attached(cluster)) as client:
         from controller.api.operations.on_requests import Abort, AbortRequest

@@ -22,11 +22,12 @@ from controller.api.errors import (
     UsageError,
     one_line,
 )
-from controller.api.settings import MAX_DEADLINE_S, MAX_INSTANCES, PYTHON
+from controller.api.settings import MAX_INSTANCES, PYTHON
 from controller.api.text.quantities import duration, latency
 from llumctl import arguments, connect, output
 from llumctl.commands import instances
 from llumctl.commands.options import (
+    LONGEST_DEADLINE,
     Cluster,
     Detach,
     DryRun,
@@ -117,15 +118,13 @@ def restart(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Restart an instance: its requests move to others, then its process is replaced. Asks first.
+    """Restart an instance, once its requests have moved to others.
 
-    Ctrl-C does not end the restart. Until the process has ended, llumctl uncordon takes the restart
-    back; llumctl restart --stop stops a rolling one.
+    Asks first. Ctrl-C does not end the restart. Until the process has ended, llumctl uncordon takes
+    the restart back; llumctl restart --stop stops a rolling one.
     """
     if [instance_id is not None, rolling, stop, dismiss].count(True) != 1:
-        raise UsageError(
-            "restart: give one of ID, --rolling, --stop and --dismiss", "llumctl restart --help"
-        )
+        raise UsageError("ID: give one of ID, --rolling, --stop and --dismiss")
     deadline_s = deadline_of(deadline)
     flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)
     of_all: dict[str, object] = {
@@ -159,9 +158,9 @@ def _of_one(
     """Plans and asks, restarts one instance, and follows the restart."""
     arguments.an_id(instance_id, "ID")
     if now and deadline_s is not None:
-        raise UsageError("--now: not with --deadline", "llumctl restart --help")
+        raise UsageError("--now: not with --deadline")
     if now and warm_s:
-        raise UsageError("--now: not with --warm", "llumctl restart --help")
+        raise UsageError("--now: not with --warm")
     from controller.api.operations.on_instances import Restart, RestartRequest
 
     wanted = RestartRequest(
@@ -202,15 +201,8 @@ def _begin(
     num_at_once = _at_once(at_once)
     start_timeout_s = DEFAULT_START_TIMEOUT_S
     if start_timeout is not None:
-        start_timeout_s = arguments.positive(start_timeout, "--start-timeout")
-        if start_timeout_s > MAX_DEADLINE_S:
-            raise UsageError("--start-timeout: must be at most 7d", "llumctl restart --help")
+        start_timeout_s = arguments.positive(start_timeout, "--start-timeout", LONGEST_DEADLINE)
     name = connect.attached(flags.cluster)
-    if not (flags.yes or flags.dry_run):
-        given = [word for each in engine_arg for word in ("--engine-arg", each)]
-        command = shlex.join(["llumctl", "restart", "--rolling", *given])
-        connect.check(name)
-        output.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
     from controller.api.operations.on_cluster import Rolling, RollingRequest
 
     wanted = RollingRequest(
@@ -226,7 +218,9 @@ def _begin(
     )
     order = Rolling(wanted)
     if not (flags.yes or flags.dry_run):
-        order = _rolling_agreed(name, order)
+        given = [word for each in engine_arg for word in ("--engine-arg", each)]
+        command = shlex.join(["llumctl", "restart", "--rolling", *given])
+        order = _rolling_agreed(name, order, command)
     with connect.client(name) as client:
         report = client.send(order)
     if flags.dry_run or flags.detach:
@@ -284,7 +278,7 @@ def _engine_args(given: Sequence[str]) -> dict[str, Any]:
             each, "llumctl restart --rolling --engine-arg max_num_seqs=64"
         )
         if key in found:
-            raise UsageError(f"--engine-arg: {key} is given twice", "llumctl restart --help")
+            raise UsageError(f"--engine-arg: {key} is given twice")
         if key == PYTHON and isinstance(value, str):
             value = interpreter(Path.cwd() / _expanded(value))
         found[key] = value
@@ -311,10 +305,12 @@ def _follow_rolling(name: str, begun: "RollingReport", output_format: Format) ->
     _check_over(watch.report)
 
 
-def _rolling_agreed(cluster: str, order: "Rolling") -> "Rolling":
-    """Asks the operator, and binds the order to the revision that was shown."""
+def _rolling_agreed(cluster: str, order: "Rolling", command: str) -> "Rolling":
+    """Asks the operator, and binds the order to the revision that was shown. `command`: what was
+    typed."""
     with connect.client(cluster) as client:
         plan = client.send(order.dry())
+    output.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
     from controller.api.text import status_words as words
 
     output.say("\n".join(words.rolling_plan(plan)))

@@ -38,7 +38,6 @@ DEADLINE_MARGIN_S = 10.0
 """A wait for a drain with a deadline lasts this much longer, to learn how the drain ended."""
 
 AUTO = "auto"
-HELP = "llumctl scale --help"
 _TARGET = re.compile(r"([+-]?)([0-9]{1,9})")
 
 
@@ -163,13 +162,13 @@ def scale(
     is_auto = target.strip() == AUTO
     for flag, value in (of_number if is_auto else of_auto).items():
         if value is not None and value is not False:
-            raise UsageError(f"{flag}: {'not' if is_auto else 'only'} with {AUTO}", HELP)
+            raise UsageError(f"{flag}: {'not' if is_auto else 'only'} with {AUTO}")
     flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, force=force)
     if is_auto:
         _scale_auto(flags, _auto_changes(mode, minimum, maximum, target_ttft, target_tpot))
         return
     if timeout is not None and not wait:
-        raise UsageError("--timeout: only with --wait", HELP)
+        raise UsageError("--timeout: only with --wait")
     timeout_s = None if timeout is None else arguments.positive(timeout, "--timeout")
     _scale_by_hand(
         flags, target, deadline_of(deadline), timeout_s, instances.warm_of(warm), wait=wait
@@ -254,8 +253,7 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
             "llumctl scale 4      llumctl scale +1      llumctl scale -1      llumctl scale auto",
         )
     sign, number = found[1], int(found[2])
-    if number > MAX_INSTANCES:
-        raise UsageError(f"N|+N|-N: must be at most {MAX_INSTANCES}, not {number}")
+    arguments.within(0, number, "N|+N|-N", MAX_INSTANCES)
     if not number:
         raise UsageError(f"N|+N|-N: {text} would leave no instance, or change none", "llumctl down")
     return (None, int(f"{sign}{number}")) if sign else (number, None)
@@ -336,7 +334,7 @@ def _scale_auto(flags: Flags, wanted: "dict[str, SettingValue]") -> None:
     """Changes auto-scaling if anything is wanted, then shows it. `wanted`: settings by key."""
     dry_run, output_format = flags.dry_run, flags.output_format
     if not wanted and (dry_run or flags.reason or flags.if_revision is not None):
-        raise UsageError("there is nothing to change", "llumctl scale --help")
+        raise UsageError("auto: there is nothing to change")
     name = connect.attached(flags.cluster)
     with connect.client(name) as client:
         if wanted:
@@ -374,8 +372,7 @@ def _auto_changes(
         ("--max", "max_instances", maximum),
     ):
         if number is not None:
-            if not 1 <= number <= MAX_INSTANCES:
-                raise UsageError(f"{flag}: must be from 1 to {MAX_INSTANCES}, not {number}")
+            arguments.within(1, number, flag, MAX_INSTANCES)
             found[key] = number
     for flag, key, text in (
         ("--target-ttft", "target_ttft_s", target_ttft),

@@ -49,7 +49,8 @@ def set_settings(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE...|KEY]",
-            help="For example migration.max_moves=2. A KEY alone is shown; without any, all are.",
+            help="For example migration.max_moves=2. A KEY alone is shown; a table, such as"
+            " migration, with all its keys. Without any, all are shown.",
             show_default=False,
         ),
     ] = None,
@@ -103,16 +104,29 @@ def _show(
         found = client.settings()
         levels = client.status().levels if toml else ()
     if key is not None:
-        known = [setting.key for setting in found.settings]
-        arguments.one_of(key, known, "KEY", "a setting of a running cluster")
-        only = tuple(setting for setting in found.settings if setting.key == key)
-        found = found.model_copy(update={"settings": only})
+        found = _only(found, key)
     if toml:
         _emit_toml(found, levels, config, name)
         return
     output.emit(_listed(found, output_format))
     if output_format in (Format.TABLE, Format.WIDE):
         output.say(f"revision {found.revision}")
+
+
+def _only(found: "SettingList", key: str) -> "SettingList":
+    """The setting of this key or, if the key names a table or a priority level, all settings below
+    it. Raises UsageError if there is none."""
+    below = f"{key.rstrip('.')}."
+    only = tuple(each for each in found.settings if f"{each.key}.".startswith(below))
+    if not only:
+        keys = [each.key.split(".") for each in found.settings]
+        known = {".".join(key[:end]): None for key in keys for end in range(1, len(key) + 1)}
+        raise UsageError(
+            f"KEY: {key[:60]!r} is not a setting of a running cluster"
+            f"{arguments.nearest(key, known)}",
+            "llumctl set",
+        )
+    return found.model_copy(update={"settings": only})
 
 
 def _emit_toml(
@@ -165,7 +179,7 @@ def _listed(found: "SettingList", output_format: Format) -> str:
         rows = [_row(setting, wide) for setting in found.settings]
         more = ("FROM", "ALLOWED") if wide else ()
         header = ("KEY", "VALUE", "DEFAULT", *more, "MEANING")
-        return output.table(header, rows)
+        return output.table(header, rows, ends_in_prose=True)
     return output.encode(output_format, found, found.settings)
 
 
@@ -194,7 +208,8 @@ def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: 
         # If the changes cannot be saved, that must be found out before anything has changed.
         order = SetSettings(patch)
         saving = _saving(client, order, config, name) if save else None
-        found = client.send(order)
+        with arguments.about("KEY=VALUE"):
+            found = client.send(order)
     if shown := changes_text(found, flags.output_format):
         output.emit(shown)
     if flags.output_format in (Format.TABLE, Format.WIDE):
@@ -225,7 +240,8 @@ def _saving(
     client: "ControlClient", order: "SetSettings", config: Path | None, cluster: str
 ) -> "Saving":
     """Plans the new text of the configuration file, with the values as the controller read them."""
-    plan = client.send(order.dry())
+    with arguments.about("KEY=VALUE"):
+        plan = client.send(order.dry())
     values = {each.key: each.value for each in client.settings().settings}
     values |= {each.key: each.value for each in plan.changes}
     wanted = {key: values[key] for key in order.wanted.changes}

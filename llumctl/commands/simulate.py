@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import EXIT_FAILED, UsageError
-from llumctl.commands.options import TableOrJson, check_plot, format_option, positive
+from llumctl import arguments
+from llumctl.commands.options import TableOrJson, check_plot, format_option
 from llumctl.config import config_file
 from llumctl.lab.option_values import FigureName
 
@@ -157,7 +158,6 @@ HostCache = Annotated[
     typer.Option(
         "--host-cache",
         metavar="GIB",
-        min=0,
         help="Keep this much of each prefix cache in main memory, too.",
     ),
 ]
@@ -255,17 +255,18 @@ def simulate(
     output_format: OutputFormat = TableOrJson.TABLE,
     plot: Plot = None,
 ) -> None:
-    """Compare policies on a cluster in virtual time, or find the smallest sufficient cluster.
+    """Compare policies on a cluster in virtual time.
 
-    The scheduler is the same as in a live cluster; the engines are a model with the times of a
-    profile. The same options give the same figures.
+    With targets, find the smallest cluster that meets them. The scheduler is the same as in a live
+    cluster; the engines are a model with the times of a profile. The same options give the same
+    figures.
     """
     if context.invoked_subcommand is not None:
         _nothing_before(context)
         return
-    _check_numbers(rate or (), requests, clients, jobs, warm_up)
-    positive(target_ttft_p99, "--target-ttft-p99")
-    positive(target_tpot_p99, "--target-tpot-p99")
+    _check_numbers(rate or (), requests, clients, jobs, warm_up, host_cache)
+    arguments.within(0, target_ttft_p99, "--target-ttft-p99", above=True)
+    arguments.within(0, target_tpot_p99, "--target-tpot-p99", above=True)
     check_plot(plot)
     names = _names(workload, recording)
     targeted = target_ttft_p99 is not None or target_tpot_p99 is not None
@@ -346,12 +347,13 @@ def find_knee(
     jobs: Jobs = None,
     output_format: OutputFormat = TableOrJson.TABLE,
 ) -> None:
-    """Find the rate at which the P99 TTFT under a policy is 30 s (mean over seeds).
+    """Find the rate at which the P99 TTFT under a policy is 30 s.
 
-    With it loads of different workloads can be compared: as shares of this rate.
+    The P99 TTFT is the mean over the seeds. With this rate loads of different workloads can be
+    compared: as shares of it.
     """
-    _check_numbers((), requests, None, jobs, 0.0)
-    positive(target_ttft_p99, "--target-ttft-p99")
+    _check_numbers((), requests, None, jobs, 0.0, host_cache)
+    arguments.within(0, target_ttft_p99, "--target-ttft-p99", above=True)
     (size, *more) = cluster_sizes(instances)
     if more:
         raise UsageError("--instances: a knee needs a single number of instances", "--instances 16")
@@ -404,7 +406,7 @@ def _nothing_before(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             command = f"llumctl simulate {context.invoked_subcommand}"
-            raise UsageError(f"options must follow {command}", f"{command} --help")
+            raise UsageError(f"OPTIONS: must follow {command}", f"{command} --help")
 
 
 def _check_numbers(
@@ -413,12 +415,14 @@ def _check_numbers(
     clients: int | None,
     jobs: int | None,
     warm_up: float,
+    host_cache: float,
 ) -> None:
     for rate in rates:
-        within(0, rate, "--rate", above=True)
+        arguments.within(0, rate, "--rate", above=True)
     for value, flag in ((requests, "--requests"), (clients, "--clients"), (jobs, "--jobs")):
-        within(1, value, flag)
-    within(0, warm_up, "--warm-up", 0.9)
+        arguments.within(1, value, flag)
+    arguments.within(0, warm_up, "--warm-up", 0.9)
+    arguments.within(0, host_cache, "--host-cache")
 
 
 _SIZES = re.compile(r"(\d{1,5})(?:\.\.(\d{1,5}))?")
@@ -458,24 +462,9 @@ def autoscale_bounds(text: str, instances: str | None) -> tuple[int, int, int]:
 
 
 def seed_numbers(first: int, num: int | None) -> list[int]:
-    within(0, first, "--seed")
-    within(1, num, "--seeds", MAX_SEEDS)
+    arguments.within(0, first, "--seed")
+    arguments.within(1, num, "--seeds", MAX_SEEDS)
     return list(range(first, first + (DEFAULT_SEEDS if num is None else num)))
-
-
-def within(
-    least: float, value: float | None, flag: str, most: float | None = None, *, above: bool = False
-) -> None:
-    """Refuses a value that is below `least` (or equal to it, with `above`), above `most`, or not
-    finite."""
-    if value is None:
-        return
-    too_low = value <= least if above else value < least
-    if not too_low and value < float("inf") and (most is None or value <= most):
-        return
-    bound = f"above {least:g}" if above else f"at least {least:g}"
-    limit = "" if most is None else f" and at most {most:g}"
-    raise UsageError(f"{flag}: must be {bound}{limit}, not {value:g}", "llumctl simulate --help")
 
 
 # -- the figures of the paper -------------------------------------------------------------
@@ -544,13 +533,13 @@ def paper(
     output_format: OutputFormat = TableOrJson.TABLE,
     plot: Plot = None,
 ) -> None:
-    """Simulate a figure of the Llumnix paper, and show each point next to the paper's.
+    """Simulate a figure of the Llumnix paper.
 
-    Traces, rates and thresholds come from its authors.
+    Each point is shown next to the paper's. Traces, rates and thresholds come from its authors.
     """
     for value, flag in ((requests, "--requests"), (jobs, "--jobs")):
-        within(1, value, flag)
-    within(1, instances, "--instances", MAX_INSTANCES)
+        arguments.within(1, value, flag)
+    arguments.within(1, instances, "--instances", MAX_INSTANCES)
     check_plot(plot)
     if plot is not None and str(plot) == "-":
         raise UsageError("--plot: a figure needs a file", "--plot figure.svg")
@@ -563,7 +552,7 @@ def paper(
         raise UsageError("--load and --knee: only with --matched", "--matched --load 1.0")
     shares = tuple(dict.fromkeys(load or PAPER_SHARES))
     for share in shares:
-        within(0, share, "--load", above=True)
+        arguments.within(0, share, "--load", above=True)
     from llumctl.lab import paper as figures
 
     figures.simulate(
@@ -597,7 +586,7 @@ def _knees(texts: list[str] | tuple[()]) -> dict[str, float]:
             raise UsageError(
                 f"--knee: {text[:60]!r} is not of the form NAME=RATE", "--knee M-M=6.86"
             ) from None
-        within(0, found[name.strip()], "--knee", above=True)
+        arguments.within(0, found[name.strip()], "--knee", above=True)
     return found
 
 

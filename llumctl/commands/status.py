@@ -13,7 +13,7 @@ import typer
 from controller.api.errors import EXIT_FAILED, UnreachableError, UsageError
 from controller.api.text.quantities import duration, time_of_day
 from llumctl import arguments, connect, output
-from llumctl.commands.options import Cluster, OutputFormat, check_plot, positive
+from llumctl.commands.options import Cluster, OutputFormat, check_plot
 from llumctl.output import Format
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_EVERY_S = 2.0
 DEFAULT_WAIT = "600"
-HELP = "llumctl status --help"
 
 
 def status(
@@ -73,20 +72,20 @@ def status(
         shown |= {"--since": since is not None, "--plot": plot is not None}
         for flag, value in shown.items():
             if value:
-                raise UsageError(f"{flag}: not with --wait, which shows nothing", HELP)
+                raise UsageError(f"{flag}: not with --wait, which shows nothing")
         _wait(cluster, wait, DEFAULT_WAIT if timeout is None else timeout)
         return
     if since is not None:
         if check or watch or every is not None:
-            raise UsageError("--since: not with --check, --watch or --every", HELP)
+            raise UsageError("--since: not with --check, --watch or --every")
         _show_history(cluster, since, plot, output_format)
         return
     if plot is not None:
-        raise UsageError("--plot: only with --since", "llumctl status --since 10m --plot -")
+        raise UsageError("--plot: only with --since", "llumctl status --since 10m --plot run.svg")
     timeout_s = connect.DEFAULT_TIMEOUT_S
     if timeout is not None:
         timeout_s = arguments.positive(timeout, "--timeout")
-    positive(every, "--every")
+    arguments.within(0, every, "--every", above=True)
     if watch:
         _refuse_unwatchable(output_format, check=check)
     elif every is not None:
@@ -114,7 +113,7 @@ def _show_history(
             f"llumctl status --since {since} -o json",
         )
     if plot is not None and output_format is not Format.TABLE:
-        raise UsageError(f"--plot: not with -o {output_format}", HELP)
+        raise UsageError(f"--plot: not with -o {output_format}")
     last_s = arguments.positive(since, "--since")
     check_plot(plot)
     from llumctl.commands import status_history

@@ -14,7 +14,7 @@ import typer
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.text.quantities import printable
 from llumctl import arguments, connect, meant, output
-from llumctl.commands.options import Cluster, check_extra, positive
+from llumctl.commands.options import Cluster, check_extra
 from llumctl.commands.record import check_refresh, new_recording, reached
 from llumctl.config import config_file
 from tui import startup
@@ -94,28 +94,28 @@ def top(
     ] = False,
     port: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, max=65535, help="With --web: the port (any free one)."),
+        typer.Option(metavar="N", help="With --web: the port (any free one)."),
     ] = None,
 ) -> None:
-    """Show the cluster live in a console, and change it by keys; ? lists the keys."""
+    """Show the cluster live in a console, and change it by keys.
+
+    The key ? lists all keys.
+    """
     check_refresh(refresh)
-    positive(speed, "--speed")
+    arguments.within(0, speed, "--speed", above=True)
     at_s = 0.0 if at is None else arguments.seconds(at, "--at")
     if replay is None and (speed is not None or at is not None):
-        raise UsageError("--speed and --at go with --replay FILE", "llumctl top --help")
+        raise UsageError("--speed, --at: only with --replay")
     if replay is not None and (record is not None or cluster is not None):
-        raise UsageError("--replay goes with neither --record nor --cluster", "llumctl top --help")
+        raise UsageError("--replay: not with --record or --cluster")
     if not web and (write or port is not None):
-        raise UsageError("--write and --port go with --web", "llumctl top --help")
+        raise UsageError("--write, --port: only with --web")
     if web and (record is not None or (write and readonly)):
-        raise UsageError(
-            "--web goes without --record, and --write without --readonly", "llumctl top --help"
-        )
+        raise UsageError("--web: not with --record, and --write not with --readonly")
+    arguments.within(0, port, "--port", 65535)
     if web:
         check_extra("web", "--web")
     in_browser = os.environ.get("TEXTUAL_DRIVER", "") == BROWSER_DRIVER
-    if not web and not in_browser:
-        check_terminal("top", ELSEWHERE)
     chosen = _checked_theme(theme)
     shown = None if replay is None else Replay(replay, speed or 1.0, at_s)
     if web:
@@ -123,10 +123,15 @@ def top(
         _serve(look, cluster, shown, refresh=refresh, write=write, port=port or 0)
         return
     if shown is not None:
+        if not in_browser:
+            check_terminal("top", ELSEWHERE)
         show_replay(shown, chosen, ascii_only=ascii_only, in_browser=in_browser)
         return
     with contextlib.ExitStack() as stack:
         name = _attached_or_asked(cluster)
+        connect.check(name)
+        if not in_browser:
+            check_terminal("top", ELSEWHERE)
         writer = None
         title = f"{name}  + connecting"
         frame = _first_frame(title, ascii_only=ascii_only, in_browser=in_browser)
@@ -160,8 +165,7 @@ def show_replay(
 
 def _checked_theme(theme: str | None) -> str:
     chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT_THEME)
-    if chosen not in THEME_NAMES:
-        raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEME_NAMES)}")
+    arguments.one_of(chosen, THEME_NAMES, "--theme", "a theme")
     return chosen
 
 

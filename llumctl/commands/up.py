@@ -15,8 +15,8 @@ from typer.core import TyperCommand
 
 from controller.api.errors import RefusedError
 from controller.api.text.quantities import printable
-from llumctl import meant, output
-from llumctl.commands.options import ClusterName, Config, positive
+from llumctl import arguments, meant, output
+from llumctl.commands.options import ClusterName, Config
 from llumctl.config import config_file
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def up(
     ] = None,
 ) -> None:
     """Start a cluster. In the foreground, Ctrl-C stops it after its live requests have finished."""
-    positive(timeout, "--timeout")
+    arguments.within(0, timeout, "--timeout", above=True)
     flags: Flags = {
         ("cluster", "name"): ("--cluster", cluster),
         ("cluster", "model"): ("MODEL", model),
@@ -171,7 +171,7 @@ def down(
     ] = None,
 ) -> None:
     """Stop the cluster and all its processes."""
-    positive(timeout, "--timeout")
+    arguments.within(0, timeout, "--timeout", above=True)
     name = config_file.cluster_name(cluster)
     if confirm is not None and confirm != name:
         raise RefusedError(

@@ -186,9 +186,7 @@ def _no_condition(text: str) -> UsageError:
     words = {form.partition("=")[0].partition("/")[0]: form for form in FORMS}
     likely = difflib.get_close_matches(kind.lower(), words, 1)
     meant = f"; did you mean {words[likely[0]]}?" if likely else ""
-    return UsageError(
-        f"{FLAG}: {text[:60]!r} is not a condition{meant}", f"one of {', '.join(FORMS)}"
-    )
+    return UsageError(f"{FLAG}: {text[:60]!r} is not a condition ({', '.join(FORMS)}){meant}")
 
 
 def _state(text: str, known: Iterable[str], kind: str) -> str:

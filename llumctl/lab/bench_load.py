@@ -20,6 +20,7 @@ from controller.sim.workload.sessions import HASH_TOKENS as SESSION_HASH_TOKENS
 from controller.sim.workload.sessions import KINDS, turns
 from controller.sim.workload.trace import Trace, TraceRequest
 from controller.sim.workload.trace_files import TraceError, read_trace
+from llumctl.arguments import within
 from llumctl.lab.option_values import Arrivals
 
 
@@ -133,7 +134,8 @@ def plan(load: Load, rows: Rows, shares: Shares, max_model_len: int | None) -> W
             break
         if len(requests) == MAX_REQUESTS:
             raise UsageError(
-                f"more than {MAX_REQUESTS:,} requests in one run", "llumctl bench --requests 10000"
+                f"--requests: more than {MAX_REQUESTS:,} in one run",
+                "llumctl bench --requests 10000",
             )
         fitted = fit(row, load.max_tokens, max_model_len)
         num_shortened += fitted != row
@@ -141,7 +143,8 @@ def plan(load: Load, rows: Rows, shares: Shares, max_model_len: int | None) -> W
         requests.append(_request(len(requests), fitted, level, rows.prefix_hash_tokens))
     if not requests:
         raise UsageError(
-            f"no request falls into the first {load.duration_s:g} s", "llumctl bench --requests 10"
+            f"--duration: no request falls into the first {load.duration_s:g} s",
+            "llumctl bench --requests 10",
         )
     return Workload(tuple(requests), num_shortened)
 
@@ -271,11 +274,7 @@ def arrival_times_s(kind: Arrivals, rate: float, cv: float | None, rng: Random) 
 
 def check_arrivals(kind: Arrivals, rate: float, cv: float | None) -> None:
     """Raises UsageError for a wrong rate or CV. `cv` is None if none was given."""
-    if not 0 < rate < float("inf"):
-        raise UsageError(
-            f"--rate: must be a positive number of requests per second, not {rate:g}",
-            "llumctl bench --rate 2",
-        )
+    within(0, rate, "--rate", above=True)
     if cv is None:
         return
     if kind is not Arrivals.GAMMA:
@@ -283,11 +282,7 @@ def check_arrivals(kind: Arrivals, rate: float, cv: float | None) -> None:
             f"--cv: {kind} arrivals have no coefficient of variation to choose",
             f"llumctl bench --arrivals gamma --cv {cv:g}",
         )
-    if not 0 < cv < float("inf"):
-        raise UsageError(
-            f"--cv: must be a positive number, not {cv:g}",
-            "llumctl bench --arrivals gamma --cv 4      or      llumctl bench --arrivals constant",
-        )
+    within(0, cv, "--cv", above=True)
 
 
 def _gaps_s(kind: Arrivals, rate: float, cv: float, rng: Random) -> Iterator[float]:

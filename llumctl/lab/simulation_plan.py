@@ -80,8 +80,8 @@ def runs(wanted: Wanted) -> list[Run]:
     """
     if wanted.host_cache_gib and not wanted.prefix_caching:
         raise UsageError(
-            "--host-cache keeps what a prefix cache has, and engines have none here",
-            hint="add --prefix-caching",
+            "--host-cache: only with --prefix-caching",
+            "llumctl simulate --prefix-caching --host-cache GIB",
         )
     profile = _profile(wanted.profile)
     policies = [_policy(name) for name in wanted.policies]
@@ -162,15 +162,21 @@ def estimate(alike: Sequence[Run]) -> tuple[float, float]:
         try:
             trace, _ = fitting(alike[0].load.trace(seed), setup, alike[0].load)
         except CannotRunError as error:
-            raise UsageError(str(error), "--drop-too-long leaves such requests out") from error
+            hint = "llumctl simulate --drop-too-long ...      to leave such requests out"
+            raise UsageError(f"{_named_by(alike[0])}: {error}", hint) from error
         except ValueError as error:
-            raise UsageError(str(error)) from error
+            raise UsageError(f"{_named_by(alike[0])}: {error}") from error
         rates.append(alike[0].load.rate or trace.rate)
         limits.append(saturation_of(trace, setup))
         num_seen += len(trace.requests)
         if num_seen >= MAX_LOOKED_AT:
             break
     return sum(rates) / len(rates), sum(limits) / len(limits)
+
+
+def _named_by(run: Run) -> str:
+    """What named the run's workload: a path may come from two flags."""
+    return "FILE" if "/" in run.load.workload else "--workload"
 
 
 def _profile(name: str) -> LatencyProfile:

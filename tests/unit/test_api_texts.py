@@ -13,7 +13,7 @@ from controller.api.text import events as event_words
 from controller.api.text import quantities as words
 from controller.api.text.events import KINDS, Severity, Weight
 from controller.api.text.quantities import num_cells
-from controller.api.text.short_ids import shortened
+from controller.api.text.short_ids import ShortNames, shortened
 from controller.api.wire.requests import Event
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import Match, match_names
@@ -189,6 +189,56 @@ def test_ids_as_vllm_makes_them_stay_different_and_name_the_request(
     names = [f"{word}{digest.hex()}" for word, digest in found]
     shown = shortened(names, width)
     assert len(set(shown.values())) == len(names)
+    for id_, form in shown.items():
+        assert match_names(form, id_, "client's", None) is not Match.NONE
+
+
+def names_of(known: ShortNames, *ids: str) -> list[str]:
+    known.learn(ids)
+    return [known.of(id_) for id_ in ids]
+
+
+def test_a_name_is_kept_whatever_other_ids_come() -> None:
+    known = ShortNames(9)
+    first = [f"cmpl-8be6e970ff0600ea-{n}-0-7c3a177d{n}" for n in range(10)]
+    named = names_of(known, *first)
+    assert named[3] == "3-0-…77d3", "the part that differs, without the client's common one"
+    later = [f"cmpl-90c7dbc54b4264d5-{n}-0-aa3a199e{n}" for n in range(10)]
+    others = names_of(known, *later, "chatcmpl-90c7dbc54b4264d5", "cmpl-1")
+    assert others[-2:] == ["90c7…64d5", "cmpl-1"]
+    assert names_of(known, *first) == named
+    assert len({*named, *others}) == 22
+    assert known.of("cmpl-not-seen") == "cmpl-not-seen"
+
+
+def test_names_differ_also_if_the_ids_come_one_by_one_and_differ_in_the_middle() -> None:
+    known = ShortNames(9)
+    found = [names_of(known, f"aaaaaaaaaa{n}bbbbbbbbbb")[0] for n in range(5)]
+    assert len(set(found)) == 5
+
+
+def test_of_many_names_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShortNames, "MAX_NAMES", 100)
+    known = ShortNames(9)
+    ids = [f"request-{n:012d}" for n in range(101)]
+    named = names_of(known, *ids)
+    known.learn(["request-and-another-one"])
+    assert known.of(ids[0]) == ids[0]
+    assert known.of(ids[-1]) == named[-1]
+
+
+@given(st.lists(st.tuples(hashes, st.booleans()), max_size=4))
+def test_names_that_are_kept_stay_different_and_name_the_request(
+    batches: list[tuple[list[tuple[str, bytes]], bool]],
+) -> None:
+    known, shown = ShortNames(9), dict[str, str]()
+    for found, one_by_one in batches:
+        ids = [f"{word}{digest.hex()}" for word, digest in found]
+        for batch in [[id_] for id_ in ids] if one_by_one else [ids]:
+            known.learn(batch)
+        shown |= {id_: shown.get(id_) or known.of(id_) for id_ in ids}
+    assert shown == {id_: known.of(id_) for id_ in shown}
+    assert len(set(shown.values())) == len(shown)
     for id_, form in shown.items():
         assert match_names(form, id_, "client's", None) is not Match.NONE
 

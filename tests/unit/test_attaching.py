@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from controller.api.errors import LlumctlError, NotRunningError, RefusedError, UsageError
+from controller.api.operations.on_instances import DrainReport
 from controller.api.recording import RecordingReader
 from controller.api.wire import ErrorBody
 from llumctl import connect, meant
@@ -180,6 +181,9 @@ def test_the_dashboard_asks_which_of_several(monkeypatch: pytest.MonkeyPatch) ->
 # What errors say to try means the cluster of the command (`llumctl.meant`)
 
 
+PLANNED = DrainReport(instance_id="i-0", state="active", dry_run=True)
+
+
 def tried(arguments: str, capsys: Captured) -> str:
     assert run(arguments.split()) > 0
     told = capsys.readouterr().err
@@ -195,9 +199,10 @@ def test_what_to_try_names_the_cluster_that_was_named(
         remember("http://127.0.0.1:1")
         remember(fake.url, name="h2")
         fake.orders["POST /v1/instances/i-9/drain"] = lambda _: (409, refusal)
-        dry_run, _, real = tried("drain i-9 --cluster h2", capsys).partition("      then      ")
-        assert dry_run == "llumctl drain --cluster h2 i-9 --dry-run"
-        assert real == "llumctl drain --cluster h2 i-9 -y"
+        fake.orders["POST /v1/instances/i-0/drain"] = lambda _: (200, PLANNED)
+        dry_run, _, real = tried("drain i-0 --cluster h2", capsys).partition("      then      ")
+        assert dry_run == "llumctl drain --cluster h2 i-0 --dry-run"
+        assert real == "llumctl drain --cluster h2 i-0 -y"
         assert tried("drain i-9 -y --cluster h2", capsys) == "llumctl scale --cluster h2 +1 or else"
         monkeypatch.setenv("LLUMCTL_CLUSTER_NAME", "h2")  # of the shell into which it is pasted
         assert tried("drain i-9 -y", capsys) == "llumctl scale +1 or else"
@@ -229,5 +234,6 @@ def test_what_to_try_of_a_cluster_behind_a_url(
         fake.orders["POST /v1/instances/i-9/drain"] = lambda _: (409, stopping)
         of = f"--cluster {fake.url}"
         assert tried(f"drain i-9 -y {of}", capsys) == "ssh HOST llumctl up --cluster NAME"
-        assert f"llumctl drain {of} i-9 -y" in tried(f"drain i-9 {of}", capsys)
+        fake.orders["POST /v1/instances/i-0/drain"] = lambda _: (200, PLANNED)
+        assert f"llumctl drain {of} i-0 -y" in tried(f"drain i-0 {of}", capsys)
     assert "secret" not in tried("drain ??? --cluster http://u:secret@127.0.0.1:1", capsys)

@@ -38,9 +38,9 @@ def departure(number: int = 1, **fields: Any) -> PlannedDeparture:
     return PlannedDeparture(**(known | {"num_blocks": 5} | fields))
 
 
-PLAN = (departure(to_instance_id="i-0"), departure(3, code="no_room", why=NO_ROOM))
+PLAN = (departure(to_instance_id="i-0"), departure(3, code="no_blocks", why=NO_ROOM))
 REPLAYED = (departure(code="replays", why="it would be replayed elsewhere"),)
-STUCK = CannotMove(request_id="r-3", client_id="cmpl-3", code="no_room", why=NO_ROOM)
+STUCK = CannotMove(request_id="r-3", client_id="cmpl-3", code="no_blocks", why=NO_ROOM)
 
 
 def report(state: str = "draining", instance_id: str = "i-1", **fields: Any) -> DrainReport:
@@ -333,7 +333,7 @@ def test_without_a_terminal_it_does_not_act(bed: Bed, cli: Cli) -> None:
     assert error.endswith(" asks before it acts, and there is no terminal to ask on")
     typed = "llumctl drain i-1 --remove --within 30s"
     assert hint == f"try:   {typed} --dry-run      then      {typed} -y"
-    assert bed.fake.ordered == []
+    assert all(body["dry_run"] for body in bed.fake.bodies()), "it only planned"
 
 
 def test_it_asks_with_what_it_would_do(bed: Bed, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_it_asks_with_what_it_would_do(bed: Bed, cli: Cli, monkeypatch: pytest.M
     monkeypatch.setattr(output, "ask", questions.append)
     left = "left: 1 of 2 serving instances, 450 of their 1000 blocks free"
     told = cli(*DRAIN, "--detach").err.splitlines()[-2:]
-    assert told == ["i-1: 2 requests would move; 1 cannot move now", left]
+    assert told == ["i-1: 2 requests: 1 move now, 1 wait for room", left]
     bed.plan = report("active", plan=REPLAYED, dry_run=True, num_requests_left=1)
     told = cli(*RESTART, "--now", "--detach").err.splitlines()[-2:]
     assert told == ["i-1: 1 request would be replayed elsewhere", left]
@@ -401,8 +401,13 @@ def test_a_drain_is_taken_back(bed: Bed, cli: Cli) -> None:
 
 def test_of_several_it_says_what_was_done_before_one_failed(bed: Bed, cli: Cli) -> None:
     bed.fake.drains = [report()]
-    refusal = refused("no_such_instance", 404, "there is no instance 'i-2'")
-    bed.fake.orders["POST /v1/instances/i-2/undrain"] = lambda _: refusal
+    gone = refused("no_such_instance", 404, "there is no instance 'i-2'")
+    undrain = "POST /v1/instances/i-2/undrain"
+    bed.fake.orders[undrain] = lambda _: gone
+    assert cli("uncordon", "i-1", "i-2", code=4).err.startswith("error: there is no instance 'i-2'")
+    bed.fake.orders["POST /v1/instances/i-2/uncordon"] = bed.uncordon
+    planned = refused("not_draining", 409, "nobody drains it")
+    bed.fake.orders[undrain] = lambda body: planned if body["dry_run"] else gone
     assert cli("uncordon", "i-1", "i-2", code=4).err.startswith(
         "i-1: drain taken back, gets new requests again\nerror: there is no instance 'i-2'\n"
     )

@@ -56,6 +56,28 @@ async def test_settings_are_shown(capsys: Captured) -> None:
     assert "did you mean migration.max_moves?" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("listener")
+async def test_a_table_is_shown_with_all_its_keys(capsys: Captured) -> None:
+    keys = list(live_settings(Settings()))
+    for given in ("migration", "autoscale", "priority", "priority.high", "migration."):
+        below = [key for key in keys if key.startswith(f"{given.rstrip('.')}.")]
+        assert len(below) > 2
+        await llumctl(given, "-o", "name")
+        assert capsys.readouterr() == ("\n".join(below) + "\n", "")
+        await llumctl(given)
+        assert [row.split()[0] for row in capsys.readouterr().out.splitlines()[1:]] == below
+        await llumctl(given, "-o", "json")
+        found = json.loads(capsys.readouterr().out)["settings"]
+        assert [each["key"] for each in found] == below
+        assert all("value" in each for each in found)
+    for wrong, nearest in (("migratio", "; did you mean migration?"), ("migration.max", "")):
+        await llumctl(wrong, code=2)
+        error, hint = capsys.readouterr().err.splitlines()
+        assert error.startswith(f"error: KEY: '{wrong}' is not a setting of a running cluster")
+        assert nearest in error
+        assert hint == "try:   llumctl set"
+
+
 async def test_settings_are_changed(listener: Listener, capsys: Captured) -> None:
     changes = ("migration.max_moves=2", "migration.max_bytes_per_s=0.5")
     listener.cluster.report("i-0", num_free_blocks=50, num_running=10)

@@ -50,6 +50,23 @@ def test_all_of_them_behind_their_names_and_no_other(logs: Path, cli: Cli) -> No
         assert "with one of controller, i-2, i-10" in cli("logs", wrong, code=4).err
 
 
+def test_a_search_shows_the_last_lines_with_the_text(logs: Path, cli: Cli) -> None:
+    lines = [f"line {n} {'Error' if n % 50 == 0 else 'fine'}" for n in range(400)]
+    (logs / "controller.log").write_text("\n".join([*lines, "\x1b[31mer\x1b[0mror, no end"]))
+    hits = [line for line in lines if "Error" in line]
+    assert cli.out("logs", "--grep", "Error").splitlines() == hits
+    assert len(cli.out("logs", "--grep", "error").splitlines()) == len(hits) + 1
+    assert cli.out("logs", "--grep", "Error", "-n", "2").splitlines() == hits[-2:]
+    assert cli.out("logs", "--grep", "error", "-n", "0") == ""
+    for text in ("ERROR", "e.*r", "lines"):
+        told = f"no line of the log of controller has {text!r} so far: {logs}/controller.log\n"
+        assert cli("logs", "--grep", text) == ("", told)
+    (logs / "i-0.log").write_text("of i-0\nan error\n")
+    found = cli.out("logs", "--all", "--grep", "error", "-n", "1").splitlines()
+    assert found[1] == "i-0        | an error"
+    assert cli.out("logs", "--all", "--grep", "nowhere") == ""
+
+
 def test_a_log_that_may_not_be_read(logs: Path, cli: Cli) -> None:
     (logs / "i-0.log").mkdir()
     told = f"error: cannot read {logs}/i-0.log: Is a directory"
@@ -131,6 +148,21 @@ def test_following_hears_of_members_that_begin_later_until_ctrl_c(logs: Path) ->
         assert process.stdout.readline() == "i-1 | b\n"
         add(logs / "i-0.log", "more\n")
         assert process.stdout.readline() == "i-0 | more\n"
+        assert interrupted(process) == (130, "")
+
+
+@pytest.mark.process
+def test_a_search_follows_over_a_new_file_of_the_member(logs: Path) -> None:
+    path = logs / "i-0.log"
+    path.write_text("fine\nan Error\n")
+    with llumctl("logs", "-f", "i-0", "--grep", "error") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "an Error\n"
+        add(path, "fine\nanother error\n")
+        assert process.stdout.readline() == "another error\n"
+        path.unlink()
+        path.write_text("started anew\nERROR of the new process\n")
+        assert process.stdout.readline() == "ERROR of the new process\n"
         assert interrupted(process) == (130, "")
 
 

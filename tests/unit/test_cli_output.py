@@ -151,6 +151,30 @@ def test_the_unforeseen_goes_to_a_private_log_that_starts_anew_when_large(
     assert log.stat().st_size < 10_000
 
 
+def test_prose_is_wrapped_on_a_terminal_that_is_too_narrow_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [("a.b", "1", "one two three four five six"), ("a.c", "23", "seven")]
+
+    def shown() -> list[str]:
+        header = ("KEY", "VALUE", "MEANING")
+        return output.table(header, rows, colours=False, ends_in_prose=True).splitlines()
+
+    whole = shown()
+    assert whole[1].endswith("one two three four five six")
+    monkeypatch.setattr(output, "is_terminal", lambda _: True)
+    monkeypatch.setenv("COLUMNS", "34")
+    assert shown() == [
+        "KEY  VALUE  MEANING",
+        "a.b      1  one two three four",
+        "            five six",
+        "a.c     23  seven",
+    ]
+    for columns in ("20", "80"):  # too narrow even for that, and wide enough
+        monkeypatch.setenv("COLUMNS", columns)
+        assert shown() == whole
+
+
 def test_ids_are_shortened_on_a_terminal_that_is_too_narrow_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_row_each_in_the_order_of_the_controller(fake: FakeController, cli: Cl
     last = rows(cli, "-o", "wide")[-1]
     assert (last["FRONTEND"], last["ARRIVED"]) == ("f-0", "22:13:20.000")
     assert (last["PARENT"], last["END"]) == ("-", "stop")
+    assert (last["BLOCKS"], last["LAST"]) == ("-", "-")
 
 
 def test_machine_formats_of_the_list(fake: FakeController, cli: Cli) -> None:

@@ -143,6 +143,8 @@ def test_commands_options_and_ids_are_completed() -> None:
     assert completed("llumctl eve") == ["events"]
     assert completed("llumctl status --wai") == ["--wait"]
     assert completed("llumctl drain ") == []
+    assert completed("llumctl help dra") == ["drain"]
+    assert completed("llumctl help lora ") == ["list", "load", "unload"]
     there = cluster(instance("i-0"), instance("i-1"), instance("i-10"))
     live = tuple(RequestStatus(**request_fields(name)) for name in ("a-1", "b-2"))
     with FakeController(status=there) as fake:

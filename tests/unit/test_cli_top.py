@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llumctl import output
-from tests.unit.cli_support import Cli
+from tests.unit.cli_support import Cli, remember
 
 FRAME_ENDS = "\x1b[?1049l"
 """With it the screen from before is there again, on which errors are told."""
@@ -21,6 +21,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_top_names_what_works_there(cli: Cli) -> None:
+    assert "is not running" in cli("top", code=3).err
+    remember("http://127.0.0.1:1")
     err = cli("top", code=5).err
     assert err.startswith("error: top needs a terminal, and std")
     assert err.endswith("try:   llumctl status --watch      or      llumctl record FILE\n")
@@ -29,13 +31,16 @@ def test_without_a_terminal_top_names_what_works_there(cli: Cli) -> None:
 @pytest.mark.usefixtures("terminal")
 def test_usage_errors(cli: Cli) -> None:
     for arguments, words in (
-        (["--refresh", "0"], "--refresh: must be 0.1 to 60 seconds"),
+        (["--refresh", "0"], "--refresh: must be at least 0.1, not 0"),
         (["--speed", "-1", *NONE], "--speed"),
-        (["--speed", "2"], "go with --replay"),
-        (["--record", "y", *NONE], "neither --record nor --cluster"),
-        (["--write"], "--write and --port go with --web"),
-        (["--web", "--write", "--readonly"], "and --write without --readonly"),
-        (["--theme", "pink"], "no theme 'pink': default, light, deuteranopia, monochrome"),
+        (["--speed", "2"], "--speed, --at: only with --replay"),
+        (["--record", "y", *NONE], "--replay: not with --record or --cluster"),
+        (["--write"], "--write, --port: only with --web"),
+        (["--web", "--write", "--readonly"], "and --write not with --readonly"),
+        (
+            ["--theme", "pink"],
+            "--theme: 'pink' is not a theme (default, light, deuteranopia, monochrome)",
+        ),
         (["--replay", "no-such-file"], "no-such-file: there is no such recording"),
     ):
         assert words in cli("top", *arguments, code=2).err

@@ -5,7 +5,9 @@ import time
 import pytest
 
 from controller.api.errors import UsageError
+from controller.api.settings import MAX_DEADLINE_S, MAX_WARM_S
 from llumctl import arguments
+from llumctl.commands import instances, options
 
 
 def test_durations() -> None:
@@ -21,9 +23,32 @@ def test_durations() -> None:
 
 def test_what_is_no_duration() -> None:
     for text in ("", "s", "-5m", "5x", "1e3", "٣s", "9999999d"):
-        with pytest.raises(UsageError, match=r"^--x: .* is not a duration") as caught:
+        with pytest.raises(UsageError, match=r"^--x: .* is not a duration \(.*1h30m\)$"):
             arguments.seconds(text, "--x")
-        assert "1h30m" in caught.value.hint
+    for text, why in (("0", "must be greater than 0"), ("61m", "must be at most 1h, not '61m'")):
+        with pytest.raises(UsageError, match=f"^--x: {why}"):
+            arguments.positive(text, "--x", "1h")
+
+
+def test_the_longest_durations_are_those_of_the_control_api() -> None:
+    assert arguments.seconds(options.LONGEST_DEADLINE, "--x") == MAX_DEADLINE_S
+    assert arguments.seconds(instances.LONGEST_WARM, "--x") == MAX_WARM_S
+
+
+def test_numbers_within_bounds() -> None:
+    arguments.within(1, None, "--x", 3)
+    for value in (1, 2.5, 3):
+        arguments.within(1, value, "--x", 3)
+    for value, above, why in (
+        (0.5, False, "at least 1, not 0.5"),
+        (1, True, "greater than 1, not 1"),
+        (float("nan"), False, "at least 1, not nan"),
+        (4, False, "at most 3, not 4"),
+    ):
+        with pytest.raises(UsageError, match=f"^--x: must be {why}$"):
+            arguments.within(1, value, "--x", 3, above=above)
+    with pytest.raises(UsageError, match="must be finite, not inf"):
+        arguments.within(1, float("inf"), "--x")
 
 
 def test_moments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,15 @@ from controller.api.text.quantities import duration, latency, percent, printable
 from controller.api.text.status_words import cached_percent, ranked, restart_turn, state_word
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from tui import drawing
-from tui.drawing import ASCII, Glyphs, Line, Span, Tone, fitted, width_of
-from tui.panes.instances import kv_percent
+from tui.drawing import ASCII, GAP, Glyphs, Line, Span, Tone, fitted, fitting, width_of
+from tui.panes.instances import kv_percent, repeating
 from tui.replay import Progress
 from tui.state import DashboardState
 
 MIN_TRACK = 12
 """If the bar of a replay is narrower than this, it shows no track."""
+_REPEATS = 100
+"""Is added to the `drop` of figures that say no more than others do."""
 _TONES: Mapping[ClusterState, Tone] = {
     ClusterState.READY: Tone.GOOD,
     ClusterState.STARTING: Tone.WARN,
@@ -165,16 +167,16 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
     running = sum(item.num_running_reqs or 0 for item in status.instances)
     waiting = sum(item.num_waiting_reqs or 0 for item in status.instances)
     loads = f"{'' if brief else 'req '}run {running} wait {waiting}"
-    if status.num_held_reqs or not brief:
+    if status.num_held_reqs:
         loads += f" held {status.num_held_reqs}"
     replays = _replays(status, brief=brief)
     facts = [
         _Piece((Span("inst ", Tone.DIM), *_instances(status, brief=brief)), drop=2 if brief else 1),
         _Piece((Span(loads),), drop=3 if brief else 2),
         _labelled(
-            "freeness avg", drawing.number(_average_freeness(status)), drop=7 if brief else 3
+            "freeness avg", drawing.number(_average_freeness(status)), drop=7 if brief else 6
         ),
-        _labelled("mig", _moves(status, brief=brief), drop=5 if brief else 3),
+        _labelled("mig", _moves(status, brief=brief), drop=_moves_drop(status, 5 if brief else 3)),
         *([] if brief else replays),
         _labelled("kv", kv_percent(status.instances), drop=4),
         *(replays if brief else []),
@@ -186,10 +188,7 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
         if (cached := cached_percent(status.instances)) != "-":
             facts.append(_labelled("cached", cached, drop=7))
     facts.append(_labelled("p99 TTFT", latency(_worst_ttft_s(status)), drop=6 if brief else 5))
-    if not brief:
-        # Next to the total, the highest level says most, so it is the last to be left out.
-        levels = _levels(status)
-        facts += [_labelled(*each, drop=8 + place) for place, each in enumerate(levels)]
+    facts += _levels(status, brief=brief)
     if not brief and status.detail:
         detail = hints.aimed(printable(status.detail), live.of_cluster)
         facts.append(_Piece((Span(detail, Tone.WARN),), drop=7))
@@ -254,20 +253,31 @@ def _instances(status: ClusterStatus, *, brief: bool) -> Line:
     return counted, Span(words, Tone.BAD)
 
 
-def _levels(status: ClusterStatus) -> list[tuple[str, str]]:
+def _levels(status: ClusterStatus, *, brief: bool) -> list[_Piece]:
     """For each level its name and `6+2 1.9s 98%`: running and waiting requests, P99 TTFT, and
-    goodput if it has targets. Empty if there is only one level, and it has no targets."""
+    goodput if it has targets. Empty if there is only one level, and it has no targets. Next to the
+    total the highest level says most, so it is left out last; a level that repeats the total, or
+    has no requests, goes before anything else."""
     levels = ranked(status.levels)
     if len(levels) < 2 and all(level.goodput is None for level in levels):
         return []
-    return [
-        (
-            printable(level.name),
-            f"{level.num_running_reqs}+{level.num_waiting_reqs} {latency(level.ttft_p99_s)}"
-            + ("" if level.goodput is None else f" {percent(level.goodput)}"),
-        )
-        for level in levels
-    ]
+    says_nothing = repeating(status)
+    found: list[_Piece] = []
+    for place, level in enumerate(levels):
+        words = f"{level.num_running_reqs}+{level.num_waiting_reqs} {latency(level.ttft_p99_s)}"
+        if level.goodput is not None:
+            words += f" {percent(level.goodput)}"
+        drop = 8 + place if place else 3 + brief
+        if level.name in says_nothing and level.goodput is None:
+            drop += _REPEATS
+        found.append(_labelled(printable(level.name), words, drop))
+    return found
+
+
+def _moves_drop(status: ClusterStatus, drop: int) -> int:
+    """The `drop` of the figures of moves; if all are 0 they say nothing."""
+    lately = status.num_migrated_last_minute or status.num_failed_moves_last_minute
+    return drop if status.moves or status.queued_moves or lately else drop + _REPEATS
 
 
 def _average_freeness(status: ClusterStatus) -> float | None:
@@ -292,13 +302,8 @@ def _labelled(label: str, value: str, drop: int) -> _Piece:
 
 def _between(facts: tuple[_Piece, ...], last: _Piece | None, width: int) -> Line:
     """The facts from the left, two spaces apart, and the last one at the right end."""
-    kept = list(facts)
-    room = width - (width_of(last.spans) + 2 if last else 0)
-    while len(kept) > 1 and _width(kept) > room:
-        most = max(kept, key=lambda fact: fact.drop)
-        if not most.drop:
-            break
-        kept.remove(most)
+    room = width - (width_of(last.spans) + GAP if last else 0)
+    kept = fitting(facts, room, lambda fact: width_of(fact.spans), lambda fact: fact.drop)
     spans: list[Span] = []
     for fact in kept:
         spans += [Span("  "), *fact.spans] if spans else list(fact.spans)

@@ -11,7 +11,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -30,7 +30,6 @@ from controller.api.wire.status import ClusterStatus, InstanceState, InstanceSta
 from tui import drawing
 from tui.actions import NOTHING, Target
 from tui.drawing import (
-    GAP,
     LABEL_WIDTH,
     Column,
     Fact,
@@ -46,14 +45,11 @@ from tui.panes.requests import SHORT, Names, why_waiting
 from tui.state import DashboardState, History, Minute, Sample
 
 BAR_WIDTH = 9
-WALL = 150
-"""From this width on, each priority level has a column of its own, if there is room for all."""
 NEARLY_FULL, FULL = 0.9, 0.98
-_LEVEL_DROP = 5
-"""The `drop` of the columns of levels."""
-_LEVEL_HEADS = "RUN+WAIT TTFT99   KEPT"
-_LEVEL_TAIL_WIDTH = 14
-"""The width of the latency and the blocks, which stand behind the requests."""
+_LEVEL_TAIL = " TTFT99"
+"""The head of the latency, which stands behind the requests of a level."""
+_REPEATS = 100
+"""Is added to the `drop` of a column that says no more than another column does."""
 
 _GLYPHS: Mapping[InstanceState, str] = {
     InstanceState.STARTING: "+",
@@ -312,24 +308,45 @@ def level_names(status: ClusterStatus) -> tuple[str, ...]:
     return tuple(level.name for level in ranked(status.levels))
 
 
-def _level_column(name: str) -> Column[InstanceRow]:
-    title = f"{printable(name.upper())[:8]} {_LEVEL_HEADS}"
+def repeating(status: ClusterStatus) -> set[str]:
+    """The levels whose figures say no more than the totals: those without requests of late, and
+    the only one with requests."""
+    idle = {
+        level.name
+        for level in status.levels
+        if not level.num_running_reqs and not level.num_waiting_reqs and level.ttft_p99_s is None
+    }
+    everything = {level.name for level in status.levels}
+    return everything if len(everything - idle) < 2 else idle
+
+
+def _level_column(name: str, drop: int) -> Column[InstanceRow]:
+    title = f"{printable(name.upper())[:8]} R+W{_LEVEL_TAIL}"
     return Column(
         f"level.{name}",
         title,
         drawing.num_cells(title),
         lambda row, width: _level_cell(row.item, name, width),
-        drop=_LEVEL_DROP,
+        drop=drop,
     )
 
 
 def _level_cell(item: InstanceStatus, name: str, width: int) -> Line:
     waits = item.num_waiting_by_level.get(name, 0)
-    requests = f"{run_and_wait(item, name):>{max(0, width - _LEVEL_TAIL_WIDTH)}}"
+    requests = f"{run_and_wait(item, name):>{max(0, width - len(_LEVEL_TAIL))}}"
     ttft = latency(item.ttft_p99_by_level_s.get(name))
-    return (
-        Span(requests, Tone.WARN if waits else Tone.PLAIN),
-        Span(f" {ttft:>6} {_kept_at_level(item, name):>6}"),
+    return (Span(requests, Tone.WARN if waits else Tone.PLAIN), Span(f" {ttft:>6}"))
+
+
+def _level_kept_column(name: str) -> Column[InstanceRow]:
+    title = f"{printable(name.upper())[:8]} KEPT"
+    return Column(
+        f"kept.{name}",
+        title,
+        max(6, drawing.num_cells(title)),
+        lambda row, _: Span(_kept_at_level(row.item, name)),
+        right=True,
+        drop=75,
     )
 
 
@@ -351,58 +368,114 @@ def _span(text: Callable[[InstanceRow], str]) -> Callable[[InstanceRow, int], Sp
     return lambda row, _: Span(text(row))
 
 
-_BEFORE: tuple[Column[InstanceRow], ...] = (
-    Column("id", "  ID", 8, _identity),
-    Column("state", "STATE", 10, _state),
-    Column("freeness", "FREENESS", 8, lambda row, _: freeness(row.item), right=True),
-    Column("trend", "TREND", 6, _trend, drop=3, max_width=20),
-    Column("kv", "KV held +wanted", 19, lambda row, _: kv(row.item), drop=1),
-    Column(
-        "run", "RUN", 4, _span(lambda row: drawing.number(row.item.num_running_reqs)), right=True
-    ),
-    Column("wait", "WAIT", 4, _waiting, right=True),
+_ID: Column[InstanceRow] = Column("id", "  ID", 8, _identity)
+_STATE: Column[InstanceRow] = Column("state", "STATE", 10, _state)
+_FREENESS: Column[InstanceRow] = Column(
+    "freeness", "FREENESS", 8, lambda row, _: freeness(row.item), right=True
 )
-_KEPT_FOR: Column[InstanceRow] = Column("kept_for", "KEPT FOR", SHORT + 5, _kept_for, drop=4)
+_TREND: Column[InstanceRow] = Column("trend", "TREND", 6, _trend, drop=30, max_width=20, curve=True)
+_KV: Column[InstanceRow] = Column("kv", "KV held +wanted", 19, lambda row, _: kv(row.item), drop=10)
+_RUN: Column[InstanceRow] = Column(
+    "run", "RUN", 4, _span(lambda row: drawing.number(row.item.num_running_reqs)), right=True
+)
+_WAIT: Column[InstanceRow] = Column("wait", "WAIT", 4, _waiting, right=True)
+_KEPT_FOR: Column[InstanceRow] = Column("kept_for", "KEPT FOR", SHORT + 5, _kept_for, drop=40)
+_PRIO: Column[InstanceRow] = Column(
+    "levels",
+    "PRIO",
+    8,
+    _span(lambda row: running_by_level(row.item, row.levels)),
+    right=True,
+    drop=45,
+)
+_MOVES: Column[InstanceRow] = Column(
+    "moves", "MIG", 5, _span(lambda row: moving(row.item)), right=True, drop=45
+)
 _REPLAYS: Column[InstanceRow] = Column(
-    "replays", "REPLAY", 6, lambda row, _: replaying(row.item), right=True, drop=4
+    "replays", "REPLAY", 6, lambda row, _: replaying(row.item), right=True, drop=40
 )
-_AFTER: tuple[Column[InstanceRow], ...] = (
-    Column("moves", "MIG", 5, _span(lambda row: moving(row.item)), right=True, drop=4),
-    Column("headroom", "HEADROOM", 11, _headroom, right=True, drop=6),
-    Column("ttft", "TTFT99", 6, lambda row, _: ttft(row.item), right=True, drop=2),
-    Column("up", "UP", 6, _span(lambda row: duration(row.item.up_s)), right=True, drop=7),
-    Column("heat", "KV by minute, now >", 30, _heat, drop=8, max_width=60),
+_HEADROOM: Column[InstanceRow] = Column("headroom", "HEADROOM", 11, _headroom, right=True, drop=60)
+_TTFT: Column[InstanceRow] = Column(
+    "ttft", "TTFT99", 6, lambda row, _: ttft(row.item), right=True, drop=20
 )
+_UP: Column[InstanceRow] = Column(
+    "up", "UP", 6, _span(lambda row: duration(row.item.up_s)), right=True, drop=70
+)
+_HEAT: Column[InstanceRow] = Column(
+    "heat", "KV by minute, now >", 30, _heat, drop=80, max_width=60, curve=True
+)
+_HIGHEST_DROP, _LEVEL_DROP = 35, 61
+"""The `drop` of the highest level's column, and of the next level's."""
 
 
-def columns(
-    levels: tuple[str, ...], width: int, *, kept: bool = False, lost: bool = False
-) -> tuple[Column[InstanceRow], ...]:
-    """The columns; the same object as long as the same columns are shown. `kept`: whether an
-    instance is kept for a held request; `lost`: whether requests were lost lately."""
-    found = _columns(levels, kept, lost)
-    needed = 1 + sum(each.width + GAP for each in found if each.drop <= _LEVEL_DROP)
-    return found if width >= max(WALL, needed) else _columns((), kept, lost)
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which columns a status has something for. `repeating`: the columns, and the levels, that say
+    no more than others. `keeping`: the levels that keep blocks, if there are several; otherwise
+    HEADROOM says it."""
+
+    levels: tuple[str, ...] = ()
+    repeating: frozenset[str] = frozenset()
+    keeping: tuple[str, ...] = ()
+    kept: bool = False
+    lost: bool = False
+
+
+def columns(status: ClusterStatus | None, width: int) -> tuple[Column[InstanceRow], ...]:
+    """The columns; the same object as long as the same columns are wanted. Which of them have room
+    is decided when they are placed: first goes what repeats another figure, and of the levels the
+    highest goes last. If there are three levels or more, and not all have room, a column counts the
+    running requests of each."""
+    if status is None:
+        return _columns(_Wanted())
+    wanted = _wanted(status)
+    found = _columns(wanted)
+    if len(wanted.levels) > 2:
+        shown = {placed.column.name for placed in drawing.place(found, width)}
+        telling = [name for name in wanted.levels if name not in wanted.repeating]
+        if not shown >= {f"level.{name}" for name in telling}:
+            return _columns(wanted, counted=True)
+    return found
+
+
+def _wanted(status: ClusterStatus) -> _Wanted:
+    levels = level_names(status)
+    says_nothing = repeating(status)
+    if not (status.moves or status.num_migrated_last_minute or status.num_failed_moves_last_minute):
+        says_nothing.add(_MOVES.name)
+    if not any(item.headroom_blocks for item in status.instances):
+        says_nothing.add(_HEADROOM.name)
+    keeping = {name for item in status.instances for name in item.headroom_by_level_blocks}
+    return _Wanted(
+        levels if len(levels) > 1 else (),
+        frozenset(says_nothing),
+        tuple(name for name in levels if name in keeping) if len(keeping) > 1 else (),
+        any(item.kept_for for item in status.instances),
+        status.replays.lately,
+    )
 
 
 @functools.cache
-def _columns(levels: tuple[str, ...], kept: bool, lost: bool) -> tuple[Column[InstanceRow], ...]:
-    if not levels:
-        prio: tuple[Column[InstanceRow], ...] = (
-            Column(
-                "levels",
-                "PRIO",
-                8,
-                _span(lambda row: running_by_level(row.item, row.levels)),
-                right=True,
-                drop=_LEVEL_DROP,
-            ),
-        )
-    else:
-        prio = tuple(_level_column(name) for name in levels)
-    moves, *after = _AFTER
-    replays = [_REPLAYS] if lost else []
-    return (*_BEFORE, *([_KEPT_FOR] if kept else []), *prio, moves, *replays, *after)
+def _columns(wanted: _Wanted, *, counted: bool = False) -> tuple[Column[InstanceRow], ...]:
+    def told(column: Column[InstanceRow], name: str) -> Column[InstanceRow]:
+        more = _REPEATS if name in wanted.repeating else 0
+        return replace(column, drop=column.drop + more)
+
+    drops = (_HIGHEST_DROP, *range(_LEVEL_DROP, _LEVEL_DROP + len(wanted.levels)))
+    return (
+        *(_ID, _STATE, _FREENESS, _TREND, _KV, _RUN, _WAIT),
+        *([_KEPT_FOR] if wanted.kept else []),
+        *([_PRIO] if counted else []),
+        *(
+            told(_level_column(name, drop), name)
+            for name, drop in zip(wanted.levels, drops, strict=False)
+        ),
+        told(_MOVES, _MOVES.name),
+        *([_REPLAYS] if wanted.lost else []),
+        told(_HEADROOM, _HEADROOM.name),
+        *(_level_kept_column(name) for name in wanted.keeping),
+        *(_TTFT, _UP, _HEAT),
+    )
 
 
 def _note_of_instance(row: InstanceRow) -> tuple[str, Span] | None:
@@ -455,6 +528,8 @@ SORTS: Mapping[str, Callable[[InstanceRow], Value]] = {
 }
 """The orders, in the sequence of the list from which the operator chooses one."""
 
+ORDER_WORDS: Mapping[str, str] = {"freeness": "trouble, freeness"}
+"""Orders by more than their name says."""
 _LARGEST_FIRST = ("state", "kv", "virtual", "run", "wait", "moves", "headroom", "ttft")
 ORDERS: Mapping[str, bool] = {name: name in _LARGEST_FIRST for name in SORTS}
 """The orders, each with whether the largest value comes first. It is set so that the first row is

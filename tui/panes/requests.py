@@ -1,17 +1,20 @@
 """Requests: their names on the screen, the heads of the queues, and lists of requests."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.text.short_ids import shortened
+from controller.api.text.short_ids import ShortNames
 from controller.api.text.status_words import free_blocks, head_wait_s
 from controller.api.wire.requests import RequestList, RequestState, RequestStatus
 from controller.api.wire.status import ClusterStatus, InstanceStatus, QueueHeadStatus
 from tui import drawing
 from tui.actions import Target
-from tui.drawing import Column, Span, Tone, num_cells
+from tui.drawing import Column, Line, Span, Tone, apportion, num_cells
 from tui.state import DashboardState
 
 SHORT = 9
@@ -20,20 +23,22 @@ the ellipsis between them."""
 
 
 class Names:
-    """Ids of requests as the screen shows them: in full where there is room, else in a short form,
-    which is the same everywhere and different for all requests that are shown together."""
+    """Ids of requests as the screens show them: in full where there is room, else in a short form,
+    which a request keeps from the moment at which it is seen first, on all screens."""
 
-    def __init__(self, ids: Iterable[str], ellipsis: str) -> None:
-        self._short = shortened(ids, SHORT, ellipsis, num_cells)
+    def __init__(self, ellipsis: str) -> None:
+        self._short = ShortNames(SHORT, ellipsis, num_cells)
 
     def of(self, id_: str, width: int = SHORT) -> str:
-        return id_ if num_cells(id_) <= width else self._short.get(id_, id_)
+        return id_ if num_cells(id_) <= width else self._short.of(id_)
+
+    def learn(self, state: DashboardState, *, routine: bool = True) -> None:
+        """Names all requests of which the state tells. `routine`: whether routine events are shown
+        too; a thousand of them may name a thousand requests."""
+        self._short.learn(_ids(state, routine=routine))
 
 
-def names(state: DashboardState, ellipsis: str, *, routine: bool = True) -> Names:
-    """The names of all requests on a screen, so that each request has the same name in all panes.
-    `routine`: whether routine events are shown too; a thousand of them may name a thousand
-    requests."""
+def _ids(state: DashboardState, *, routine: bool) -> list[str]:
     found: list[str] = []
     if (status := state.status) is not None:
         found += [move.request_id for move in (*status.moves, *status.queued_moves)]
@@ -50,7 +55,7 @@ def names(state: DashboardState, ellipsis: str, *, routine: bool = True) -> Name
     ]
     if state.requests is not None and state.requests.found is not None:
         found += [item.id for item in state.requests.found.requests]
-    return Names(found, ellipsis)
+    return found
 
 
 # The heads of the queues: what the first waiting request of each needs, and why it waits
@@ -171,13 +176,45 @@ HEAD_COLUMNS: tuple[Column[HeadRow], ...] = (
 
 # The requests of one instance, or of all
 
-_STATE_TONES = {RequestState.RUNNING: Tone.GOOD, RequestState.EVICTED: Tone.WARN}
+
+class Phase(StrEnum):
+    """What happens to a live request. `held`: no instance has it (any more). `moving`: in a life,
+    the pause of a move; in a list, a move under way, during which the request decodes."""
+
+    HELD = "held"
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MOVING = "moving"
+    EVICTED = "evicted"
+
+    @property
+    def letter(self) -> str:
+        return self[0].upper()
+
+
+PHASE_TONES: Mapping[Phase, Tone] = {
+    Phase.HELD: Tone.BAD,
+    Phase.QUEUED: Tone.WARN,
+    Phase.PREFILL: Tone.STRONG,
+    Phase.DECODE: Tone.GOOD,
+    Phase.MOVING: Tone.PLAIN,
+    Phase.EVICTED: Tone.BAD,
+}
+_PHASES: Mapping[RequestState, Phase] = {
+    RequestState.DISPATCHING: Phase.HELD,
+    RequestState.WAITING: Phase.QUEUED,
+    RequestState.EVICTED: Phase.EVICTED,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
+    """`moves_to`: the destination of the request's move, if it moves now."""
+
     item: RequestStatus
     names: Names
+    moves_to: str = ""
 
     @property
     def id(self) -> str:
@@ -188,14 +225,44 @@ class RequestRow:
         return Target(self.item.instance_id or "", self.item.id)
 
     @property
+    def phase(self) -> Phase | None:
+        """None for a request that has ended."""
+        item = self.item
+        if item.held is not None:
+            return Phase.HELD
+        if item.state is not RequestState.RUNNING:
+            return _PHASES.get(item.state)
+        if self.moves_to:
+            return Phase.MOVING
+        return Phase.DECODE if item.num_output_tokens else Phase.PREFILL
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The mean rate from the first token to the newest one; None with fewer than two tokens."""
+        item = self.item
+        if item.ttft_s is None or item.num_output_tokens < 2:
+            return None
+        decoding_s = item.age_s - (item.last_token_age_s or 0.0) - item.ttft_s
+        return (item.num_output_tokens - 1) / decoding_s if decoding_s > 0 else None
+
+    @property
     def text(self) -> str:
-        held = " held" if self.item.held else ""
-        return f"{self.item.id} {self.item.client_id} {self.item.state}{held} {self.item.level}"
+        item = self.item
+        where = item.instance_id or ""
+        words = f"{item.id} {item.client_id} {item.state} {_phase(self, 0).text} {item.level}"
+        return f"{words} {where}"
 
 
-def rows(found: RequestList | None, names: Names) -> list[RequestRow]:
-    """The requests in the controller's order."""
-    return [RequestRow(item, names) for item in (found.requests if found else ())]
+def rows(
+    found: RequestList | None, names: Names, status: ClusterStatus | None = None
+) -> list[RequestRow]:
+    """The requests in the controller's order. `status`: says which of them move."""
+    moves = status.moves if status is not None else ()
+    to = {(move.request_id, move.from_instance_id): move.to_instance_id for move in moves}
+    return [
+        RequestRow(item, names, to.get((item.id, item.instance_id or ""), ""))
+        for item in (found.requests if found else ())
+    ]
 
 
 SORTS: Mapping[str, bool] = {
@@ -204,23 +271,31 @@ SORTS: Mapping[str, bool] = {
     "ttft": True,
     "prompt": True,
     "output": True,
+    "blocks": True,
+    "rate": False,
+    "last": True,
     "evictions": True,
     "moves": True,
     "level": False,
+    "instance": False,
     "id": False,
 }
 """The orders in which requests can be listed, each with whether the largest value comes first.
 `order` is the controller's order: running requests, evicted ones, waiting ones."""
 
-_VALUES: Mapping[str, Callable[[RequestStatus], Any]] = {
-    "age": lambda item: item.age_s,
-    "ttft": lambda item: item.ttft_s,
-    "prompt": lambda item: item.num_prompt_tokens,
-    "output": lambda item: item.num_output_tokens,
-    "evictions": lambda item: item.num_evictions,
-    "moves": lambda item: item.num_moves,
-    "level": lambda item: item.level,
-    "id": lambda item: item.id,
+_VALUES: Mapping[str, Callable[[RequestRow], Any]] = {
+    "age": lambda row: row.item.age_s,
+    "ttft": lambda row: row.item.ttft_s,
+    "prompt": lambda row: row.item.num_prompt_tokens,
+    "output": lambda row: row.item.num_output_tokens,
+    "blocks": lambda row: row.item.num_blocks,
+    "rate": lambda row: row.tokens_per_s,
+    "last": lambda row: row.item.last_token_age_s,
+    "evictions": lambda row: row.item.num_evictions,
+    "moves": lambda row: row.item.num_moves,
+    "level": lambda row: row.item.level,
+    "instance": lambda row: row.item.instance_id,
+    "id": lambda row: row.item.id,
 }
 
 
@@ -230,18 +305,75 @@ def ordered(found: list[RequestRow], sort: str, *, descending: bool) -> list[Req
     if sort == "order":
         return found[::-1] if descending else found
     value_of = _VALUES[sort]
-    valued = [(value, row) for row in found if (value := value_of(row.item)) is not None]
+    valued = [(value, row) for row in found if (value := value_of(row)) is not None]
     valued.sort(key=lambda pair: pair[0], reverse=descending)
-    return [row for _, row in valued] + [row for row in found if value_of(row.item) is None]
+    return [row for _, row in valued] + [row for row in found if value_of(row) is None]
 
 
-def _state(row: RequestRow, _: int) -> Span:
-    """A request that the controller holds shows its place in the queue: `held 3`."""
-    if row.item.held is not None:
-        return Span(f"held {row.item.held.place}", Tone.WARN)
-    return Span(str(row.item.state), _STATE_TONES.get(row.item.state, Tone.PLAIN))
+def phases(found: Sequence[RequestRow], width: int, height: int) -> list[Line]:
+    """A grid with a cell for each request, in the order of the table, and above it how many
+    requests are in each phase. If there are more requests than cells, each phase gets its share of
+    the cells."""
+    known = [row.phase for row in found if row.phase is not None]
+    counts = Counter(known)
+    legend = tuple(
+        Span(f" {phase.letter} {counts[phase]} {phase} ", PHASE_TONES[phase])
+        for phase in Phase
+        if counts[phase]
+    )
+    room = width - 1
+    if len(known) > room * height:
+        present = [phase for phase in Phase if counts[phase]]
+        shares = apportion([counts[phase] for phase in present], room * height)
+        known = [phase for phase, share in zip(present, shares, strict=True) for _ in range(share)]
+    lines = (known[begin : begin + room] for begin in range(0, len(known), room))
+    return [
+        legend,
+        *(
+            (
+                Span(" "),
+                *(
+                    Span(phase.letter * len(list(alike)), PHASE_TONES[phase])
+                    for phase, alike in groupby(line)
+                ),
+            )
+            for line in lines
+        ),
+    ]
 
 
+def _phase(row: RequestRow, _: int) -> Span:
+    """The phase. A request that the controller holds shows its place in the queue (`held 3`), a
+    request that moves shows where it goes (`moving>i-2`)."""
+    item, phase = row.item, row.phase
+    if item.held is not None:
+        return Span(f"held {item.held.place}", Tone.WARN)
+    if phase is None or item.state is RequestState.DISPATCHING:
+        return Span(str(item.state))
+    to = f">{printable(row.moves_to)}" if phase is Phase.MOVING else ""
+    return Span(f"{phase}{to}", PHASE_TONES[phase])
+
+
+def _rate(row: RequestRow, _: int) -> Span:
+    rate = row.tokens_per_s
+    return Span("-" if rate is None else f"{rate:.1f}" if rate < 9.95 else drawing.number(rate))
+
+
+def _figure(
+    name: str,
+    title: str,
+    width: int,
+    of: Callable[[RequestRow], float | None],
+    drop: int = 0,
+) -> Column[RequestRow]:
+    return Column(
+        name, title, width, lambda row, _: Span(drawing.number(of(row))), right=True, drop=drop
+    )
+
+
+_INSTANCE: Column[RequestRow] = Column(
+    "instance", "INST", 5, lambda row, _: Span(printable(row.item.instance_id or "-")), drop=1
+)
 COLUMNS: tuple[Column[RequestRow], ...] = (
     Column(
         "id",
@@ -250,47 +382,41 @@ COLUMNS: tuple[Column[RequestRow], ...] = (
         lambda row, width: Span(printable(row.names.of(row.id, width))),
         max_width=40,
     ),
-    Column("state", "STATE", 11, _state),
+    Column("phase", "PHASE", 11, _phase),
+    _INSTANCE,
     Column("level", "PRIO", 8, lambda row, _: Span(printable(row.item.level)), drop=2),
     Column("age", "AGE", 6, lambda row, _: Span(duration(row.item.age_s)), right=True),
     Column("ttft", "TTFT", 6, lambda row, _: Span(latency(row.item.ttft_s)), right=True),
+    _figure("prompt", "PROMPT", 6, lambda row: row.item.num_prompt_tokens, drop=5),
+    _figure("output", "OUTPUT", 6, lambda row: row.item.num_output_tokens),
+    _figure("blocks", "BLOCKS", 6, lambda row: row.item.num_blocks, drop=4),
+    Column("rate", "TOK/S", 6, _rate, right=True, drop=3),
     Column(
-        "prompt",
-        "PROMPT",
+        "last",
+        "LAST",
         6,
-        lambda row, _: Span(drawing.number(row.item.num_prompt_tokens)),
-        right=True,
-    ),
-    Column(
-        "output",
-        "OUTPUT",
-        6,
-        lambda row, _: Span(drawing.number(row.item.num_output_tokens)),
-        right=True,
-    ),
-    Column(
-        "evictions",
-        "EVICT",
-        5,
-        lambda row, _: Span(drawing.number(row.item.num_evictions)),
+        lambda row, _: Span(latency(row.item.last_token_age_s)),
         right=True,
         drop=3,
     ),
-    Column(
-        "moves",
-        "MOVES",
-        5,
-        lambda row, _: Span(drawing.number(row.item.num_moves)),
-        right=True,
-        drop=4,
-    ),
-    Column("frontend", "FRONTEND", 8, lambda row, _: Span(row.item.frontend_id), drop=5),
+    _figure("evictions", "EVICT", 5, lambda row: row.item.num_evictions, drop=6),
+    _figure("moves", "MOVES", 5, lambda row: row.item.num_moves, drop=7),
+    Column("frontend", "FRONTEND", 8, lambda row, _: Span(row.item.frontend_id), drop=8),
     Column(
         "client",
         "CLIENT'S ID",
         12,
         lambda row, _: Span(printable(row.item.client_id), Tone.DIM),
-        drop=6,
+        drop=9,
         max_width=40,
     ),
 )
+LEGEND: tuple[tuple[str, str], ...] = (
+    ("PHASE", "prefill computes the prompt; moving: it decodes on meanwhile"),
+    ("BLOCKS", "KV blocks that it holds"),
+    ("TOK/S", "tokens per second, from its first to its newest token"),
+    ("LAST", "the time since its newest token"),
+    ("H Q P D M E", "below a long list: a letter for each request, by its phase"),
+)
+COLUMNS_OF_AN_INSTANCE = tuple(column for column in COLUMNS if column is not _INSTANCE)
+"""The columns of a list in which all requests are on the same instance."""

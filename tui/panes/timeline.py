@@ -8,7 +8,6 @@ it ends.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import groupby
 
 from controller.api import explain
@@ -39,29 +38,11 @@ from tui.drawing import (
     fact_lines,
     labelled,
 )
+from tui.panes.requests import PHASE_TONES, Phase
 
 _ENDS = frozenset(str(state) for state in ENDED_STATES)
 
 
-class Phase(StrEnum):
-    """`held`: no instance has the request (any more). `moving`: the pause of a move."""
-
-    HELD = "held"
-    QUEUED = "queued"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    MOVING = "moving"
-    EVICTED = "evicted"
-
-
-_TONES: Mapping[Phase, Tone] = {
-    Phase.HELD: Tone.BAD,
-    Phase.QUEUED: Tone.WARN,
-    Phase.PREFILL: Tone.STRONG,
-    Phase.DECODE: Tone.GOOD,
-    Phase.MOVING: Tone.PLAIN,
-    Phase.EVICTED: Tone.BAD,
-}
 _PHASES: Mapping[str, Phase] = {
     "evicted": Phase.EVICTED,
     "request_lost": Phase.HELD,
@@ -75,7 +56,6 @@ _EVENT_TONES: Mapping[str, Tone] = {
     "aborted": Tone.WARN,
     "failed": Tone.BAD,
 }
-_LETTERS: Mapping[Phase, str] = {phase: phase[0].upper() for phase in Phase}
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +254,7 @@ def _at(row: TimelineRow, _: int) -> Span:
 
 def _began(row: TimelineRow, _: int) -> Span:
     phase = row.moment.phase
-    return Span("") if phase is None else Span(str(phase), _TONES[phase])
+    return Span("") if phase is None else Span(str(phase), PHASE_TONES[phase])
 
 
 def _for(row: TimelineRow, _: int) -> Span:
@@ -356,6 +336,13 @@ def _wrapped(label: str, words: str, width: int, tone: Tone) -> list[Line]:
     return [labelled(label, Span(first, tone)), *(labelled("", Span(more, tone)) for more in rest)]
 
 
+LEGEND: tuple[tuple[str, str], ...] = (
+    ("AT", "the time since the request arrived"),
+    ("THEN FOR", "the phase that began, and how long it lasted"),
+    ("H Q P D M E", "its life in proportion to time, a letter for each phase"),
+)
+
+
 def life(told: Sequence[Moment], age_s: float, width: int) -> list[Line]:
     """A bar of the phases from arrival until now or the end, in proportion to their lengths, and
     the total time of each phase."""
@@ -367,13 +354,13 @@ def life(told: Sequence[Moment], age_s: float, width: int) -> list[Line]:
     room = width - LABEL_WIDTH - 3
     cells = apportion([length_s for _, length_s in lengths], room)
     bar = [
-        Span(_LETTERS[phase] * count, _TONES[phase])
+        Span(phase.letter * count, PHASE_TONES[phase])
         for (phase, _), count in zip(lengths, cells, strict=True)
         if count
     ]
     sums = {phase: [length_s for each, length_s in lengths if each is phase] for phase in Phase}
     legend = [
-        Span(f"{_LETTERS[phase]} {phase} {latency(sum(each))}  ", _TONES[phase])
+        Span(f"{phase.letter} {phase} {latency(sum(each))}  ", PHASE_TONES[phase])
         for phase, each in sums.items()
         if sum(each) > 0
     ]

@@ -22,6 +22,11 @@ WIDE = 110
 """From this width on, the header has two lines."""
 
 
+def filter_word(wanted: str) -> Span:
+    """`filter:TEXT` in the title of a table. A filter has a colour, because rows are missing."""
+    return Span(f"filter:{wanted}", Tone.WARN) if wanted else Span("filter:-", Tone.DIM)
+
+
 class PaintedScreen(Screen[None]):
     """A screen with a header above and a bottom line below, painted from the session."""
 
@@ -35,6 +40,10 @@ class PaintedScreen(Screen[None]):
             self.target = target
             self.instance = instance
 
+    NAME = ""
+    """What the help calls the screen."""
+    LEGEND: tuple[tuple[str, str], ...] = ()
+    """Words of the screen, and what they mean, for the help."""
     filter_before = ""
     """The filter that applies again if the operator stops typing another one."""
 
@@ -74,10 +83,17 @@ class PaintedScreen(Screen[None]):
         marked = table.marked if table is not None else ()
         return (marked, True) if marked else ((self.target(),), False)
 
-    def unmark(self) -> bool:
-        """Takes all marks off; returns whether there were any."""
+    def let_go(self) -> bool:
+        """Takes all marks off or, if there are none, the filter of the table with the focus.
+        Returns whether there was one of them."""
         table = self.marks()
-        return table is not None and table.unmark()
+        if table is not None and table.unmark():
+            self.show()
+            return True
+        if self.filter:
+            self.filter_by("")
+            return True
+        return False
 
     # The table with the focus
 
@@ -182,6 +198,7 @@ class PaintedScreen(Screen[None]):
         keys = footer(
             self.active_bindings,
             self.PLACES,
+            targets=self.targets()[0],
             replay=session.replay is not None,
             changes=not session.is_read_only,
         )
@@ -279,7 +296,7 @@ class TableScreen(PaintedScreen):
         self.show()
 
     def action_back(self) -> None:
-        if not self.unmark():
+        if not self.let_go():
             self.dismiss()
 
 
@@ -330,14 +347,26 @@ class DetailScreen(TableScreen):
         self.put(name, rows, title, *facts, follow=follow)
 
     def put(
-        self, name: str, rows: Sequence[Any], title: str, *facts: Span, follow: bool = False
+        self,
+        name: str,
+        rows: Sequence[Any],
+        title: str,
+        *facts: Span,
+        follow: bool = False,
+        caption: Sequence[Line] = (),
     ) -> None:
-        """Shows these rows, all of which have passed the filter."""
+        """Shows these rows, all of which have passed the filter. The caption takes the last lines
+        of the table."""
         chosen = self.choices[name]
         order = f"  sort:{chosen.sort}{'v' if chosen.descending else '^'}"
-        words = Span(f"{order}  filter:{chosen.wanted or '-'}", Tone.DIM)
-        line = (Span(title, Tone.STRONG), *facts, words)
-        self.table(name).show(rows, line, follow=follow, filtered=bool(chosen.wanted))
+        line = (
+            Span(title, Tone.STRONG),
+            *facts,
+            Span(f"{order}  ", Tone.DIM),
+            filter_word(chosen.wanted),
+        )
+        filtered = bool(chosen.wanted)
+        self.table(name).show(rows, line, follow=follow, filtered=filtered, caption=caption)
 
     def fill_log(self, member_id: str, title: str, *, has_logs: bool) -> None:
         """Shows the last lines of a member's log in the table `log`. `has_logs`: as for

@@ -18,10 +18,10 @@ from tui.drawing import Line, Span, Tone
 from tui.event_search import EventSearch
 from tui.panes import events, header, instances, migrations, requests
 from tui.panes.events import EventRow
-from tui.panes.instances import ORDERS, SORTS, InstanceRow, Row, level_names
+from tui.panes.instances import ORDERS, SORTS, InstanceRow, Row
 from tui.panes.migrations import MigrationRow
-from tui.panes.requests import HeadRow, names
-from tui.screens.base import WIDE, PaintedScreen
+from tui.panes.requests import HeadRow
+from tui.screens.base import WIDE, PaintedScreen, filter_word
 from tui.state import DashboardState
 from tui.widgets import NO_MATCH, Bottom, Lines, TableView
 
@@ -169,6 +169,20 @@ class View:
             self.focused = Pane.INSTANCES
 
 
+LEGEND: tuple[tuple[str, str], ...] = (
+    ("FREENESS", "decode steps until memory is full; negative: too much wanted"),
+    ("TREND", "freeness in the last 60 s, on one scale for all rows"),
+    ("KV held +wanted", "# blocks held, = wanted too (queue, headroom); in percent"),
+    ("R+W TTFT99", "of a level: running + waiting requests, and their TTFT99"),
+    ("PRIO", "running requests by priority level, the highest first"),
+    ("HEADROOM", "blocks kept free for a high priority, of all blocks"),
+    ("TTFT99", "time to first token, 99th percentile; >9s: the head waits"),
+    ("NEEDS FREE", "blocks that a queue head needs, and could have here"),
+    ("WHY", "why it waits; fragmented: enough in all, not in one place"),
+    ("reserved", "freeness below 0, but only because of its headroom"),
+    ("!  >  +", "look at it; on its way out; on its way in"),
+)
+
 _TITLES = {
     Pane.INSTANCES: "Instances",
     Pane.MIGRATIONS: "Migrations",
@@ -187,6 +201,8 @@ rows before the filter."""
 class DashboardScreen(PaintedScreen):
     BINDINGS = bindings(Place.MAIN, Place.ROWS)
     PLACES = (Place.TABLE, Place.ROWS, Place.MAIN)
+    NAME = "the main screen"
+    LEGEND = LEGEND
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +214,7 @@ class DashboardScreen(PaintedScreen):
         glyphs = self.session.glyphs
         yield Lines(id="header")
         yield TableView[Any](
-            instances.columns((), 0),
+            instances.columns(None, 0),
             glyphs,
             id=Pane.INSTANCES,
             note_of=instances.note,
@@ -291,7 +307,8 @@ class DashboardScreen(PaintedScreen):
 
     def _rows(self, alarms: Sequence[Alarm]) -> dict[Pane, Found]:
         shown, glyphs, zone = self.session.shown, self.session.glyphs, self.session.options.zone
-        named = names(shown, glyphs.ellipsis, routine=self._all_events())
+        named = self.session.names
+        named.learn(shown, routine=self._all_events())
         rows: dict[Pane, list[Any]] = {
             Pane.INSTANCES: instances.ordered(
                 instances.rows(shown, glyphs, {alarm.subject for alarm in alarms}, named),
@@ -350,13 +367,8 @@ class DashboardScreen(PaintedScreen):
         self.table(Pane.EVENTS).set_columns(
             events.EXPANDED_COLUMNS if view.expanded else events.COLUMNS
         )
-        status = self.session.shown.status
-        levels = level_names(status) if status else ()
-        kept = any(item.kept_for for item in status.instances) if status else False
-        lost = status is not None and status.replays.lately
-        self.table(Pane.INSTANCES).set_columns(
-            instances.columns(levels, self.size.width, kept=kept, lost=lost)
-        )
+        columns = instances.columns(self.session.shown.status, self.size.width)
+        self.table(Pane.INSTANCES).set_columns(columns)
         moved = arrangement != self._arrangement
         if moved:
             self._arrangement = arrangement
@@ -399,16 +411,18 @@ class DashboardScreen(PaintedScreen):
                 *(Span(f"  {self._tab(other)}", Tone.DIM) for other in _TABS if other != pane),
                 Span(f"  ({count})"),
             ]
-        facts = []
+        facts: list[Span] = []
         if pane is Pane.INSTANCES:
-            facts.append(f"sort:{view.sort}{'v' if view.descending else '^'}")
+            order = instances.ORDER_WORDS.get(view.sort, view.sort)
+            facts.append(Span(f"sort:{order}{'v' if view.descending else '^'}", Tone.DIM))
         if pane is Pane.INSTANCES or view.filters.get(pane):
-            facts.append(f"filter:{view.filters.get(pane) or '-'}")
+            facts.append(filter_word(view.filters.get(pane, "")))
         if pane is Pane.EVENTS:
-            facts.append(self._hint("events_expand", "less" if view.expanded else "expand"))
+            word = self._hint("events_expand", "less" if view.expanded else "expand")
+            facts.append(Span(word, Tone.DIM))
             if not view.follow:
-                facts.append(self._hint("events_follow", "follow"))
-        return (*spans, *(Span(f"  {fact}", Tone.DIM) for fact in facts))
+                facts.append(Span(self._hint("events_follow", "follow"), Tone.DIM))
+        return (*spans, *(span for fact in facts for span in (Span("  "), fact)))
 
     def _tab(self, pane: Pane) -> str:
         return f"{self.session.key_of(f'pane_{pane}')} {_TITLES[pane]}"
@@ -421,7 +435,7 @@ class DashboardScreen(PaintedScreen):
     # Keys
 
     def action_back(self) -> None:
-        if not self.unmark():
+        if not self.let_go():
             self.view.back()
             self.show()
 

@@ -11,18 +11,18 @@ from controller.api.text.events import matches
 from controller.api.text.quantities import printable
 from controller.api.wire.requests import ENDED_STATES, Explanation, RequestList
 from tui import outbox
-from tui.actions import NOTHING, Action, Place, Target, bindings, keys_of, shown_key
+from tui.actions import NOTHING, Action, Group, Place, Target, bindings, keys_of, shown_key
 from tui.drawing import Column, Line, Span, Tone
 from tui.own_commands import Program, Run
 from tui.panes import events, instances, requests, timeline
 from tui.panes.events import HISTORY_COLUMNS, HistoryRow, history_rows
-from tui.panes.requests import RequestRow, names
+from tui.panes.requests import Names, RequestRow
 from tui.panes.timeline import TimelineRow
-from tui.screens.base import DetailScreen, Table, TableChoice, TableScreen
+from tui.screens.base import DetailScreen, PaintedScreen, Table, TableChoice, TableScreen
 from tui.screens.dialogs import session_of
 from tui.session import Options
 from tui.state import DashboardState, RequestsArrived
-from tui.widgets import TableView
+from tui.widgets import HEAD_LINES, TableView
 
 S_PER_REQUEST = 0.001
 """The screen waits this much longer, for each request in a list, before it asks again: fetching,
@@ -30,25 +30,29 @@ parsing and drawing a request takes some 20 us."""
 
 
 class Listed:
-    """The requests of one answer, as rows. The rows are made only once: a screen is drawn several
-    times before the next answer, and making 2,000 rows each time took a third of a core."""
+    """The requests of one answer, as rows, and the grid of their phases. Both are made only once: a
+    screen is drawn several times before the next answer, and making 2,000 rows each time took a
+    third of a core."""
 
     def __init__(self) -> None:
         self._answer: RequestsArrived | None = None
         self._rows: list[RequestRow] = []
         self._chosen: Sequence[RequestRow] = ()
         self._chosen_by: tuple[str, bool, str] | None = None
+        self._grid: Sequence[Line] = ()
+        self._grid_of: tuple[Sequence[RequestRow], int, int] | None = None
 
     @property
     def every_s(self) -> float:
         """The shortest time between two questions for this list."""
         return len(self._rows) * S_PER_REQUEST
 
-    def take(self, answer: RequestsArrived, state: DashboardState, ellipsis: str) -> None:
-        """Takes an answer. The `state` says which other requests are named on the screens."""
+    def take(self, answer: RequestsArrived, state: DashboardState, names: Names) -> None:
+        """Takes an answer. The `state` says which of the requests move."""
         if answer is not self._answer:
             self._answer, self._chosen_by = answer, None
-            self._rows = requests.rows(answer.found, names(state, ellipsis, routine=False))
+            names.learn(state, routine=False)
+            self._rows = requests.rows(answer.found, names, state.status)
 
     def chosen(self, choice: TableChoice) -> Sequence[RequestRow]:
         """The rows that pass the filter, sorted. The same object is returned until something
@@ -61,14 +65,27 @@ class Listed:
             self._chosen, self._chosen_by = rows, by
         return self._chosen
 
+    def grid(self, width: int, height: int) -> Sequence[Line]:
+        """The phases of the rows that were chosen last."""
+        of = (self._chosen, width, height)
+        if self._grid_of is None or self._grid_of[0] is not of[0] or self._grid_of[1:] != of[1:]:
+            self._grid, self._grid_of = requests.phases(*of), of
+        return self._grid
 
-_REQUESTS = Table(requests.COLUMNS, requests.SORTS, empty="none")
+
+MIN_FOR_GRID = 10
+"""A table of requests that is lower has no grid of their phases. In a higher one the grid takes at
+most a line of each ten."""
 
 
 class RequestsScreen(DetailScreen):
     """The requests of one instance, or of the cluster."""
 
-    TABLES: ClassVar[Mapping[str, Table]] = {"requests": _REQUESTS}
+    NAME = "the list of requests"
+    LEGEND = requests.LEGEND
+    TABLES: ClassVar[Mapping[str, Table]] = {
+        "requests": Table(requests.COLUMNS, requests.SORTS, empty="none")
+    }
 
     def __init__(self, instance_id: str = "") -> None:
         """`instance_id`: empty for the requests of all instances."""
@@ -114,10 +131,17 @@ class RequestsScreen(DetailScreen):
         elif answer.found is None:
             facts = (Span(f"  {printable(answer.reason)}", Tone.BAD),)
         else:
-            self._listed.take(answer, state, self.session.glyphs.ellipsis)
+            self._listed.take(answer, state, self.session.names)
             rows = self._listed.chosen(self.choices["requests"])
             facts = self._counted(answer.found, answer.at_s)
-        self.put("requests", rows, "Requests", *facts)
+        self.put("requests", rows, "Requests", *facts, caption=self._grid(rows))
+
+    def _grid(self, rows: Sequence[RequestRow]) -> Sequence[Line]:
+        """The phases of all requests, if there are more of them than the table has lines."""
+        height = self.table("requests").outer_size.height
+        if height < MIN_FOR_GRID or len(rows) <= height - HEAD_LINES:
+            return ()
+        return self._listed.grid(self.size.width, height // MIN_FOR_GRID)
 
     def _counted(self, found: RequestList, at_s: float) -> Line:
         """The number of requests; if the screen asks only seldom, also the age of the answer."""
@@ -136,8 +160,9 @@ class RequestsScreen(DetailScreen):
 class InstanceScreen(RequestsScreen):
     """One instance: its status, its requests, its history, its log."""
 
+    NAME = "an instance"
     TABLES: ClassVar[Mapping[str, Table]] = {
-        "requests": _REQUESTS,
+        "requests": Table(requests.COLUMNS_OF_AN_INSTANCE, requests.SORTS, empty="none"),
         "history": Table(HISTORY_COLUMNS, {"time": True}, empty="none"),
         "log": Table(events.LOG_COLUMNS, {"time": False}, empty="nothing yet"),
     }
@@ -234,6 +259,8 @@ class InstanceScreen(RequestsScreen):
 class RequestScreen(DetailScreen):
     """One request: how it stands, and its life with the reasons for each decision."""
 
+    NAME = "a request"
+    LEGEND = timeline.LEGEND
     TABLES: ClassVar[Mapping[str, Table]] = {
         "timeline": Table(timeline.COLUMNS, timeline.SORTS, note_of=timeline.note)
     }
@@ -293,6 +320,7 @@ class RequestScreen(DetailScreen):
 class MemberLogScreen(DetailScreen):
     """The last lines of a member's log, or the controller's."""
 
+    NAME = "a log"
     TABLES: ClassVar[Mapping[str, Table]] = {
         "log": Table(events.LOG_COLUMNS, {"time": False}, empty="nothing yet")
     }
@@ -319,6 +347,7 @@ class LogScreen(TableScreen):
     """The log of this session's orders. Unlike messages, its lines do not vanish. The row under the
     cursor is shown in full below the table."""
 
+    NAME = "what was done here"
     TABLES: ClassVar[Mapping[str, Table]] = {
         "log": Table(outbox.LOG_COLUMNS, empty="nothing was done here yet")
     }
@@ -354,6 +383,7 @@ _OUTPUT_COLUMNS: tuple[Column[OutputRow], ...] = (
 class OutputScreen(TableScreen):
     """The output of one of the operator's own commands. Closing the screen ends the program."""
 
+    NAME = "a program's output"
     TABLES: ClassVar[Mapping[str, Table]] = {"output": Table(_OUTPUT_COLUMNS, empty="nothing yet")}
     FOLLOWED = "output"
 
@@ -381,73 +411,83 @@ class OutputScreen(TableScreen):
         self.table("output").show(rows, title, follow=self.follows)
 
 
-LEGEND: tuple[tuple[str, str], ...] = (
-    ("FREENESS", "decode steps until memory is full; negative: too much wanted"),
-    ("TREND", "freeness in the last 60 s, on one scale for all rows"),
-    ("KV held +wanted", "# blocks held, = wanted too (queue, headroom); in percent"),
-    ("PRIO", "running requests by priority level, the highest first"),
-    ("HEADROOM", "blocks kept free for a high priority, of all blocks"),
-    ("TTFT99", "time to first token, 99th percentile; >9s: the head waits"),
-    ("NEEDS FREE", "blocks that a queue head needs, and could have here"),
-    ("WHY", "why it waits; fragmented: enough in all, not in one place"),
-    ("reserved", "freeness below 0, but only because of its headroom"),
-    ("!  >  +", "look at it; on its way out; on its way in"),
-    ("/WORDS", "shows what has all of them; !WORD: what does not have it"),
-)
+_FILTERS = ("/WORDS", "shows what has all of them; !WORD: what does not have it")
 
 
 @dataclass(frozen=True, slots=True)
 class HelpRow:
+    """A key or a word, and what it means; without a text, the heading of a group."""
+
     id: str
     name: str
-    text: str
+    text: str = ""
     target: Target = NOTHING
 
 
 _HELP_COLUMNS: tuple[Column[HelpRow], ...] = (
-    Column("name", "KEY", 17, lambda row, _: Span(row.name, Tone.STRONG)),
+    Column("name", "KEY", 17, lambda row, _: Span(row.name)),
     Column("text", "WHAT", 20, lambda row, _: Span(row.text), max_width=400),
 )
 
 
 class HelpScreen(Screen[None]):
-    """Every key that works on the screen below, and what the columns mean."""
+    """Every key that works on the screen below, by what it is about, and what the words of that
+    screen mean."""
 
     BINDINGS = bindings(Place.HELP)
 
-    def __init__(self, actions: Sequence[Action]) -> None:
+    def __init__(self, below: Screen[Any], actions: Sequence[Action]) -> None:
+        """`below`: the screen that the help is about; `actions`: what can be done there."""
         super().__init__()
         self._actions = actions
+        of = below if isinstance(below, PaintedScreen) else PaintedScreen
+        self._name, self._legend = of.NAME, of.LEGEND
 
     def compose(self) -> ComposeResult:
-        yield TableView[HelpRow](_HELP_COLUMNS, session_of(self).glyphs, id="help")
+        yield TableView[HelpRow](
+            _HELP_COLUMNS,
+            session_of(self).glyphs,
+            id="help",
+            note_of=_heading,
+            is_heading=lambda row: not row.text,
+        )
 
     def on_mount(self) -> None:
         session, table = session_of(self), self.query_one(TableView)
         table.focus()
-        title = Span(f"Help  ({session.key_of('help_close')} closes)", Tone.STRONG)
-        table.show(_help_rows(self._actions, session.options), (title,))
+        closes = Span(f"  ({session.key_of('help_close')} closes)", Tone.DIM)
+        about = f"Help on {self._name}" if self._name else "Help"
+        rows = _help_rows(self._actions, self._legend, session.options)
+        table.show(rows, (Span(about, Tone.STRONG), closes))
 
     def action_back(self) -> None:
         self.dismiss()
 
 
-def _help_rows(actions: Sequence[Action], options: Options) -> list[HelpRow]:
-    found = [
-        HelpRow(
-            each.action_id,
-            ", ".join(shown_key(name) for name in keys_of(each, options.keymap)),
-            options.aimed(_help_text(each)),
-        )
-        for each in actions
-        if each.keys
-    ]
+def _heading(row: HelpRow) -> tuple[str, Span] | None:
+    return None if row.text else ("name", Span(row.name, Tone.STRONG))
+
+
+def _help_rows(
+    actions: Sequence[Action], legend: Sequence[tuple[str, str]], options: Options
+) -> list[HelpRow]:
+    found: list[HelpRow] = []
+    for group in Group:
+        keys = [
+            HelpRow(
+                each.action_id,
+                ", ".join(shown_key(name) for name in keys_of(each, options.keymap)),
+                options.aimed(_help_text(each)),
+            )
+            for each in actions
+            if each.keys and each.group is group
+        ]
+        found += [HelpRow(f"group.{group.name}", group), *keys] if keys else []
     typed = ", ".join(each.typed for each in actions if each.typed)
-    legend = [*LEGEND, (":", typed)] if typed else LEGEND
-    return found + [HelpRow(f"legend.{name}", name, text) for name, text in legend]
+    words = [*legend, _FILTERS, *([(":", typed)] if typed else [])]
+    found.append(HelpRow("group.words", "Words and signs"))
+    return found + [HelpRow(f"legend.{name}", name, text) for name, text in words]
 
 
 def _help_text(action: Action) -> str:
-    if action.change is not None:
-        return f"{action.text} ({action.change.command})"
-    return f"{action.text} (replay)" if action.replay else action.text
+    return f"{action.text} ({action.change.command})" if action.change is not None else action.text

@@ -226,7 +226,15 @@ class ListDialog(Dialog[Ended]):
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRow:
+    """A choice, with its estimate once that is known."""
+
     choice: Choice
+    estimate: Estimate | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the choice can be taken, as far as is known."""
+        return self.estimate is None or self.estimate.possible
 
     @property
     def id(self) -> str:
@@ -241,17 +249,29 @@ class ChoiceRow:
         return self.choice.name
 
 
+def _choice_name(row: ChoiceRow, _: int) -> Span:
+    return Span(printable(row.choice.name), Tone.STRONG if row.is_possible else Tone.DIM)
+
+
+def _choice_text(row: ChoiceRow, _: int) -> Span:
+    """What the choice means; for an impossible one also the reason."""
+    if row.estimate is None or row.estimate.possible:
+        return Span(printable(row.choice.text))
+    return Span(printable(f"{row.estimate.text}; {row.choice.text}"), Tone.DIM)
+
+
 class ChooseScreen(ListDialog[AnyOrder | Together | None]):
     """Lets the operator choose what an order is to say, and shows what each choice would take.
 
     The dialog ends with the chosen order. The choices are made when the key is pressed, and do not
-    change or move afterwards.
+    move afterwards; those that turn out to be impossible become dim. Until the operator moves the
+    cursor, it is on the first choice that may be possible.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(Place.CHOICE)
     COLUMNS: tuple[Column[ChoiceRow], ...] = (
-        Column("name", "CHOICE", 8, lambda row, _: Span(printable(row.choice.name), Tone.STRONG)),
-        Column("text", "", 10, lambda row, _: Span(printable(row.choice.text)), max_width=90),
+        Column("name", "CHOICE", 8, _choice_name),
+        Column("text", "", 10, _choice_text, max_width=90),
     )
     EMPTY = "there is nothing to choose from"
 
@@ -260,11 +280,15 @@ class ChooseScreen(ListDialog[AnyOrder | Together | None]):
         self.found = found
         self._estimates: dict[str, Estimate] = {}
         self._asked: set[str] = set()
+        self._moved = False
+        """Whether the operator has moved the cursor."""
 
     def draw(self, width: int) -> None:  # noqa: ARG002 - the table has its own width
         key_of = self.session.key_of
         keys = f"{key_of('row_open')} takes it, {key_of('choice_none')} leaves"
-        rows = [ChoiceRow(each) for each in self.found.choices]
+        rows = [ChoiceRow(each, self._estimates.get(each.name)) for each in self.found.choices]
+        if rows and not self._moved:
+            self.choices.hold(next((row for row in rows if row.is_possible), rows[0]).id)
         title = printable(self.found.question)
         self.fill(title, rows, [self._words(), (Span(keys, Tone.DIM),)])
         self._ask()
@@ -287,9 +311,18 @@ class ChooseScreen(ListDialog[AnyOrder | Together | None]):
         return next((each for each in self.found.choices if each.name == here), None)
 
     def _ask(self) -> None:
-        """Asks, once for each choice, what the choice under the cursor would take."""
-        choice = self._chosen()
-        if choice is None or choice.estimate is None or choice.name in self._asked:
+        """Asks, once for each choice, what it would take: the choice under the cursor at once, and
+        the first choices one after the other."""
+        if (chosen := self._chosen()) is not None:
+            self._ask_about(chosen)
+        if self._asked <= self._estimates.keys():
+            first = self.found.choices[: self.found.num_asked]
+            following = next((each for each in first if each.name not in self._asked), None)
+            if following is not None:
+                self._ask_about(following)
+
+    def _ask_about(self, choice: Choice) -> None:
+        if choice.estimate is None or choice.name in self._asked:
             return
         name = choice.name
         self._asked.add(name)
@@ -304,6 +337,7 @@ class ChooseScreen(ListDialog[AnyOrder | Together | None]):
 
     def on_table_view_moved(self, event: TableView.Moved) -> None:
         event.stop()
+        self._moved = True
         self.show()
 
     def on_table_view_opened(self, event: TableView.Opened) -> None:

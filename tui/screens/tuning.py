@@ -116,6 +116,7 @@ class TuningScreen(DetailScreen):
 
     BINDINGS = bindings(Place.TUNING)
     PLACES = (Place.TUNING, Place.DETAIL)
+    NAME = "the settings"
     TABLES: ClassVar[Mapping[str, Table]] = {"settings": Table(_COLUMNS, _SORTS)}
     FACTS = True
 

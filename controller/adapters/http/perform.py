@@ -374,7 +374,7 @@ def as_api_errors() -> Iterator[None]:
         raise ApiError(status, error.code, error.message, error.hint) from error
 
 
-NOT_UNDOABLE = "it cannot be undone"
+NOT_UNDOABLE = "no order takes it back"
 
 
 class OperationsQuery(BaseModel):

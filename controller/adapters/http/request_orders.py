@@ -384,7 +384,7 @@ class PriorityHandler(_OnLive[PriorityRequest, PriorityReport]):
                 400,
                 "no_such_level",
                 f"there is no priority level {self.wanted.level!r}; there are {', '.join(levels)}",
-                f"llumctl priority REQ {next(iter(levels))}",
+                f"llumctl priority REQUEST {next(iter(levels))}",
             )
         self.level: Level = level
         await super().look()

@@ -73,7 +73,13 @@ async def list_requests(controller: ControllerProcess, query: RequestsQuery) -> 
     refusals = await refusals_of(controller, found.requests) if query.movable else {}
     now_s, view = time.time(), controller.scheduler.waiting_view()
     listed = [
-        request_model(record, now_s, refusals.get(record.request_id), place_of(view, record))
+        request_model(
+            record,
+            now_s,
+            refusals.get(record.request_id),
+            place_of(view, record),
+            _snapshot(controller, record),
+        )
         for record in found.requests
     ]
     listed.sort(key=_listed_at)
@@ -143,7 +149,7 @@ async def find_request(controller: ControllerProcess, reference: str) -> Request
     refusals = await refusals_of(controller, (record,))
     view = controller.scheduler.waiting_view()
     refusal, held = refusals.get(record.request_id), place_of(view, record)
-    return request_detail(record, time.time(), refusal, held)
+    return request_detail(record, time.time(), refusal, held, _snapshot(controller, record))
 
 
 async def name_request(
@@ -271,7 +277,7 @@ async def explain_request(controller: ControllerProcess, reference: str) -> Expl
     history = [event_model(event) for event in _history(controller, record)]
     held = place_of(controller.scheduler.waiting_view(), record)
     return Explanation(
-        request=request_model(record, time.time(), refusal, held),
+        request=request_model(record, time.time(), refusal, held, _snapshot(controller, record)),
         steps=explain(history, record.num_forgotten),
         waiting=held_back(held) if held is not None else _waiting(controller, record),
         why_not_movable=why(refusal) if refusal else "",
@@ -363,11 +369,13 @@ def request_model(
     now_s: float,
     refusal: str | None = None,
     held: HeldPlaceStatus | None = None,
+    snapshot: InstanceSnapshot | None = None,
 ) -> RequestStatus:
     """The wire model of a request. `now_s`: seconds since the epoch. `refusal`: why the request
     cannot move now; empty if it can, None if its instance did not say. `held`: the request's place
-    at the controller, if the controller holds it."""
-    first_s = record.first_token_time_s
+    at the controller, if the controller holds it. `snapshot`: the last status of its instance."""
+    first_s, last_s = record.first_token_time_s, record.last_token_time_s
+    ended = record.end_time_s is not None
     until_s = now_s if record.end_time_s is None else record.end_time_s
     return RequestStatus(
         id=record.request_id,
@@ -380,8 +388,10 @@ def request_model(
         arrival_time_s=round(record.arrival_time_s, 4),
         age_s=round(max(0.0, until_s - record.arrival_time_s), 4),
         ttft_s=None if first_s is None else round(first_s - record.arrival_time_s, 4),
+        last_token_age_s=None if ended or last_s is None else round(max(0.0, now_s - last_s), 4),
         num_prompt_tokens=record.num_prompt_tokens,
         num_output_tokens=record.num_output_tokens,
+        num_blocks=None if snapshot is None else held_blocks(record, snapshot),
         num_evictions=record.num_evictions,
         num_continued=record.num_continued,
         num_moves=record.num_moves,
@@ -400,7 +410,8 @@ def request_detail(
     now_s: float,
     refusal: str | None = None,
     held: HeldPlaceStatus | None = None,
+    snapshot: InstanceSnapshot | None = None,
 ) -> RequestDetail:
     history = tuple(event_model(event) for event in record.history)
-    status = request_model(record, now_s, refusal, held)
+    status = request_model(record, now_s, refusal, held, snapshot)
     return RequestDetail(**dict(status), history=history, num_forgotten=record.num_forgotten)

@@ -18,7 +18,7 @@ from controller.api.operations.on_instances import (
     OnDeadline,
     awaited,
     capacity,
-    departure,
+    departures,
     would_move,
 )
 from controller.api.operations.order import (
@@ -151,7 +151,7 @@ class Scale(OnCluster[ScaleRequest, ScaleReport]):
         if going:
             lines += [f"{would_move(each)}, then it is removed" for each in report.draining]
             lines.append(capacity(client.status(), going))
-            lines += [departure(item) for each in report.draining for item in each.plan]
+            lines += [line for each in report.draining for line in departures(each.plan)]
         if report.holds_autoscale:
             lines.append(f"auto-scaling would leave it there, until {RELEASE}")
         return Plan(tuple(lines), self.planned(report))

@@ -5,6 +5,7 @@ The compatibility rules are those of `controller.api.wire`. `deadline_s` in repo
 seconds since the epoch; `revision` counts the changes of the cluster's spec.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -47,6 +48,8 @@ class CannotMove(WireModel):
     why: str = ""
 
 
+_NO_ROOM = ("no_blocks", "no_slot", "too_busy")
+"""The codes of requests that can move once another instance has room."""
 REPLAYS = "replays"
 """The code for a request that would leave without a move: another instance would replay it."""
 
@@ -456,7 +459,7 @@ def emptying(
         would_move(report),
         capacity(status, (report.instance_id, *others)),
         *cold(report),
-        *(departure(each) for each in report.plan),
+        *departures(report.plan),
     )
 
 
@@ -488,9 +491,29 @@ def cordoned(report: CordonReport) -> str:
     return f"{name}: {'would get' if report.dry_run else 'gets'} new requests again"
 
 
-def departure(item: PlannedDeparture) -> str:
-    goes = f"to {item.to_instance_id}" if item.to_instance_id else f"stays: {item.why or item.code}"
-    return f"  {item.request_id}  {item.num_blocks} blocks  {goes}"
+def departures(plan: Sequence[PlannedDeparture]) -> tuple[str, ...]:
+    """Why requests stay for now, each reason once; then the requests, and where they go."""
+    staying: dict[str, list[str]] = {}
+    for item in plan:
+        if not item.to_instance_id:
+            staying.setdefault(item.code, []).append(item.why or item.code)
+    lines = [f"  {_staying(code, whys)}" for code, whys in staying.items()]
+    return (*lines, *(_departure(each) for each in plan))
+
+
+def _staying(code: str, whys: Sequence[str]) -> str:
+    """`6 stay for now: no instance has so many free blocks`. Reasons that differ only in figures
+    count as one."""
+    why = whys[0] if len(set(whys)) == 1 else re.sub(r"\d+", "so many", whys[0])
+    if code == REPLAYS:
+        return f"{len(whys)}: {why}"
+    return f"{len(whys)} {'stays' if len(whys) == 1 else 'stay'} for now: {why}"
+
+
+def _departure(item: PlannedDeparture) -> str:
+    held = f"{item.num_blocks} blocks" if item.num_blocks else "queued"
+    goes = f"to {item.to_instance_id}" if item.to_instance_id else "stays"
+    return f"  {item.request_id}  {held}  {'replayed' if item.code == REPLAYS else goes}"
 
 
 def until(deadline_s: float | None, then: OnDeadline) -> str:
@@ -509,13 +532,18 @@ def awaited(report: DrainReport) -> tuple[Awaited, ...]:
 
 
 def would_move(report: DrainReport) -> str:
-    """`i-7: 12 requests would move; 2 cannot move now`."""
-    affected = _requests(max(len(report.plan), report.num_requests_left))
+    """`i-7: 8 requests: 2 move now, 6 wait for room`, or `i-7: 8 requests would move`."""
+    count = max(len(report.plan), report.num_requests_left)
+    affected = f"{report.instance_id}: {_requests(count)}"
     if any(item.code == REPLAYS for item in report.plan):
-        return f"{report.instance_id}: {affected} would be replayed elsewhere"
-    staying = sum(item.code not in ("", "moving") for item in report.plan)
-    cannot = f"; {staying} cannot move now" if staying else ""
-    return f"{report.instance_id}: {affected} would move{cannot}"
+        return f"{affected} would be replayed elsewhere"
+    codes = [item.code for item in report.plan if item.code not in ("", "moving")]
+    if not codes:
+        return f"{affected} would move"
+    waiting = sum(code in _NO_ROOM for code in codes)
+    facts = {"move now": count - len(codes), "wait for room": waiting}
+    facts["cannot move now"] = len(codes) - waiting
+    return f"{affected}: {', '.join(f'{num} {what}' for what, num in facts.items() if num)}"
 
 
 def capacity(status: ClusterStatus, leaving: Iterable[str]) -> str:

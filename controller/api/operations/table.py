@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from controller.api.errors import RefusedError
+from controller.api.errors import NotFoundError, RefusedError
 from controller.api.operations import on_adapters, on_cluster, on_instances, on_requests
 from controller.api.operations.order import Order
 from controller.api.wire import AnswerModel, SettingValue, WireModel
@@ -79,13 +79,13 @@ operations that failed may be newer than that one."""
 
 def chosen(done: OperationList, entry_id: str = "") -> OperationEntry:
     """The operation to take back: the last operation that was done, or the one with this id. Raises
-    RefusedError if it cannot be taken back now."""
+    NotFoundError if there is none, and RefusedError if it cannot be taken back now."""
     found = [
         each for each in done.operations if each.id == entry_id or (not entry_id and each.was_done)
     ]
     if not found:
         what = f"operation {entry_id[:60]!r}" if entry_id else "operation that was done"
-        raise RefusedError(f"there is no {what} among the last ones", LIST)
+        raise NotFoundError(f"there is no {what} among the last ones", LIST)
     entry = found[0]
     if entry.why_not:
         actions = "; ".join(entry.actions)

@@ -1,8 +1,9 @@
 """Shortens ids to fit into a narrow space: drops the beginnings that they share, and cuts out the
 middle.
 
-The command line's tables and the dashboard shorten ids in the same way, and every command that
-names a request takes a shortened id (`controller.core.record.request_record`).
+The command line's tables shorten the ids that they list (`shortened`). The dashboard gives an id a
+short name when it sees the id first, and keeps the name (`ShortNames`). Every command that names a
+request takes either form (`controller.core.record.request_record`).
 """
 
 import itertools
@@ -15,6 +16,7 @@ from controller.api.text.quantities import num_cells
 
 _FIRST_WORD = re.compile(r"[^-_.:/]*[-_.:/]")
 _WORDS = re.compile(r".*[-_.:/]")
+_WORD_END = re.compile(r"[-_.:/]")
 
 
 def shortened(
@@ -129,3 +131,95 @@ def _told_apart(
         used.add(form)
         found[id_] = form
     return found
+
+
+class ShortNames:
+    """Short names of ids. An id gets its name when it is seen first, and keeps the name whatever
+    other ids come: an operator who looks for a request finds it under the same name.
+
+    An id that fits into `width` columns is its own name. Otherwise the name is made of the part in
+    which the id differs from others: without the words with which MANY ids begin, and cut at a
+    place at which no other known id looks the same.
+    """
+
+    MAX_NAMES = 20_000
+    """Of more ids the older half is forgotten."""
+
+    def __init__(
+        self, width: int, ellipsis: str = "…", measure: Callable[[str], int] = num_cells
+    ) -> None:
+        self._width = width
+        self._room = _Room(width, ellipsis, measure)
+        self._names: dict[str, str] = {}
+        self._rests: dict[str, str] = {}
+        """The part of each id from which its name is made."""
+        self._sharing: Counter[str] = Counter()
+        """How many ids begin with these words."""
+        self._used: set[str] = set()
+        self._cut: dict[int, set[str]] = {}
+        """How all ids look if they are cut at a place, for the places that were needed."""
+
+    def of(self, id_: str) -> str:
+        """The name of an id that was learned; the id itself if it was not."""
+        return self._names.get(id_, id_)
+
+    def learn(self, ids: Iterable[str]) -> None:
+        """Gives a name to each id that has none."""
+        new = [id_ for id_ in dict.fromkeys(ids) if id_ not in self._names]
+        if not new:
+            return
+        self._forget()
+        for id_ in new:
+            self._sharing.update(_beginnings(id_))
+        self._name({id_: self._rest(id_) for id_ in new})
+
+    def _rest(self, id_: str) -> str:
+        """The id without the longest beginning that it shares with another one."""
+        if self._room.measure(id_) <= self._width:
+            return id_
+        shared = [each for each in _beginnings(id_) if self._sharing[each] > 1]
+        first = _FIRST_WORD.match(id_)
+        return id_[len(shared[-1] if shared else first[0] if first else "") :] or id_
+
+    def _name(self, rests: Mapping[str, str]) -> None:
+        """Names new ids, all of them cut at one place if that tells them from each other and from
+        all known ids; otherwise ids that look like another one are cut elsewhere."""
+        for head in _heads(self._width):
+            found = {id_: self._room.cut(rest, head) for id_, rest in rests.items()}
+            looks = set(found.values())
+            told_apart = len(looks) == len(found) and looks.isdisjoint(self._used)
+            if told_apart and looks.isdisjoint(self._looks(head)):
+                break
+        else:
+            found = {}
+            for id_, rest in rests.items():
+                forms = self._room.forms((rest, id_))
+                free = (form for form in forms if form not in self._used)
+                found[id_] = next(free, self._room.cut(rest, self._width // 2))
+                self._used.add(found[id_])
+        self._names |= found
+        self._rests |= rests
+        self._used.update(found.values())
+        for head, looks in self._cut.items():
+            looks.update(self._room.cut(rest, head) for rest in rests.values())
+
+    def _looks(self, head: int) -> set[str]:
+        if head not in self._cut:
+            self._cut[head] = {self._room.cut(rest, head) for rest in self._rests.values()}
+        return self._cut[head]
+
+    def _forget(self) -> None:
+        if len(self._names) <= self.MAX_NAMES:
+            return
+        kept = list(self._names)[self.MAX_NAMES // 2 :]
+        self._names = {id_: self._names[id_] for id_ in kept}
+        self._rests = {id_: self._rests[id_] for id_ in kept}
+        self._used = set(self._names.values())
+        self._sharing = Counter(each for id_ in kept for each in _beginnings(id_))
+        self._cut.clear()
+
+
+def _beginnings(id_: str) -> list[str]:
+    """The beginnings of an id that end with a whole word, without the id itself, the shortest
+    first."""
+    return [id_[: end.end()] for end in _WORD_END.finditer(id_) if end.end() < len(id_)]

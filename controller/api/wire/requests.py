@@ -87,8 +87,13 @@ class RequestStatus(WireModel):
     age_s: float
     """The time since the request arrived; for an ended request, from its arrival to its end."""
     ttft_s: float | None = None
+    last_token_age_s: float | None = None
+    """The time since the request's newest token; null before its first token and after its end."""
     num_prompt_tokens: int
     num_output_tokens: int
+    num_blocks: int | None = None
+    """How many KV blocks the request holds, by its tokens; null if it is on no instance, or its
+    instance has not reported."""
     num_evictions: int = 0
     num_continued: int = 0
     """How often its state was computed again after an eviction or a replay, by a model with states

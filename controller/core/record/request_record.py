@@ -69,6 +69,7 @@ class RequestRecord:
     if it can."""
     adapter: str = ""
     """The name of the request's LoRA adapter; empty without one."""
+    last_token_time_s: float | None = None
     history: tuple[LoggedEvent, ...] = ()
     num_forgotten: int = 0
     """How many events are missing between the first and the second half of `history`."""

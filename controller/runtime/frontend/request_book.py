@@ -62,6 +62,7 @@ class BookEntry:
     not_replayable: str = ""
     dispatched: bool = False
     first_token_time_s: float | None = None
+    last_token_time_s: float | None = None
     end_time_s: float | None = None
     finish_reason: str | None = None
     beginning: list[LoggedEvent] = field(default_factory=list)
@@ -98,6 +99,7 @@ class BookEntry:
             not_replayable=self.not_replayable,
             rank=self.rank,
             adapter=self.adapter,
+            last_token_time_s=self.last_token_time_s,
             history=(*self.beginning, *self.recent) if history else (),
             num_forgotten=self.num_forgotten,
         )
@@ -383,13 +385,15 @@ class RequestBook:
         entry = self._live.get(request_id)
         if entry is None:
             return
-        if num_tokens and entry.first_token_time_s is None:
-            entry.first_token_time_s = now_s = self._wall_clock()
-            ttft_s = now_s - entry.arrival_time_s
-            self._ttft.add(self._clock(), ttft_s, entry.level)
-            self._ttft_counts.setdefault(entry.level, Counter())[bucket_of(ttft_s)] += 1
-            if self._observer:
-                self._observer.first_token(entry.level, ttft_s)
+        if num_tokens:
+            entry.last_token_time_s = now_s = self._wall_clock()
+            if entry.first_token_time_s is None:
+                entry.first_token_time_s = now_s
+                ttft_s = now_s - entry.arrival_time_s
+                self._ttft.add(self._clock(), ttft_s, entry.level)
+                self._ttft_counts.setdefault(entry.level, Counter())[bucket_of(ttft_s)] += 1
+                if self._observer:
+                    self._observer.first_token(entry.level, ttft_s)
         entry.num_output_tokens += num_tokens
         self._num_output_tokens += num_tokens
         if finish_reason is not None:

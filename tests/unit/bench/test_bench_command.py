@@ -141,13 +141,13 @@ def test_interruption_reports_what_there_is(tmp_path: Path) -> None:
 
 def test_bad_input(capsys: Captured) -> None:
     for options, why in (
-        (["--duration", "0"], "--duration: must be a positive number of seconds, not 0"),
+        (["--duration", "0"], "--duration: must be greater than 0, not 0"),
         (["--warmup", "-1"], "--warmup: must be at least 0, not -1"),
         (["--requests", "0"], "--requests: must be at least 1, not 0"),
         (["--trace", "/nonexistent.csv"], "--trace: cannot read /nonexistent.csv: No such file"),
         (["--trace", "x.csv", "--rate", "3"], "--rate: not with --trace"),
         (["--scale-rate", "2"], "--scale-rate: there is no trace"),
-        (["--trace", "x.csv", "--scale-rate", "0"], "--scale-rate: must be a positive"),
+        (["--trace", "x.csv", "--scale-rate", "0"], "--scale-rate: must be greater than 0"),
         (["--json", "/nonexistent/x"], "--json: there is no folder /nonexistent"),
         (["--url", "127.0.0.1:8000"], "--url: '127.0.0.1:8000' is not of the form"),
         (["--url", "http://h", "--cluster", "c"], "--url: a cluster has an endpoint of its own"),
@@ -157,7 +157,7 @@ def test_bad_input(capsys: Captured) -> None:
         assert captured.out == ""
         assert captured.err.startswith("error: ")
         assert why in captured.err
-        assert "\ntry:   " in captured.err or "number of seconds" in why
+        assert "\ntry:   " in captured.err
 
 
 def test_nobody_to_send_to(capsys: Captured) -> None:

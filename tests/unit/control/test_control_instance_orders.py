@@ -128,7 +128,7 @@ async def test_a_second_drain_keeps_the_first_which_is_not_undone(bed: Bed) -> N
     first = await bed.does(Drain, reason="a fan")
     second = await bed.does(Drain, deadline_s=600, reason="later")
     assert (second.drain_id, second.reason, second.revision) == (first.drain_id, "later", 2)
-    assert (await bed.done())[0].why_not == "it cannot be undone"
+    assert (await bed.done())[0].why_not == "no order takes it back"
 
 
 async def test_instances_of_one_command_are_checked_and_planned_together(bed: Bed) -> None:

@@ -99,6 +99,15 @@ async def test_an_order_takes_whole_ids_only(bed: Bed, row: AnyOrder) -> None:
     assert (bed.audited(), asked(bed)) == ([], 0)
 
 
+async def test_a_request_says_what_it_holds_and_when_it_last_went_on(bed: Bed) -> None:
+    found = await bed.request()
+    assert found.last_token_age_s is not None
+    assert found.num_blocks == -(-(found.num_prompt_tokens + found.num_output_tokens) // 16)
+    await bed.does(Abort)
+    ended = await bed.request()
+    assert (ended.last_token_age_s, ended.num_blocks) == (None, 0)
+
+
 # -- abort --------------------------------------------------------------------------------
 
 
@@ -237,7 +246,7 @@ async def test_if_a_destination_fails_another_is_tried(bed: Bed) -> None:
     assert found.why == "the destination has not enough free blocks"
     assert found.attempts[0].why == "the copy did not get through"
     assert bed.outcomes()[-1][1] == f"kept: {found.why}"
-    assert (await bed.done())[0].why_not == "it cannot be undone"
+    assert (await bed.done())[0].why_not == "no order takes it back"
     named = await bed.does(Migrate, to="i-2", dry_run=True)
     assert named.note == "i-2 failed lately and cools for another 30s"
 

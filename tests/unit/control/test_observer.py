@@ -44,7 +44,8 @@ class Bed:
         self.observer = Observer(self.cluster.controller, self._status, LIMITS, store)
 
     def _status(self) -> ClusterStatus:
-        return self.cluster.view().model_copy(update={"time_s": self.time_s})
+        up = {"uptime_s": 60.0, "cluster_uptime_s": 70.0}
+        return self.cluster.view().model_copy(update={"time_s": self.time_s, **up})
 
     def look(self, times: float = 1) -> ClusterStatus:
         for _ in range(int(times)):

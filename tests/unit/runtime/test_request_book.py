@@ -103,6 +103,7 @@ def test_the_life_of_a_request(bed: Bed) -> None:
     assert (record.state, record.finish_reason, record.level) == ("finished", "length", "high")
     assert (record.num_output_tokens, record.num_evictions) == (7, 1)
     assert (record.first_token_time_s, record.end_time_s) == (1000.5, 1003.0)
+    assert record.last_token_time_s == 1003.0
     kinds = [event.kind.value for event in record.history]
     assert kinds == ["dispatched", "admitted", "evicted", "admitted", "finished"]
     first = record.history[0]

@@ -8,10 +8,14 @@ from controller.api.errors import ConflictError, LlumctlError, RefusedError
 from controller.api.operations.on_cluster import RollingRequest, RollingStopRequest, ScaleRequest
 from controller.api.operations.on_instances import (
     CordonRequest,
+    DrainReport,
     DrainRequest,
+    PlannedDeparture,
     RestartRequest,
     UncordonRequest,
     UndrainRequest,
+    departures,
+    would_move,
 )
 from controller.api.operations.on_requests import AbortRequest, PriorityRequest
 from controller.api.operations.order import Awaited, End, progress
@@ -61,6 +65,11 @@ ASKED = {
         "There is no undo.",
     ],
 }
+
+
+def leaving(to: str | None = None, **fields: Any) -> PlannedDeparture:
+    known: dict[str, Any] = {"num_blocks": 7, "code": "" if to else "no_blocks"}
+    return PlannedDeparture(request_id="r0", num_tokens=100, to_instance_id=to, **(known | fields))
 
 
 @pytest.mark.parametrize(("kind", "key"), [(kind, key) for kind in ORDERS for key in keys_of(kind)])
@@ -200,8 +209,9 @@ async def test_migrate(bed: Bed, key: str, leave: str) -> None:
     assert isinstance(bed.app.screen, ChooseScreen)
     assert source not in [each.name for each in bed.app.screen.found.choices]
     await bed.press("j", "k", "j")
-    first, second = (plan.to for _, _, plan in bed.control.plans)  # each is asked once
-    assert second not in (first, source)
+    asked = [plan.to for _, _, plan in bed.control.plans]
+    assert asked == [each.name for each in bed.app.screen.found.choices], "each is asked once"
+    second = asked[1]
     await bed.press("enter")
     ((name, id_, order),) = bed.control.calls
     assert (name, id_, order.to, order.dry_run) == ("migrate", wanted, second, False)
@@ -217,10 +227,72 @@ async def test_a_destination_that_cannot_take_it_is_not_taken(bed: Bed) -> None:
     await bed.press("m", "enter")
     assert "cannot: it has not enough free blocks" in await bed.shown()
     assert isinstance(bed.app.screen, ChooseScreen)
+    await bed.press("escape")
     bed.caller.held = True
-    await bed.press("j", "enter")
+    await bed.press("m", "enter")
     assert "asking what it would take" in await bed.shown()
     assert bed.control.calls == []
+
+
+async def test_the_choice_begins_at_the_best_destination_that_can_take_it(bed: Bed) -> None:
+    """The others stay in their places, with their reasons."""
+    await bed.press("2", "m")
+    assert isinstance(bed.app.screen, ChooseScreen)
+    best, second, third, *_ = (each.name for each in bed.app.screen.found.choices)
+    assert bed.app.screen.choices.cursor_id == best
+    await bed.press("escape")
+    bed.control.full = (best, second)
+    await bed.press("m")
+    assert bed.app.screen.choices.cursor_id == third
+    lines = [line for line in await bed.lines() if "cannot: it has not enough free" in line]
+    assert [line.split("│")[1].split()[0] for line in lines[:2]] == [best, second]
+    await bed.press("k", "k")
+    await bed.tick()
+    assert bed.app.screen.choices.cursor_id == best, "the operator's choice stays"
+    await bed.press("enter")
+    assert bed.control.calls == [], "and it cannot be taken"
+
+
+WHY = "no instance has {} free blocks"
+
+
+@pytest.mark.parametrize(
+    ("plan", "summary", "lines"),
+    [
+        ((leaving("i-9"), leaving("i-9")), "2 requests would move", ["r0  7 blocks  to i-9"] * 2),
+        (
+            (leaving("i-9"), leaving(why=WHY.format(7)), leaving(why=WHY.format(90))),
+            "3 requests: 1 move now, 2 wait for room",
+            [
+                "2 stay for now: no instance has so many free blocks",
+                "r0  7 blocks  to i-9",
+                "r0  7 blocks  stays",
+                "r0  7 blocks  stays",
+            ],
+        ),
+        (
+            (leaving(why=WHY.format(7)), leaving(why="it cannot", code="pooling", num_blocks=0)),
+            "2 requests: 1 wait for room, 1 cannot move now",
+            [
+                "1 stays for now: no instance has 7 free blocks",
+                "1 stays for now: it cannot",
+                "r0  7 blocks  stays",
+                "r0  queued  stays",
+            ],
+        ),
+        (
+            (leaving(why="it would be replayed", code="replays"),),
+            "1 request would be replayed elsewhere",
+            ["1: it would be replayed", "r0  7 blocks  replayed"],
+        ),
+    ],
+)
+def test_a_plan_sums_up_and_says_equal_reasons_once(
+    plan: tuple[PlannedDeparture, ...], summary: str, lines: list[str]
+) -> None:
+    report = DrainReport(instance_id="i-7", state="active", plan=plan)
+    assert would_move(report) == f"i-7: {summary}"
+    assert [line.strip() for line in departures(plan)] == lines
 
 
 @presses("scale_out", "more")
@@ -373,7 +445,7 @@ def test_what_is_taken_back_and_what_cannot_be() -> None:
     control.send(found.order, key="key")
     assert control.calls == [("scale", "", ScaleRequest(target=11, draining=("i-11",), **ON))]
     control.note("abort r-1", None)
-    with pytest.raises(LlumctlError, match=r"op-2 \(abort r-1\) cannot be undone: it cannot"):
+    with pytest.raises(LlumctlError, match=r"op-2 \(abort r-1\) cannot be undone: no order"):
         TakeBack().plan(control)
     assert TakeBack("op-0").plan(control).order is not None
 

@@ -29,6 +29,16 @@ pytestmark = [
 
 TOKEN = "control-token-5b1f0c"
 
+LEFT_OVER = """(() => {
+  const screen = document.querySelector(".xterm-screen").getBoundingClientRect();
+  const helper = document.querySelector(".xterm-viewport");
+  return {
+    right: innerWidth - screen.right,
+    column: 10,
+    scrolls: helper.offsetWidth !== helper.clientWidth,
+  };
+})()"""
+"""How much of the window is left at the right of the terminal, in pixels; and a column's width."""
 TRY_SOCKET = """new Promise(done => {
   const socket = new WebSocket("%s");
   socket.onopen = () => done("open");
@@ -97,8 +107,12 @@ def test_a_browser_watches_and_pages_of_others_do_not(
             page.open(address)
             page.until_drawn("i-0", "[READ]", "● live")
             page.press("?")
-            page.until_drawn("Help  (Esc closes)")
+            page.until_drawn("Help on the main screen", "(Esc closes)")
             page.until(lambda: _num_colours(page.picture()) > 8, "the terminal is drawn")
+
+            left_over = page.evaluate(LEFT_OVER)
+            assert 0 <= left_over["right"] < left_over["column"], "the whole width is used"
+            assert not left_over["scrolls"]
 
             room = str(page.evaluate("location.href"))
             asked = [each["request"]["url"] for each in page.told("Network.requestWillBeSent")]

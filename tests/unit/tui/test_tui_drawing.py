@@ -1,4 +1,6 @@
-"""Figures as text."""
+"""Figures as text, and columns that fit a width."""
+
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from controller.api.wire.status import QueueHeadStatus
 from tools import synthetic_cluster as synthetic
 from tui import drawing
-from tui.drawing import ASCII, UNICODE, Span
+from tui.drawing import ASCII, UNICODE, Column, Span
 from tui.panes import instances
 from tui.state import Sample
 
@@ -32,6 +34,27 @@ from tui.state import Sample
 )
 def test_figures_stay_short(drawn: str, text: str) -> None:
     assert drawn == text
+
+
+def columns_at(width: int, *columns: Column[None]) -> dict[str, int]:
+    """The columns that have room, each with its width."""
+    return {p.column.name: p.width for p in drawing.place(columns, width)}
+
+
+def column(name: str, width: int, drop: int = 0, **more: Any) -> Column[None]:
+    return Column(name, name, width, lambda *_: Span(""), drop=drop, **more)
+
+
+def test_no_column_is_left_out_while_there_is_room() -> None:
+    found = columns_at(40, column("id", 8), column("wide", 30, drop=1), column("narrow", 9, drop=2))
+    assert list(found) == ["id", "narrow"], "narrow comes back when wide is out"
+
+
+def test_texts_grow_before_curves() -> None:
+    curve, text = column("curve", 6, max_width=20, curve=True), column("text", 5, max_width=15)
+    assert columns_at(14, curve, text) == {"curve": 6, "text": 5}
+    assert columns_at(26, curve, text) == {"curve": 8, "text": 15}
+    assert columns_at(99, curve, text) == {"curve": 20, "text": 15}
 
 
 @pytest.mark.parametrize("width", [2, 7, 41])

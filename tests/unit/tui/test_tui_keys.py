@@ -21,12 +21,13 @@ from tests.unit.tui.tui_support import (
 )
 from tools import synthetic_cluster as synthetic
 from tui import actions
-from tui.actions import ACTIONS, TOGETHER, KeymapError, Place, Target
+from tui.actions import ACTIONS, TOGETHER, Group, KeymapError, Place, Target
 from tui.app import Dashboard
-from tui.drawing import ASCII
-from tui.panes.instances import ORDERS
+from tui.drawing import ASCII, Tone
+from tui.panes.instances import ORDER_WORDS, ORDERS
 from tui.screens.dashboard import DashboardScreen, Pane
 from tui.screens.details import InstanceScreen, RequestScreen
+from tui.widgets import TableView
 
 
 def test_every_key_is_pressed_by_a_test() -> None:
@@ -132,6 +133,30 @@ async def test_filter(key: str) -> None:
         assert bed.table().has_focus
 
 
+@presses("back")
+async def test_a_filter_has_a_colour_and_goes_with_a_key(watched: Bed, key: str) -> None:
+    """Marks go first."""
+
+    def tones() -> list[Tone]:
+        return [tone for text, tone in watched.table()._title if text.startswith("filter:")]
+
+    assert tones() == [Tone.DIM]
+    await watched.press("x")
+    await watched.type("slash", "stall")
+    assert tones() == [Tone.WARN]
+    await watched.press("x", key)
+    assert "marked" not in await watched.shown()
+    assert watched.ids() == ["i-14"]
+    await watched.press(key)
+    assert len(watched.ids()) == 16
+    await watched.open(Target("i-3"))
+    await watched.type("slash", "nothing")
+    await watched.press(LEAVING[0][0])
+    await watched.sees("filter:-")
+    await watched.press(LEAVING[0][0])
+    assert isinstance(watched.app.screen, DashboardScreen)
+
+
 @presses("sort")
 async def test_sort(watched: Bed, key: str) -> None:
     await watched.press("j", "j")
@@ -139,7 +164,8 @@ async def test_sort(watched: Bed, key: str) -> None:
     for column in [*list(ORDERS)[1:], "freeness"]:
         steps = list(ORDERS).index(column) - list(ORDERS).index(watched.main.order[0])
         await watched.press(key, *["j"] * steps + ["k"] * -steps, "enter")
-        assert f"sort:{column}{'v' if ORDERS[column] else '^'}" in await watched.shown()
+        words = ORDER_WORDS.get(column, column)
+        assert f"sort:{words}{'v' if ORDERS[column] else '^'}" in await watched.shown()
         assert watched.cursor == chosen
     await watched.press(key, "j", "enter")
     assert watched.ids()[:3] == ["i-0", "i-1", "i-2"]
@@ -154,10 +180,10 @@ async def test_an_order_is_reversed_or_kept(
     await watched.press("s")
     assert "in force; again: largest first" in await watched.shown()
     await watched.press(same)
-    assert "sort:freenessv" in await watched.shown()
+    assert "sort:trouble, freenessv" in await watched.shown()
     for keys in (("s", "enter"), ("s", "j", none)):
         await watched.press(*keys)
-        assert "sort:freeness^" in await watched.shown()
+        assert "sort:trouble, freeness^" in await watched.shown()
     await watched.press("s", "j", "enter", reverse)
     assert watched.ids()[:2] == ["i-15", "i-14"]
     assert "sort:idv" in await watched.shown()
@@ -428,10 +454,52 @@ async def test_the_screens_name_the_keys_in_force() -> None:
         await bed.sees(" o sort ", " h help ", "[b] expand", "[f]ollow", "f1 Queue heads")
         await bed.press("h")
         lines = [" ".join(line.split()) for line in await bed.lines()]
-        assert any("Help (b closes)" in line for line in lines)
+        assert any("Help on the main screen (b closes)" in line for line in lines)
+        await bed.press("G")
+        lines = [" ".join(line.split()) for line in await bed.lines()]
         assert any("o choose the order of this" in line for line in lines)
         await bed.press("b")
         assert isinstance(bed.app.screen, DashboardScreen)
+
+
+async def test_the_bottom_line_names_what_acts_on_the_row(watched: Bed) -> None:
+    async def named() -> str:
+        """The first letters of the words between `Enter detail` and `/ filter`."""
+        return (await watched.bottom()).partition("detail")[2].partition(" / ")[0].strip()
+
+    await watched.press("0")
+    assert await named() == "d drain  u undrain  r restart  x mark"
+    await watched.press("2")
+    assert await named() == "p priority  m move  a abort  x mark"
+    await watched.press("x", "j", "x")
+    assert await named() == "p priority  m move  a abort  x mark"
+    await watched.press("escape", "0", "x", "j", "x")
+    assert await named() == "d drain  u undrain  x mark", "a restart is for one instance"
+    watched.app.session.toggle_read_only()
+    await watched.press("escape")
+    assert await named() == ""
+
+
+def test_the_help_has_a_heading_for_each_subject() -> None:
+    groups = {each.action_id: each.group for each in ACTIONS if each.keys}
+    assert {groups[each] for each in ("drain", "undrain", "restart", "cordon")} == {Group.INSTANCE}
+    assert {groups[each] for each in ("priority", "migrate", "abort")} == {Group.REQUEST}
+    assert {groups[each] for each in ("undo", "tune", "scale_out", "log")} == {Group.CLUSTER}
+    assert {groups[each] for each in ("filter", "mark", "row_open")} == {Group.ROWS}
+    assert set(groups.values()) == set(Group)
+
+
+async def test_the_help_is_about_the_screen_below(watched: Bed) -> None:
+    """The cursor skips the headings."""
+    await watched.press("question_mark")
+    await watched.sees("Help on the main screen", " An instance, or all marked ones")
+    assert watched.app.screen.query_one(TableView).cursor_id == "drain"
+    await watched.press("G")
+    await watched.sees(" Words and signs", " HEADROOM ")
+    await watched.press("escape")
+    await watched.type("colon", "requests")
+    await watched.press("question_mark", "G")
+    await watched.sees("Help on the list of requests", " TOK/S ")
 
 
 def test_keys_as_people_call_them() -> None:

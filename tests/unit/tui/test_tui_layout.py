@@ -1,7 +1,8 @@
 """The header, the bottom line, and where the panes are placed, without a terminal."""
 
+from dataclasses import replace
 from datetime import UTC
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from textual.binding import ActiveBinding, BindingsMap
 from textual.dom import DOMNode
 
 from benchmarks import incidents
+from controller.api.wire.status import ClusterStatus
 from tests.unit.tui.tui_support import after, state_of, text_of
 from tools import synthetic_cluster as synthetic
 from tui import actions
-from tui.actions import Place
+from tui.actions import Place, Target
 from tui.drawing import UNICODE, key_line, width_of
 from tui.panes import header
 from tui.panes.header import Liveness
@@ -50,6 +52,27 @@ def test_the_header_counts_cordoned_instances_apart() -> None:
     found = headed(state_of(synthetic.instance("i-0"), shut), 150, 2)[1]
     assert "inst 1+1 " in found
     assert "freeness avg 521 " in found
+
+
+def test_of_the_levels_the_header_leaves_out_the_highest_last() -> None:
+    def named(width: int, state: DashboardState, count: int = 2) -> list[str]:
+        line = headed(state, width, count)[-1]
+        return [name for name in ("high ", "normal ") if f"  {name}" in line]
+
+    found = [named(width, ONE) for width in range(200, 60, -1)]
+    assert found[0] == ["high ", "normal "]
+    assert [each for each, _ in groupby(found)] == [found[0], ["high "]]
+    assert named(80, ONE, 1) == ["high "], "there is room once no moves are counted"
+    nothing = {"ttft_p99_s": None, "num_running_reqs": 0, "num_waiting_reqs": 0}
+    quiet = [level.model_copy(update=nothing) for level in status_of(ONE).levels]
+    update = {"levels": tuple(quiet), "num_migrated_last_minute": 1}
+    idle = replace(ONE, status=status_of(ONE).model_copy(update=update))
+    assert named(110, idle) == [], "without requests they say nothing"
+
+
+def status_of(state: DashboardState) -> ClusterStatus:
+    assert state.status is not None
+    return state.status
 
 
 def test_the_header_keeps_name_and_liveness_at_any_width() -> None:
@@ -129,13 +152,16 @@ def test_empty_panes_leave_their_room_to_the_others() -> None:
 
 
 def footer(
-    *places: Place, keymap: dict[str, str] | None = None, replay: bool = False
+    *places: Place,
+    targets: tuple[Target, ...] = (),
+    keymap: dict[str, str] | None = None,
+    replay: bool = False,
 ) -> list[tuple[str, str]]:
     """The keys and words of the bottom line, with the bindings as Textual has them in force."""
     found = BindingsMap(actions.bindings(*places))
     found.apply_keymap(keymap or {})
     active = {key: ActiveBinding(DOMNode(), each, True) for key, each in found}
-    return actions.footer(active, places, replay=replay)
+    return actions.footer(active, places, targets=targets, replay=replay)
 
 
 def test_the_footer_keeps_help_and_quit_and_shows_rebound_keys_and_those_of_a_replay() -> None:
@@ -146,7 +172,13 @@ def test_the_footer_keeps_help_and_quit_and_shows_rebound_keys_and_those_of_a_re
         assert width_of(line) <= max(width, 16)
     places = (Place.MAIN, Place.ROWS, Place.ANYWHERE)
     assert ("x", "quit") in footer(*places, keymap={"quit": "x"})
-    replayed = footer(*places, replay=True)
+    assert ("u", "undo") not in footer(*places)
+    about_an_event = (Target("i-3", operation_id="op-1"),)
+    words = dict(footer(*places, targets=about_an_event))
+    assert words["u"] == "undo"
+    assert not {"d", "r", "p", "x"} & words.keys(), "its instance is only mentioned"
+    replayed = footer(*places, targets=(Target("i-3"),), replay=True)
+    assert "mark" not in dict(replayed).values()
     assert {("[", "slower"), ("Space", "pause")} <= set(replayed)
     assert "tune" not in [word for _, word in replayed], "a recording has no settings"
 

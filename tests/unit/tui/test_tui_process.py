@@ -100,13 +100,13 @@ def test_a_storm_of_sizes_ends_in_the_last_one() -> None:
     once, an older size may be reported last: one that no signal told is followed, too."""
     draw = random.Random(12)
     with topped(None, "--refresh", "0.1") as (screen, _):
-        screen.until("HEADROOM")
+        screen.until("policy llumnix")
         for _ in range(300):
             screen.resize(draw.randint(1, 300), draw.randint(1, 100))
         screen.resize(80, 24)
         place = screen.until("[2 Queue heads]", after=len(screen.text))
         screen.resize(120, 36)
-        screen.until("HEADROOM", "live 0.", after=place)
+        screen.until("policy llumnix", "live 0.", after=place)
         leave(screen)
 
 

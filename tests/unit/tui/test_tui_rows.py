@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from controller.api.text.events import matches
-from controller.api.wire.requests import Event, RequestList
+from controller.api.wire.requests import Event, RequestList, RequestState
 from controller.api.wire.status import (
+    ClusterStatus,
     HeldPlaceStatus,
     InstanceState,
     InstanceStatus,
+    MoveStatus,
     QueueHeadStatus,
 )
 from controller.api.wire.stream import EventFrame
@@ -22,11 +24,10 @@ from tui.actions import Target
 from tui.drawing import ASCII, UNICODE, Column
 from tui.panes import events, instances, migrations, requests
 from tui.panes.instances import InstanceRow, facts
-from tui.panes.requests import Names, names
+from tui.panes.requests import Names, RequestRow
 from tui.state import DashboardState
 
-LEVELS = ("high", "normal")
-NO_NAMES = Names([], "…")
+NO_NAMES = Names("…")
 
 
 def words(columns: Sequence[Column[Any]], row: Any, width: int = 120) -> list[str]:
@@ -36,7 +37,7 @@ def words(columns: Sequence[Column[Any]], row: Any, width: int = 120) -> list[st
 
 
 def cells_of(row: InstanceRow) -> dict[str, str]:
-    placed = drawing.place(instances.columns(row.levels, 120), 120)
+    placed = drawing.place(instances.columns(status_of(row.item), 120), 120)
     shown = drawing.cells(placed, row, UNICODE, instances.note(row))
     found = {
         p.column.name: [span.text for x, span in shown if p.x <= x <= p.x + p.width] for p in placed
@@ -62,7 +63,12 @@ UNKNOWN = dict.fromkeys(("num_running_reqs", "freeness_steps", "kv_cache_usage")
 CELLS = {
     "busy": (
         FULL,
-        {"id": "! i-3", "kv": "#########  98 +23%", "levels": "H3 N38", "headroom": "151/1000"},
+        {
+            "id": "! i-3",
+            "kv": "#########  98 +23%",
+            "level.high": "3+0      -",
+            "headroom": "151/1000",
+        },
     ),
     "kept free for a high priority is reserved and not in trouble": (
         FULL | {"headroom_blocks": 751},
@@ -98,20 +104,62 @@ def test_cells_of_an_instance(fields: dict[str, Any], cells: dict[str, str]) -> 
         assert found == cells, "the note stands in place of the other cells"
 
 
-def test_columns_fit_any_width_and_eighty_keep_what_matters() -> None:
-    def kept_at(width: int) -> set[str]:
-        placed = drawing.place(instances.columns(LEVELS, width), width)
-        assert all(p.x + p.width <= width for p in placed)
-        return {p.column.name for p in placed}
+def shown_at(width: int, status: ClusterStatus) -> set[str]:
+    """The columns of instances that have room."""
+    placed = drawing.place(instances.columns(status, width), width)
+    assert all(p.x + p.width <= width for p in placed)
+    return {p.column.name for p in placed}
 
+
+def status_of(*items: InstanceStatus, **fields: Any) -> ClusterStatus:
+    """A status with these instances and fields. Both levels have had requests of late."""
+    return synthetic.cluster(items).model_copy(update=fields)
+
+
+BUSY = status_of(synthetic.instance(**FULL), num_migrated_last_minute=3)
+QUIET = status_of(synthetic.instance(headroom_blocks=0))
+LEVELS_OF = {level.name: level for level in BUSY.levels}
+EIGHTY = {"id", "state", "freeness", "trend", "kv", "run", "wait", "ttft"}
+
+
+def test_columns_fit_any_width_and_eighty_keep_what_matters() -> None:
     for width in (0, 1, 12, 40, 60, 100, 110):
-        kept_at(width)
-    assert kept_at(80) == {"id", "state", "freeness", "trend", "kv", "run", "wait", "ttft"}
-    assert {"levels", "headroom"} <= kept_at(149)
-    assert kept_at(150) - kept_at(149) == {"level.high", "level.normal"}
-    assert "heat" in kept_at(200)
-    many = instances.columns(tuple(f"level-{n}" for n in range(5)), 150)
-    assert "levels" in [column.name for column in many], "no room for all of them"
+        shown_at(width, BUSY)
+    for status in (BUSY, QUIET):
+        assert shown_at(80, status) == EIGHTY
+        assert not {"heat", "level.normal", "moves", "headroom"} - shown_at(200, status)
+
+
+def test_of_the_levels_the_highest_goes_last_and_first_what_repeats_the_total() -> None:
+    assert "level.high" in shown_at(100, BUSY)
+    assert shown_at(120, BUSY) == EIGHTY | {"level.high", "moves", "headroom"}
+    assert "level.normal" in shown_at(150, BUSY)
+    nothing = {"ttft_p99_s": None, "num_running_reqs": 0, "num_waiting_reqs": 0}
+    idle = LEVELS_OF["high"].model_copy(update=nothing)
+    alone = BUSY.model_copy(update={"levels": (LEVELS_OF["normal"], idle)})
+    assert {"moves", "headroom", "up"} <= shown_at(120, alone)
+    assert {"level.high", "level.normal"} <= shown_at(200, alone), "there is room for them"
+
+
+def test_what_is_zero_everywhere_makes_room() -> None:
+    assert {"moves", "headroom"}.isdisjoint(shown_at(120, QUIET))
+    assert {"level.high", "level.normal"} <= shown_at(120, QUIET)
+
+
+def test_many_levels_are_counted_in_one_column_unless_all_have_room() -> None:
+    levels = tuple(
+        LEVELS_OF["high"].model_copy(update={"name": f"level-{n}", "rank": n}) for n in range(4)
+    )
+    many = BUSY.model_copy(update={"levels": levels})
+    assert "levels" in shown_at(150, many)
+    assert "levels" not in shown_at(250, many)
+
+
+def test_blocks_kept_by_level_are_shown_if_several_levels_keep_some() -> None:
+    both = synthetic.instance(headroom_by_level_blocks={"high": 90, "normal": 10})
+    assert {"kept.high", "kept.normal"} <= shown_at(230, status_of(both))
+    one = synthetic.instance(headroom_by_level_blocks={"high": 90})
+    assert "kept.high" not in shown_at(230, status_of(one)), "HEADROOM says it"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +247,7 @@ def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
         synthetic.instance("i-2"),
         synthetic.instance("i-3", num_free_blocks=14, queue_head=evicted),
     )
-    rows = requests.head_rows(state, names(state, "…"))
+    rows = requests.head_rows(state, NO_NAMES)
     assert [row.id for row in rows] == ["i-3", "i-1"]
     found = ["i-3", "r8c10", "high", "3.2s", "118", "4", "fragmented (evicted)"]
     assert words(requests.HEAD_COLUMNS, rows[0], 90) == found
@@ -209,7 +257,7 @@ def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
 def test_the_queue_at_the_controller_is_a_row_that_opens_its_first_request() -> None:
     """The pictures `held` show what stands in the row, and at the instances kept free."""
     state = after(list(synthetic.late_binding(1))[-1:])
-    head_row, *others = requests.head_rows(state, names(state, "…"))
+    head_row, *others = requests.head_rows(state, NO_NAMES)
     assert (head_row.id, head_row.target, others) == ("held", Target("", "r9001c9"), [])
     held = {"held": HeldPlaceStatus(place=3, why="memory")}
     item = synthetic.requests("", 1).requests[0].model_copy(update=held)
@@ -217,6 +265,74 @@ def test_the_queue_at_the_controller_is_a_row_that_opens_its_first_request() -> 
     assert "held 3" in words(requests.COLUMNS, row)
     last = text_of(facts(state, "i-9", 120, ASCII)[-1])
     assert last == " kept for    r9001c9  high  waited 31s  needs 360 blk, 172 lack"
+
+
+# Lists of requests
+
+
+def request_row(moves_to: str = "", **fields: Any) -> RequestRow:
+    item = synthetic.requests("i-3", 3).requests[0].model_copy(update=fields)
+    move = MoveStatus(
+        migration_id="m-1",
+        request_id=item.id,
+        from_instance_id="i-3",
+        to_instance_id=moves_to,
+        state="copying",
+        stage=1,
+        num_blocks_copied=3,
+        num_blocks=35,
+        age_s=0.2,
+    )
+    status = status_of(moves=(move,) if moves_to else ())
+    (row,) = requests.rows(RequestList(requests=(item,), num_matching=1), NO_NAMES, status)
+    return row
+
+
+@pytest.mark.parametrize(
+    ("fields", "phase"),
+    [
+        ({}, "decode"),
+        ({"num_output_tokens": 0}, "prefill"),
+        ({"moves_to": "i-12"}, "moving>i-12"),
+        ({"state": RequestState.WAITING}, "queued"),
+        ({"state": RequestState.EVICTED, "moves_to": "i-12"}, "evicted"),
+        ({"state": RequestState.DISPATCHING}, "dispatching"),
+        ({"held": HeldPlaceStatus(place=3, why="memory")}, "held 3"),
+        ({"state": RequestState.FINISHED}, "finished"),
+    ],
+)
+def test_phases_of_a_request(fields: dict[str, Any], phase: str) -> None:
+    row = request_row(**fields)
+    assert phase in words(requests.COLUMNS, row)
+    assert phase in row.text, "a filter finds it"
+
+
+def test_a_request_says_where_it_is_how_fast_it_goes_and_when_it_last_went() -> None:
+    row = request_row(num_output_tokens=101, age_s=12.0, ttft_s=1.0, last_token_age_s=6.0)
+    found = words(requests.COLUMNS, row, 120)
+    assert found[2] == "i-3"
+    assert found[8:12] == ["35", "20", "6.0s", "0"], "blocks, tokens per second, the last token"
+    assert "i-3" not in words(requests.COLUMNS_OF_AN_INSTANCE, row)
+    assert request_row(num_output_tokens=1).tokens_per_s is None
+    slow = request_row(num_output_tokens=3, age_s=2.0, ttft_s=1.0, last_token_age_s=None)
+    assert "2.0" in words(requests.COLUMNS, slow)
+
+
+def test_a_grid_has_a_cell_for_each_request_or_each_phase_its_share() -> None:
+    many = [request_row() for _ in range(30)] + [request_row(state=RequestState.WAITING)] * 10
+    legend, *lines = requests.phases(many, 21, 2)
+    assert text_of(legend) == " Q 10 queued  D 30 decode "
+    assert [text_of(line) for line in lines] == [" " + "D" * 20, " " + "D" * 10 + "Q" * 10]
+    _, line = requests.phases(many, 21, 1)
+    assert text_of(line) == " " + "Q" * 5 + "D" * 15
+
+
+def test_every_order_of_requests_sorts() -> None:
+    found = requests.rows(synthetic.requests("i-3", 5), NO_NAMES)
+    for sort in requests.SORTS:
+        assert {row.id for row in requests.ordered(found, sort, descending=True)} == {
+            row.id for row in found
+        }
 
 
 # Events
@@ -289,7 +405,7 @@ def test_what_the_controller_found_comes_before_what_is_known_here_and_once() ->
 def test_evacuations_and_replays_stand_before_moves() -> None:
     """The pictures `live` and `nodes` show what stands in the rows."""
     state = after(list(synthetic.on_four_nodes(1))[-1:])
-    found = migrations.rows(state, names(state, "…"))
+    found = migrations.rows(state, NO_NAMES)
     assert len({row.id for row in found}) == len(found)
     first = [Target("i-1"), Target("i-9", "r9c0"), Target("i-4", "r9c1")]
     assert [row.target for row in found][:3] == first

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.requests import Event
+from controller.api.wire.requests import Event, RequestList
 from controller.api.wire.status import InstanceState
 from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.tui import tui_lives
@@ -150,6 +150,39 @@ async def test_questions_about_requests_go_on_and_failures_are_said() -> None:
         assert len(bed.source.asked) == asked + 1
         await bed.press("G")
         await bed.sees("of 2000", "waiting")
+
+
+async def test_many_requests_have_a_grid_of_their_phases() -> None:
+    async with watching(3) as bed:
+        bed.source.answer = synthetic.requests("", 60)
+        await bed.type("colon", "requests")
+        await bed.sees(" Q 1 queued  D 58 decode  E 1 evicted ", f" {'D' * 58}EQ")
+        bed.source.answer = synthetic.requests("", 20)
+        await bed.wait(2)
+        await bed.sees("Requests (20)")
+        assert "DDD" not in await bed.shown()
+
+
+async def test_a_request_keeps_its_name_on_all_screens_when_another_load_comes() -> None:
+    async with watching(3) as bed:
+        first = synthetic.requests("", 8).requests
+        ids = [f"cmpl-8be6e970ff0600ea-{n}-0-7c3a177d{n}" for n in range(8)]
+
+        async def listed(*wanted: str) -> None:
+            found = [
+                item.model_copy(update={"id": id_})
+                for item, id_ in zip(first, wanted, strict=False)
+            ]
+            bed.source.answer = RequestList(requests=tuple(found), num_matching=len(found))
+            await bed.wait(2)
+
+        await bed.type("colon", "requests")
+        await listed(*ids[:4])
+        await bed.sees("0-0-…77d0", "3-0-…77d3")
+        await listed("chatcmpl-90c7dbc54b4264d5-11", "load-90c7dbc54b4264d5-12", ids[3])
+        await bed.sees("3-0-…77d3")
+        await listed(*ids[3:])
+        await bed.sees("3-0-…77d3", "7-0-…77d7")
 
 
 async def test_nothing_beyond_ascii_on_an_ascii_terminal() -> None:

@@ -129,7 +129,7 @@ class FakeControl:
             reason=reason,
             outcome="done",
             undo=undo,
-            why_not="" if undo is not None else "it cannot be undone",
+            why_not="" if undo is not None else "no order takes it back",
         )
         self.done.insert(0, entry)
 
