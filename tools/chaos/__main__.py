@@ -82,6 +82,8 @@ class Chaos:
     answers: list[tuple[Mapping[str, Any], list[int]]] = field(default_factory=list)
     ends: Ends = field(default_factory=Ends)
     incarnations: Incarnations = field(default_factory=Incarnations)
+    num_told: int = 0
+    """How many verdicts have been printed."""
     _numbers: Iterator[int] = field(default_factory=count)
 
     @property
@@ -169,6 +171,10 @@ class Chaos:
             f" longest gap {turn.longest_gap_s:.1f} s; {turn.seconds:.0f} s",
             markup=False,
         )
+        new = self.ends.verdicts[self.num_told :]
+        self.num_told += len(new)
+        for verdict in new:
+            self.console.print(f"     {verdict}", markup=False)
         for line in turn.wrong:
             self.console.print(f"     WRONG {line}", markup=False)
 
@@ -335,6 +341,9 @@ def _report(chaos: Chaos, grown: list[str]) -> None:
                 f"{max(turn.longest_gap_s for turn in turns):.1f}",
             )
     chaos.console.print(table)
+    words = Counter(verdict.partition(":")[0] for verdict in chaos.ends.verdicts)
+    changes = ", ".join(f"{word} {number}" for word, number in words.most_common())
+    chaos.console.print(f"verdicts: {changes or 'always the same'}", markup=False)
     for line in grown:
         chaos.console.print(f"WRONG {line}", markup=False)
     RESULTS.mkdir(exist_ok=True)

@@ -17,9 +17,11 @@ SERVES = (InstanceState.ACTIVE, InstanceState.DRAINING)
 
 
 class Ends:
-    """Counts in the cluster's log how many requests ended."""
+    """Counts in the cluster's log how many requests ended. `verdicts`: what the log said meanwhile
+    of the cluster as a whole."""
 
     def __init__(self) -> None:
+        self.verdicts: list[str] = []
         self._position = ""
 
     def since_last(self, client: ControlClient) -> int | None:
@@ -33,6 +35,7 @@ class Ends:
             if not page.events:
                 break
             counts.update(event.kind for event in page.events)
+            self.verdicts += [event.reason for event in page.events if event.kind == "verdict"]
         return sum(counts[kind] for kind in ENDS) if known else None
 
 
