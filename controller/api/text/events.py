@@ -7,7 +7,7 @@ module imports no models, so that `llumctl events --help` stays fast.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -285,11 +285,11 @@ def summed(events: Iterable["Event"], known: Sequence[EventSum] = ()) -> list[Ev
         if place is not None and event.request_id is not None:
             before = found[place]
             if event.time_s - before.first.time_s < SUMMED_S:
-                found[place] = replace(
-                    before,
-                    last_s=max(before.last_s, event.time_s),
-                    reason=before.reason if before.reason == event.reason else "",
-                    count=before.count + 1,
+                found[place] = EventSum(
+                    before.first,
+                    max(before.last_s, event.time_s),
+                    before.reason if before.reason == event.reason else "",
+                    before.count + 1,
                 )
                 continue
         latest[key] = len(found)
