@@ -14,7 +14,8 @@
     ok                none of these
 
 The worst word counts. One look may be wrong: so a worse word must hold for a while before it is
-said, and a better one for longer. Only missing members count at once, as they are no measurement.
+said, and a better one for longer. Only members whose process is gone count at once, as that is no
+measurement; one that is silent may be heard again, above all after a pause of the controller.
 After trouble the cluster is recovering for a minute, or until it is ok and first tokens come in
 time again.
 
@@ -46,7 +47,7 @@ class Word(StrEnum):
 
 
 _GRAVITY = {word: gravity for gravity, word in enumerate(Word)}
-_AT_ONCE = frozenset({Word.STARTING, Word.STOPPING, Word.DEGRADED})
+_AT_ONCE = frozenset({Word.STARTING, Word.STOPPING})
 TROUBLE = frozenset({Word.SLOW, Word.FRAGMENTED, Word.SHORT_OF_MEMORY, Word.OVERLOADED})
 RAISED_AFTER_S = 3.0
 """A worse word must hold for so long."""
@@ -225,7 +226,8 @@ class Verdicts:
         if found is not self._found:
             self._found, self._found_since_s = found, now_s
         before = self._verdict
-        word = found if before is None or self._is_sure(before.word, found, now_s) else before.word
+        is_sure = before is None or judgement.is_gone or self._is_sure(before.word, found, now_s)
+        word = found if is_sure or before is None else before.word
         if word in TROUBLE or word is Word.DEGRADED:
             self._trouble_until_s = now_s
         elif word is Word.OK:
@@ -295,6 +297,12 @@ class _Judgement:
         self._wait_limit_s = LONG_WAIT_S * (0.5 if waits else 1.0)
         self._full_from = CLEARED_SHARE if said is Word.OVERLOADED else 1.0
         self._evictions_from = CLEARED_SHARE if said is Word.SHORT_OF_MEMORY else 1.0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether a member's process is gone, or no process can be started."""
+        present = self._present
+        return bool(present.launcher) or any(each.state != "stalled" for each in present.absent)
 
     def word(self) -> Word:
         present = self._present

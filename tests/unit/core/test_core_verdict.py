@@ -162,7 +162,9 @@ def test_a_worse_word_must_hold_and_a_missing_member_counts_at_once(bed: Bed) ->
     assert bed.look(1, gauges=overloaded).word is Word.OVERLOADED
     assert bed.look(CLEARED_AFTER_S).word is Word.OVERLOADED
     assert bed.look(1).word is Word.OK
-    assert bed.look(1, absent=[Absent("i-0", "stalled")]).word is Word.DEGRADED
+    assert bed.look(RAISED_AFTER_S, absent=[Absent("i-0", "stalled")]).word is Word.OK
+    assert bed.look(1).word is Word.OK, "it was heard again"
+    assert bed.look(1, absent=[Absent("i-0", "restarting")]).word is Word.DEGRADED
     assert [str(each.verdict.word) for each in bed.changes] == ["overloaded", "ok", "degraded"]
     assert bed.changes[1].lasted_s == 1 + CLEARED_AFTER_S
 
