@@ -302,6 +302,7 @@ class CommandLine:
             requests=requests_in(state),
             levels=[level.name for level in state.status.levels] if state.status else (),
             settings=self._settings,
+            clusters=self._session.options.clusters(),
             own=self._programs.names,
             offered=[named(each.typed)[0] for each in offered if each.typed],
         )

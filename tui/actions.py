@@ -353,6 +353,16 @@ ACTIONS: tuple[Action, ...] = (
     Action("pane_next", ("tab",), "next_pane(1)", "to the next pane", Place.ROWS),
     Action("pane_previous", ("shift+tab",), "next_pane(-1)", "to the pane before", Place.ROWS),
     Action("theme", (), "", "colours", Place.ROWS, typed="theme THEME"),
+    Action(
+        "cluster",
+        (),
+        "",
+        "another cluster, or which ones there are",
+        Place.ROWS,
+        typed="cluster [CLUSTER]",
+        live=True,
+        in_browser=False,
+    ),
     Action("instance", (), "", "an instance by its id", Place.ROWS, typed="instance ID"),
     Action(
         "requests",

@@ -98,11 +98,14 @@ class Dashboard(App[None]):
                 ),
                 "events": self._show_events,
                 "theme": self._set_theme,
+                "cluster": lambda command: self._switch(command.argument),
                 "picture": lambda _: self.action_picture(),
                 "help": lambda _: self.action_help(),
                 "quit": lambda _: self.leave(),
             },
         )
+        self.switch_to = ""
+        """The cluster that the operator wants to see next."""
         self._woken = False
         """Whether a call of `pump` has been ordered and is still to come."""
         self._below: Below | None = None
@@ -271,6 +274,23 @@ class Dashboard(App[None]):
 
     def _set_theme(self, command: Command) -> None:
         self.theme = command.argument
+
+    def _switch(self, name: str) -> None:
+        """Leaves for another cluster, or says which ones there are. One that is known by its URL
+        may be new."""
+        own, there = self.session.options.cluster, self.session.options.clusters()
+        if not name or (name not in there and "://" not in name):
+            others = ", ".join(each for each in there if each != own) or "none"
+            wrong = f"no cluster {printable(name[:40])} runs on this machine; " if name else ""
+            tone = Tone.BAD if name else Tone.PLAIN
+            self.session.say(f"{wrong}this is {own}; others: {others}", tone)
+        elif name == own:
+            self.session.say(f"this is {own}")
+        elif self.session.options.recording:
+            self.session.say("a recording is of one cluster: leave, and begin anew", Tone.BAD)
+        else:
+            self.switch_to = name
+            self.leave()
 
     def leave(self) -> None:
         """Leaves the dashboard. First it stops listening: parsing what comes would delay the

@@ -60,6 +60,8 @@ class Options:
     of_cluster: str = ""
     """The flags to add to a command so that it acts on this cluster, such as ` --cluster prod`;
     empty if it does so without them."""
+    clusters: Callable[[], Sequence[str]] = lambda: ()
+    """The clusters that run on this machine, and those that were shown before."""
     recording: bool = False
     captions: tuple[tuple[float, str], ...] = ()
     """In a replay: what the bottom line says from a second of the recording on. A replay with

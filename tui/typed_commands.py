@@ -46,6 +46,7 @@ class Known:
     requests: Sequence[str] = ()
     levels: Sequence[str] = ()
     settings: Sequence[str] = ()
+    clusters: Sequence[str] = ()
     own: Sequence[str] = ()
     """Names of the operator's own commands."""
 
@@ -59,6 +60,7 @@ class Known:
             "REQUEST": self.requests,
             "LEVEL": self.levels,
             "MODE": MODES,
+            "CLUSTER": self.clusters,
             "KEY": self.settings,
             "KEY=VALUE": [f"{each}=" for each in self.settings],
         }.get(kind, ())

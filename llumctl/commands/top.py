@@ -4,7 +4,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -127,22 +127,28 @@ def top(
             check_terminal("top", ELSEWHERE)
         show_replay(shown, chosen, ascii_only=ascii_only, in_browser=in_browser)
         return
-    with contextlib.ExitStack() as stack:
-        name = _attached_or_asked(cluster)
+    name = _attached_or_asked(cluster)
+    shown_before: list[str] = []
+    while name:
         connect.check(name)
         if not in_browser:
             check_terminal("top", ELSEWHERE)
-        writer = None
-        title = f"{name}  + connecting"
-        frame = _first_frame(title, ascii_only=ascii_only, in_browser=in_browser)
-        with frame, startup.collector_paused():
-            look = _look(chosen, ascii_only=ascii_only, in_browser=in_browser)
-            called = reached(name)
-            if record is not None:
-                recording = new_recording(record, name, called, refresh)
-                writer = stack.enter_context(recording)
-            app = _live(name, called, look, refresh, writer, readonly=readonly)
-        _run(app)
+        shown_before.append(name)
+        with contextlib.ExitStack() as stack:
+            writer = None
+            title = f"{name}  + connecting"
+            frame = _first_frame(title, ascii_only=ascii_only, in_browser=in_browser)
+            with frame, startup.collector_paused():
+                look = _look(chosen, ascii_only=ascii_only, in_browser=in_browser)
+                called = reached(name)
+                if record is not None:
+                    recording = new_recording(record, name, called, refresh)
+                    writer = stack.enter_context(recording)
+                app = _live(name, called, look, refresh, writer, shown_before, readonly=readonly)
+            _run(app)
+        name = app.switch_to
+        if name:
+            meant.cluster_is(name)
     if writer is not None:
         output.say(f"recorded {writer.num_frames} frames in {writer.path}")
 
@@ -264,10 +270,12 @@ def _live(
     look: Look,
     refresh_s: float,
     writer: "RecordingWriter | None",
+    shown_before: Sequence[str],
     *,
     readonly: bool,
 ) -> "Dashboard":
-    """The dashboard of a live cluster. Its source listens to the controller already while the
+    """The dashboard of a live cluster. `shown_before`: the clusters of this session, also this one.
+    Its source listens to the controller already while the
     modules that draw are imported."""
     from tui.live import LiveCaller, LiveSource
 
@@ -276,7 +284,10 @@ def _live(
     )
     live.start()
     caller = LiveCaller(lambda: connect.client(name))
-    return _dashboard(live, look, caller, name, recording=writer is not None, readonly=readonly)
+    recording = writer is not None
+    return _dashboard(
+        live, look, caller, name, shown_before, recording=recording, readonly=readonly
+    )
 
 
 def _dashboard(
@@ -284,11 +295,13 @@ def _dashboard(
     look: Look,
     caller: "Caller | None" = None,
     cluster: str = "",
+    shown_before: Sequence[str] = (),
     *,
     recording: bool,
     readonly: bool,
     captions: tuple[tuple[float, str], ...] = (),
 ) -> "Dashboard":
+    from controller.api.state import run_state
     from tui.app import Dashboard, tick_s
     from tui.drawing import ASCII, UNICODE
     from tui.session import Options
@@ -300,6 +313,7 @@ def _dashboard(
         own=look.own,
         cluster=cluster,
         of_cluster=meant.option(cluster) if cluster else "",
+        clusters=lambda: tuple(dict.fromkeys([*run_state.clusters(), *shown_before])),
         limits=look.limits,
         recording=recording,
         readonly=readonly,
