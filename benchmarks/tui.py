@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import psutil
 from pydantic import BaseModel
@@ -37,6 +37,7 @@ from controller.api.interrupts import stops_interrupt
 from controller.api.recording import RecordingHeader, RecordingWriter
 from controller.api.state import run_state
 from controller.api.wire import ErrorBody
+from controller.api.wire.history import HistoryReport
 from controller.api.wire.requests import Event
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 from controller.api.wire.stream import EventFrame, StatusFrame
@@ -131,11 +132,13 @@ class BusyController:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                path = urlsplit(self.path).path
+                path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
                 if path == "/v1/watch":
                     self._stream()
                 elif path == "/v1/requests":
                     self._send(200, controller._requests)
+                elif path == "/v1/history":
+                    self._send(200, history(query, len(controller._statuses[0].instances)))
                 elif path == "/v1/status":
                     self._send(200, controller._statuses[0])
                 else:
@@ -161,6 +164,14 @@ class BusyController:
                 pass
 
         return Handler
+
+
+def history(query: dict[str, list[str]], num_instances: int) -> HistoryReport:
+    """The answer of a controller that has run for an hour."""
+    now_s = time.time()
+    since_s = max(now_s - float(query["last_s"][0]), *map(float, query.get("after_s", ["0"])))
+    num = num_instances if "instances" in query else 0
+    return synthetic.history(int(now_s - since_s), now_s, instances=num)
 
 
 def record(path: Path, seconds: int, num_instances: int, num_requests: int) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from controller.api.state.run_state import RunState
+from controller.api.wire.history import HistoryReport, LevelHistory
 from controller.api.wire.requests import Event, RequestList, RequestState, RequestStatus
 from controller.api.wire.status import (
+    AlarmStatus,
     AutoscaleStatus,
     ClusterState,
     ClusterStatus,
@@ -25,6 +27,8 @@ from controller.api.wire.status import (
     QueueHeadStatus,
     ReplaysStatus,
     ReplayStatus,
+    VerdictOrder,
+    VerdictStatus,
 )
 from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
 
@@ -106,9 +110,62 @@ def overloaded(seconds: int) -> Iterator[Frame]:
                 "state": ClusterState.READY,
                 "detail": "",
                 "instances": tuple(_of_overload(item, second) for item in healthy),
+                "verdict": VERDICT,
+                "alarms": alarms_of(frame.time_s),
             }
         )
         yield frame.model_copy(update={"status": status})
+
+
+VERDICT = VerdictStatus(
+    word="overloaded",
+    since_s=START_S - 112.0,
+    why="61 wait on 1 of 16, the longest 112 s, KV 91%, 1.3 times more arrives than leaves",
+    order=VerdictOrder(deed="add", expected="serving in 25 s"),
+)
+
+
+def alarms_of(now_s: float) -> tuple[AlarmStatus, ...]:
+    """One that is raised, and two that ended."""
+    return (
+        AlarmStatus(subject="i-6", text="61 wait", since_s=now_s - 112.0),
+        AlarmStatus(
+            subject="cluster", text="9 moves failed", since_s=now_s - 400, ended_s=now_s - 60
+        ),
+        AlarmStatus(subject="i-9", text="stalled", since_s=now_s - 900, ended_s=now_s - 861),
+    )
+
+
+def history(seconds: int, end_s: float = START_S, *, instances: int = 0) -> HistoryReport:
+    """What a controller remembers of the time up to `end_s`: requests of two levels come and go.
+    With `instances` it has the figures of as many."""
+    places = range(seconds)
+    running = tuple(100.0 + 20.0 * ((place // 10) % 3) for place in places)
+    waiting = tuple(float(place % 30) for place in places)
+    shares = tuple(0.5 + 0.01 * (place % 40) for place in places)
+    levels = {
+        name: LevelHistory(
+            num_running_reqs=tuple(share * each for each in running),
+            num_waiting_reqs=tuple(share * each for each in waiting),
+            ttft_p99_s=tuple(None if place < 5 else 12.0 * share for place in places),
+        )
+        for name, share in (("normal", 0.9), ("high", 0.1))
+    }
+    return HistoryReport(
+        time_s=tuple(end_s - seconds + 1 + place for place in places),
+        span_s=(1.0,) * seconds,
+        cluster={
+            "kv_held_share": shares,
+            "kv_wanted_share": tuple(1.5 * each for each in shares),
+            "num_migrated": tuple(float(place % 7 == 0) for place in places),
+            "num_evictions": tuple(float(place % 50 > 40) for place in places),
+        },
+        levels=levels,
+        instances={
+            f"i-{number}": {"freeness_steps": tuple(300.0 - place for place in places)}
+            for number in range(instances)
+        },
+    )
 
 
 def _of_overload(item: InstanceStatus, second: int) -> InstanceStatus:

@@ -47,8 +47,9 @@ from tui.screens.details import (
 )
 from tui.screens.dialogs import Dialog
 from tui.screens.tuning import TuningScreen
+from tui.screens.views import AlarmScreen, GraphScreen, HeatScreen
 from tui.session import Options, Session
-from tui.themes import THEMES
+from tui.themes import THEMES, VARIABLES
 from tui.typed_commands import Command
 from tui.widgets import Bottom, TableView
 
@@ -91,6 +92,9 @@ class Dashboard(App[None]):
             {
                 "tune": lambda _: self.action_tune(),
                 "log": lambda _: self.action_log(),
+                "graphs": lambda _: self.action_graphs(),
+                "heat": lambda _: self.action_heat(),
+                "alarms": lambda _: self.action_alarms(),
                 "requests": lambda command: self._open_requests(command.argument),
                 "instance": lambda command: self.open(Target(command.argument)),
                 "logs": lambda command: self.push_screen(
@@ -127,6 +131,10 @@ class Dashboard(App[None]):
         return [
             each for each in super().get_line_filters() if not isinstance(each, ANSIToTruecolor)
         ]
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Our variables, also for the moment before our theme is in force."""
+        return dict(VARIABLES)
 
     # The loop
 
@@ -334,6 +342,26 @@ class Dashboard(App[None]):
 
     def action_log(self) -> None:
         self.push_screen(LogScreen())
+
+    def action_graphs(self) -> None:
+        self._go_to(GraphScreen)
+
+    def action_heat(self) -> None:
+        self._go_to(HeatScreen)
+
+    def action_alarms(self) -> None:
+        self._go_to(AlarmScreen)
+
+    def _go_to(self, screen: type[PaintedScreen]) -> None:
+        """Opens a screen of this kind, in the place of another view of the cluster."""
+        if isinstance(self.screen, GraphScreen | HeatScreen | AlarmScreen):
+            if not isinstance(self.screen, screen):
+                self.switch_screen(screen())
+        else:
+            self.push_screen(screen())
+
+    def action_graph_span(self) -> None:
+        self.session.next_graph_span()
 
     def action_command(self, text: str = "") -> None:
         """Opens the line in which a command is typed. The line begins with this text."""

@@ -25,10 +25,37 @@ class Tone(StrEnum):
     GOOD = "good"
     WARN = "warn"
     BAD = "bad"
+    CURVE_1 = "curve-1"
+    CURVE_2 = "curve-2"
+    CURVE_3 = "curve-3"
+    CURVE_4 = "curve-4"
+    """The curves of a graph. No figure is good or bad in these tones."""
 
     __hash__ = str.__hash__
     """A fast hash. The hash of an Enum is a slow function written in Python, and the style of each
     piece of a line is looked up by its tone."""
+
+
+AMBER_SHARE = 0.5
+"""A figure stands out from this share of its limit on."""
+
+
+def severity(value: float | None, limit: float) -> Tone:
+    """The tone of a figure that has a limit: plain while it is well below, then WARN, and BAD from
+    the limit on. A limit of 0 is switched off."""
+    if value is None or not limit or value < AMBER_SHARE * limit:
+        return Tone.PLAIN
+    return Tone.BAD if value >= limit else Tone.WARN
+
+
+NEARLY_FULL, FULL = 0.9, 0.98
+
+
+def fullness(share: float | None) -> Tone:
+    """The tone of a share of memory that is held."""
+    if share is None or share < NEARLY_FULL:
+        return Tone.PLAIN
+    return Tone.BAD if share >= FULL else Tone.WARN
 
 
 class Span(NamedTuple):
@@ -45,17 +72,23 @@ Line = tuple[Span, ...]
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """The characters that the terminal can show. `trend`: the glyphs of a curve, from low to
-    high."""
+    """The characters that the terminal can show. `trend`: the glyphs of a curve, from low to high.
+    `bar`: the first cells of a bar, by how much of a cell is full; the last one is a full cell.
+    `beyond`: a cell of what is wanted in addition. `free`: a cell of what is free."""
 
     rule: str
     ellipsis: str
     bullet: str
     trend: str
+    bar: str
+    beyond: str
+    free: str
 
 
-UNICODE = Glyphs(rule="─", ellipsis="…", bullet="●", trend="▁▂▃▄▅▆▇")
-ASCII = Glyphs(rule="-", ellipsis="~", bullet="*", trend="_.,-=+#")
+UNICODE = Glyphs(
+    rule="─", ellipsis="…", bullet="●", trend="▁▂▃▄▅▆▇█", bar="▏▎▍▌▋▊▉█", beyond="▒", free="·"
+)
+ASCII = Glyphs(rule="-", ellipsis="~", bullet="*", trend="_.,:-=+#", bar="#", beyond="=", free=".")
 
 
 def encodable(text: str, glyphs: Glyphs) -> str:
@@ -142,21 +175,28 @@ def percent(ratio: float | None) -> str:
     return "inf" if math.isinf(ratio) else f"{100 * ratio:.0f}" if ratio < 9.995 else ">999"
 
 
-def bar(used: float | None, wanted: float | None, width: int) -> tuple[str, str, str]:
-    """A bar in three parts: `#` for the share that is held, `=` for what is wanted beyond that, and
-    spaces. `used` and `wanted` are shares of the whole; `wanted` includes what is held."""
-    held = 0 if used is None else _cells(used, width)
-    more = 0 if used is None or wanted is None else max(0, _cells(wanted, width) - held)
-    return "#" * held, "=" * more, " " * (width - held - more)
+def bar(
+    used: float | None, wanted: float | None, width: int, glyphs: Glyphs
+) -> tuple[str, str, str]:
+    """A bar in three parts: the share that is held, what is wanted beyond that, and spaces. `used`
+    and `wanted` are shares of the whole; `wanted` includes what is held. The end of what is held is
+    drawn as exactly as the glyphs allow: in eighths of a cell."""
+    if used is None:
+        return "", "", " " * width
+    parts = len(glyphs.bar)
+    num = _cells(used, width * parts)
+    held = glyphs.bar[-1] * (num // parts) + glyphs.bar[num % parts - 1 : num % parts]
+    more = 0 if wanted is None else max(0, _cells(wanted, width) - len(held))
+    return held, glyphs.beyond * more, " " * (width - len(held) - more)
 
 
-TREND_STEPS = (0, 16, 64, 256, 1024, 4096)
+TREND_STEPS = (0, 16, 48, 128, 384, 1024, 3072)
 """The curve is one glyph higher above each of these numbers of decode steps. The numbers are the
 same in all rows and at all times, so that rows can be compared; they lie closest together where
 memory is short."""
 
 
-STEP_TIMES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
+STEP_TIMES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 """The curve of step times is one glyph higher above each of these times, in seconds."""
 
 

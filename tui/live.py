@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from controller.api.client import Connect, Follower
 from controller.api.client import Lost as StreamLost
 from controller.api.errors import LlumctlError, NotRunningError
-from controller.api.recording import RecordingWriter
+from controller.api.recording import PAST_S, RecordingWriter, past_of
 from controller.api.state import audit
 from controller.api.wire.requests import LIVE_STATES
 from controller.api.wire.stream import Frame, StatusFrame
@@ -25,6 +25,7 @@ from tui.state import (
     Arrived,
     ExplanationArrived,
     Heard,
+    HistoryArrived,
     LogArrived,
     Lost,
     RecordingFailed,
@@ -67,6 +68,10 @@ class Source(Protocol):
 
     def ask_log(self, member_id: str) -> bool:
         """Asks for the last lines of a member's log, like `ask_requests`."""
+
+    def ask_history(self, after_s: float | None) -> bool:
+        """Asks for the history or, after a time by the controller's clock, for what is new; like
+        `ask_requests`."""
 
     def stop(self) -> None: ...
 
@@ -138,6 +143,17 @@ class LiveSource:
         self._ask("log", answer)
         return True
 
+    def ask_history(self, after_s: float | None) -> bool:
+        def answer() -> HistoryArrived:
+            if after_s is None:
+                found, _ = self._asked(past_of)
+            else:
+                found, _ = self._asked(lambda client: [client.history(PAST_S, after_s=after_s)])
+            return HistoryArrived(tuple(found or ()), self._clock())
+
+        self._ask("history", answer)
+        return True
+
     def stop(self) -> None:
         self._follower.stop()
 
@@ -198,8 +214,11 @@ class LiveSource:
             with contextlib.suppress(queue.Full):
                 self._heard.put(item, timeout=0.2)
                 break
-        # Events wait for the next status or tick, as there may be hundreds.
-        if not isinstance(item, Arrived) or isinstance(item.frame, StatusFrame):
+        # Events wait for the next status or tick, as there may be hundreds. So does the history,
+        # as each drawing takes some 10 ms.
+        if isinstance(item, Arrived) and not isinstance(item.frame, StatusFrame):
+            return
+        if not isinstance(item, HistoryArrived):
             self.wake()
 
 

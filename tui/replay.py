@@ -41,7 +41,7 @@ from tui.state import (
 
 Say = Callable[[str, Tone], None]
 
-QUIET = ("ping", "requests")
+QUIET = ("ping", "requests", "history")
 """Types of frames that change nothing on the main screen; steps skip them."""
 MIN_SPEED, MAX_SPEED = 1 / 8, 64.0
 MOMENT_EXAMPLES = ("2m30s", "+30s", "12:04:31")
@@ -218,6 +218,9 @@ class ReplaySource:
         return self._moments.at(self._num_shown)
 
     def ask_log(self, member_id: str) -> bool:  # noqa: ARG002 - not recorded
+        return False
+
+    def ask_history(self, after_s: float | None) -> bool:  # noqa: ARG002 - the frames tell it
         return False
 
     def stop(self) -> None:

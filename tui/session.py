@@ -17,12 +17,15 @@ from controller.api.operations.on_instances import Undrain
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text import hints
 from controller.api.text.quantities import duration, printable
-from tui.actions import Action, Place, first_of, of_places
+from controller.api.text.verdict_words import order_command
+from controller.api.wire.status import VerdictOrder
+from tui.actions import Action, Place, action_of, first_of, of_places
 from tui.asking import AnyOrder, Together
 from tui.drawing import UNICODE, Glyphs, Line, Span, Tone, fitted, key_line, width_of
 from tui.live import Caller, Source, Work
 from tui.outbox import TONES, Call, Phase, SessionOrders, Then, told, under_way
 from tui.own_commands import OwnCommand, own_actions
+from tui.panes.graphs import SPANS_S
 from tui.panes.header import Liveness, recording_badge
 from tui.panes.requests import Names
 from tui.replay import Replaying, ReplaySource
@@ -33,6 +36,12 @@ if TYPE_CHECKING:
     from textual.timer import Timer
 
 MESSAGE_S = 6.0
+PAST_EVERY_S = 2.0
+"""How often graphs are told what is new."""
+_KEYS_ON_ROWS = {"restart": "restart", "drain": "drain", "look": "row_open"}
+"""The actions, on the row of an instance, that carry out deeds of the verdict."""
+PAST_AGAIN_S = 30.0
+"""After this time a controller that did not tell its history is asked again."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,9 @@ class Session:
         self.orders = SessionOrders(caller, options.of_cluster)
         self.is_read_only = options.readonly or options.limits.readonly
         self.message = Message(set_timer, redraw)
+        self._past_asked_s = float("-inf")
+        self.graph_span_s = 300.0
+        """How much of the past the graphs show."""
         self._pump = pump
         self._has_cluster = caller is not None
         self.own = own_actions(options.own)
@@ -116,6 +128,27 @@ class Session:
         """Takes what the source has heard, and takes the orders a step further."""
         self.state = reduce(self.state, self.source.take())
         self._follow_orders()
+
+    def ask_past(self, *, shown: bool) -> None:
+        """Asks the controller for its history, once it is heard, and then for what is new. `shown`:
+        whether graphs are on the screen; if not, it is enough to ask once."""
+        state, now_s = self.state, self.source.now_s()
+        status, past = state.status, state.past
+        if status is None or state.lost or state.stopped is not None:
+            return
+        due_s = PAST_EVERY_S if past.is_told else PAST_AGAIN_S
+        if now_s - self._past_asked_s < due_s or (past.is_told and not shown):
+            return
+        self._past_asked_s = now_s
+        # The controller's clock may have been set back.
+        is_known = past.is_told and past.points and past.last_s <= status.time_s + due_s
+        self.source.ask_history(past.last_s if is_known else None)
+
+    def next_graph_span(self) -> None:
+        """Makes the graphs show the next longer time; after the longest comes the shortest."""
+        longer = [each for each in SPANS_S if each > self.graph_span_s]
+        self.graph_span_s = longer[0] if longer else SPANS_S[0]
+        self.say(f"graphs show {self.graph_span_s / 60:.0f} min", Tone.PLAIN)
 
     @property
     def shown(self) -> DashboardState:
@@ -185,6 +218,23 @@ class Session:
     def key_of(self, action_id: str) -> str:
         """The key of an action as people call it, after rebinding."""
         return first_of(action_id, self.options.keymap)
+
+    def way_of(self, order: VerdictOrder) -> str:
+        """How an operator carries out what the verdict recommends: the key here, or the command
+        where nothing can be changed. Empty if the order is not known here."""
+        command = order_command(order)
+        if self.replay is not None or not command:
+            return command
+        target = printable(order.target)
+        if order.deed in _KEYS_ON_ROWS:
+            action_id = _KEYS_ON_ROWS[order.deed]
+            is_locked = self.is_read_only and action_of(action_id).change is not None
+            return command if is_locked else f"{self.key_of(action_id)} on {target}"
+        if order.deed == "logs":
+            return f":logs {target}"
+        if self.is_read_only:
+            return command
+        return self.key_of("scale_out") if order.deed == "add" else command.replace("llumctl ", ":")
 
     def say(self, text: str, tone: Tone = Tone.WARN, *, stays: bool = False) -> None:
         """Shows a message on the bottom line for a while. A message about something bad answers the

@@ -20,17 +20,20 @@ from controller.api.recording import Recorded, after
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.events import STORM_KINDS, Weight, weight
+from controller.api.wire.history import HistoryReport
 from controller.api.wire.requests import Event, Explanation, RequestList
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 from controller.api.wire.stream import (
     EventFrame,
     Frame,
     GapFrame,
+    HistoryFrame,
     MemberLog,
     PingFrame,
     RequestsFrame,
     StatusFrame,
 )
+from tui.past import Past
 
 MOVES_S = 60.0
 MAX_EVENTS = 1000
@@ -103,6 +106,15 @@ class LogArrived:
     member_id: str
     found: MemberLog | None
     reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryArrived:
+    """What the controller remembers: the history of the cluster, that of its instances, or what is
+    new; empty if it tells none."""
+
+    found: tuple[HistoryReport, ...]
     at_s: float
 
 
@@ -221,6 +233,7 @@ class DashboardState:
     requests: RequestsArrived | None = None
     explanation: ExplanationArrived | None = None
     log: LogArrived | None = None
+    past: Past = field(default_factory=Past)
     recorded: Recorded | None = None
     """In a replay, the last recorded requests; None if no requests were recorded."""
     recording_failed: str = ""
@@ -332,6 +345,7 @@ Heard = (
     | RequestsArrived
     | ExplanationArrived
     | LogArrived
+    | HistoryArrived
     | RecordingFailed
     | Replayed
 )
@@ -345,7 +359,7 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
             if state.stopped is not None:
                 state = _of_another_cluster(state)
                 unread = Unread(state.num_entries)
-            if not isinstance(item.frame, StatusFrame | RequestsFrame):
+            if isinstance(item.frame, EventFrame | GapFrame | PingFrame):
                 unread.hear(item.frame, item.at_s)
                 continue
         state = _read(state, unread)
@@ -354,6 +368,10 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
             state = _status(state, item.frame, item.at_s)
         elif isinstance(item, Arrived) and isinstance(item.frame, RequestsFrame):
             state = replace(state, recorded=after(state.recorded or {}, item.frame))
+        elif isinstance(item, Arrived) and isinstance(item.frame, HistoryFrame):
+            state = _with_past(state, state.past.with_history(item.frame.history))
+        elif isinstance(item, HistoryArrived):
+            state = _told(state, item)
         elif isinstance(item, Lost):
             state = replace(state, lost=item.reason or "the stream ended")
         elif isinstance(item, Stopped):
@@ -414,13 +432,47 @@ def _status(state: DashboardState, frame: StatusFrame, at_s: float) -> Dashboard
         lost="",
         status=frame.status,
         status_at_s=at_s,
-        histories=_histories_after(state.histories, frame),
+        histories=_histories_after(state.histories, frame, state.past),
+        past=state.past.with_status(frame.status),
         alarms=tuple(alarms(frame.status, state.limits, state.alarms)),
         ways=_recent_ways(state.ways, frame.time_s),
         head_seen_s=frame.time_s
         if frame.status.held or any(item.queue_head for item in frame.status.instances)
         else min(state.head_seen_s, frame.time_s),
     )
+
+
+def _told(state: DashboardState, item: HistoryArrived) -> DashboardState:
+    """The state after an answer about the history. Without an answer nothing is told, and what is
+    missing is derived from the statuses."""
+    past = state.past
+    for report in item.found:
+        past = past.with_history(report)
+    return _with_past(state, replace(past, is_told=bool(item.found) or past.is_told))
+
+
+def _with_past(state: DashboardState, past: Past) -> DashboardState:
+    """The state with this past. The trends of the instances begin with what is told of them."""
+    if past.freeness is state.past.freeness:
+        return replace(state, past=past)
+    histories = {
+        instance_id: replace(history, samples=_earlier(past, instance_id, history.samples))
+        for instance_id, history in state.histories.items()
+    }
+    return replace(state, past=past, histories=histories)
+
+
+def _earlier(past: Past, instance_id: str, samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """The samples, and before them what is told of the time before."""
+    if not samples or instance_id not in past.freeness:
+        return samples
+    first_s, last_s = samples[0].time_s, samples[-1].time_s
+    told = [
+        Sample(time_s, steps)
+        for time_s, steps in past.freeness[instance_id]
+        if last_s - TREND_S < time_s < first_s
+    ]
+    return (*told, *samples)
 
 
 def _latest(known: tuple[Entry, ...], new: list[Entry]) -> tuple[Entry, ...]:
@@ -460,13 +512,15 @@ def _recent_ways(ways: Iterable[Way], now_s: float) -> tuple[Way, ...]:
     return tuple(way for way in ways if abs(now_s - way.time_s) < MOVES_S)
 
 
-def _histories_after(known: Mapping[str, History], frame: StatusFrame) -> dict[str, History]:
+def _histories_after(
+    known: Mapping[str, History], frame: StatusFrame, past: Past
+) -> dict[str, History]:
     """The histories after one more status."""
     present = {item.id: item for item in frame.status.instances}
     is_first = not known
     found = {
         instance_id: _observed(
-            known.get(instance_id, History()), item, frame.time_s, is_first=is_first
+            known.get(instance_id, History()), item, frame.time_s, past, is_first=is_first
         )
         for instance_id, item in present.items()
     }
@@ -476,11 +530,16 @@ def _histories_after(known: Mapping[str, History], frame: StatusFrame) -> dict[s
     return found
 
 
-def _observed(history: History, item: InstanceStatus, time_s: float, *, is_first: bool) -> History:
+def _observed(
+    history: History, item: InstanceStatus, time_s: float, past: Past, *, is_first: bool
+) -> History:
     samples, minutes = history.samples, history.minutes
     if not samples or int(samples[-1].time_s) != int(time_s):
         freeness = None if item.state is InstanceState.DRAINING else item.freeness_steps
+        is_new = not samples
         samples = (*_recent(samples, time_s), Sample(time_s, freeness, item.step_time_s))
+        if is_new:
+            samples = _earlier(past, item.id, samples)
         minutes = _minutes(minutes, item.kv_cache_usage, int(time_s // 60))
     changes = _changes(history.changes, item, time_s, was_so=is_first)
     if samples is history.samples and changes is history.changes:

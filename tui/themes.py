@@ -6,12 +6,20 @@ from textual.theme import Theme
 
 from tui.startup import DEFAULT_THEME, DEUTERANOPIA, LIGHT, MONOCHROME
 
-_COMMON = {
+VARIABLES = {
     "block-cursor-text-style": "none",
     "block-cursor-blurred-text-style": "none",
     "block-cursor-blurred-background": "#303030",
     "text-muted": "#8a8a8a",
+    "warn-style": "none",
+    "bad-style": "bold",
+    "curve-1": "#5fafff",
+    "curve-2": "#d787ff",
+    "curve-3": "#87d7d7",
+    "curve-4": "#d7d7af",
 }
+"""`warn-style` and `bad-style`: how figures that stand out differ where colours do not. The colours
+of curves are none of those that mean good or bad."""
 
 THEMES: Mapping[str, Theme] = {
     theme.name: theme
@@ -26,7 +34,7 @@ THEMES: Mapping[str, Theme] = {
             background="#121212",
             surface="#1c1c1c",
             panel="#262626",
-            variables=_COMMON
+            variables=VARIABLES
             | {
                 "block-cursor-background": "#5fafd7",
                 "block-cursor-foreground": "#121212",
@@ -43,7 +51,7 @@ THEMES: Mapping[str, Theme] = {
             background="#fafafa",
             surface="#f0f0f0",
             panel="#e4e4e4",
-            variables=_COMMON
+            variables=VARIABLES
             | {
                 "block-cursor-blurred-background": "#dadada",
                 "block-cursor-background": "#005f87",
@@ -53,6 +61,10 @@ THEMES: Mapping[str, Theme] = {
                 "text-success": "#005f00",
                 "text-warning": "#875f00",
                 "text-error": "#af0000",
+                "curve-1": "#005faf",
+                "curve-2": "#8700af",
+                "curve-3": "#005f5f",
+                "curve-4": "#5f5f00",
             },
         ),
         # Blue and orange differ in every common kind of colour blindness.
@@ -66,10 +78,13 @@ THEMES: Mapping[str, Theme] = {
             background="#121212",
             surface="#1c1c1c",
             panel="#262626",
-            variables=_COMMON
+            variables=VARIABLES
             | {
                 "block-cursor-background": "#87afff",
                 "block-cursor-foreground": "#121212",
+                "curve-2": "#ffffff",
+                "curve-3": "#878787",
+                "curve-4": "#d7d787",
             },
         ),
         Theme(
@@ -84,7 +99,7 @@ THEMES: Mapping[str, Theme] = {
             background="#000000",
             surface="#000000",
             panel="#202020",
-            variables=_COMMON
+            variables=VARIABLES
             | {
                 "block-cursor-background": "#d0d0d0",
                 "block-cursor-foreground": "#000000",
@@ -92,6 +107,12 @@ THEMES: Mapping[str, Theme] = {
                 "text-success": "#d0d0d0",
                 "text-warning": "#ffffff",
                 "text-error": "#ffffff",
+                "warn-style": "underline",
+                "bad-style": "bold underline",
+                "curve-1": "#ffffff",
+                "curve-2": "#c6c6c6",
+                "curve-3": "#9e9e9e",
+                "curve-4": "#808080",
             },
         ),
     )

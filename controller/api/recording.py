@@ -5,6 +5,9 @@ The frames are models of `controller.api.wire`, which has the rules of compatibi
 frames that they do not know. A recording names requests and machines, so its file is private
 (0600).
 
+A recording begins with the last minutes of the controller's history (`past_frames`), so that a
+replay shows what led to its first moment, too.
+
 The watch stream has no requests, so `record` asks for them now and then. A frame of requests
 describes a request in full when the request begins, and later says only what changed. Each request
 gets a number, its place among all requests that began in the file; later frames name the request by
@@ -38,6 +41,7 @@ from controller.api.wire.stream import (
     MAX_FIGURE,
     EventFrame,
     Frame,
+    HistoryFrame,
     RequestBegan,
     RequestsFrame,
     RequestStands,
@@ -46,14 +50,15 @@ from controller.api.wire.stream import (
 )
 
 if TYPE_CHECKING:
-    from controller.api.client import Connect
+    from controller.api.client import Connect, ControlClient
+    from controller.api.wire.history import HistoryReport
 
 RECORDING_VERSION = 1
 MAX_LINE_BYTES = 16 << 20
 """The longest line that is read. The status of 1,000 instances is shorter. The limit keeps a file
 that is no recording out of memory."""
 _BEGINNING = re.compile(
-    rb'\{"type":"(status|event|gap|ping|requests)",'
+    rb'\{"type":"(status|event|gap|ping|requests|history)",'
     rb'"time_s":(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)[,}]'
     rb'(?:"event":\{"position":"[^"]*","kind":"(\w+)")?'
 )
@@ -100,7 +105,10 @@ class RecordingWriter:
         LlumctlError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, header: RecordingHeader) -> None:
+    def __init__(
+        self, path: Path, header: RecordingHeader, before: Iterable[HistoryFrame] = ()
+    ) -> None:
+        """`before`: frames about the time before, which do not count as recorded."""
         self.path = path
         self.num_frames = 0
         self.time_s = header.time_s
@@ -114,7 +122,8 @@ class RecordingWriter:
             ) from error
         except OSError as error:
             raise _cannot(path, "write", error) from error
-        self._write(header)
+        for line in (header, *before):
+            self._write(line)
 
     @property
     def is_closed(self) -> bool:
@@ -157,6 +166,34 @@ def new_header(cluster: str, time_s: float, status_every_s: float) -> RecordingH
         status_every_s=status_every_s,
         llumctl_version=own_version(),
     )
+
+
+PAST_S, PAST_OF_INSTANCES_S = 900.0, 60.0
+"""How much of the history a dashboard shows: of the cluster, and of its instances."""
+
+
+def past_of(client: "ControlClient") -> "list[HistoryReport]":
+    """The history that a dashboard shows, a point for each second: the cluster's, and the
+    instances' of a shorter time. Raises the errors of the client, NotFoundError if this controller
+    keeps no history."""
+    return [
+        client.history(PAST_S, points=int(PAST_S)),
+        client.history(PAST_OF_INSTANCES_S, points=int(PAST_OF_INSTANCES_S), instances=True),
+    ]
+
+
+def past_frames(client: "ControlClient") -> list[HistoryFrame]:
+    """What a recording begins with; empty if the controller does not tell its history."""
+    try:
+        found = past_of(client)
+    except LlumctlError:
+        return []
+    times_s = [each.time_s[-1] if each.time_s else None for each in found]
+    return [
+        HistoryFrame(time_s=time_s, history=each)
+        for time_s, each in zip(times_s, found, strict=True)
+        if time_s is not None
+    ]
 
 
 class RecordingReader:

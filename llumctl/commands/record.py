@@ -124,11 +124,14 @@ def reached(cluster: str) -> str:
 def new_recording(
     path: Path, cluster: str, called: str, refresh_s: float
 ) -> Iterator["RecordingWriter"]:
-    """A new recording, into which the caller writes the frames that come. A thread adds the
-    requests of the instances. `called`: the name that `reached` returned."""
-    from controller.api.recording import RecordingWriter, RequestRecorder, new_header
+    """A new recording, which begins with the controller's history and into which the caller writes
+    the frames that come. A thread adds the requests of the instances. `called`: the name that
+    `reached` returned."""
+    from controller.api.recording import RecordingWriter, RequestRecorder, new_header, past_frames
 
-    opened = RecordingWriter(path, new_header(called, time.time(), refresh_s))
+    with connect.client(cluster) as client:
+        before = past_frames(client)
+    opened = RecordingWriter(path, new_header(called, time.time(), refresh_s), before)
     requests = RequestRecorder(lambda: connect.client(cluster), opened)
     requests.start()
     try:

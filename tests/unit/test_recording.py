@@ -4,11 +4,19 @@ import errno
 import os
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from controller.api.errors import LlumctlError, RefusedError, UsageError
-from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter, new_header
+from controller.api.errors import LlumctlError, NotFoundError, RefusedError, UsageError
+from controller.api.recording import (
+    RecordingHeader,
+    RecordingReader,
+    RecordingWriter,
+    new_header,
+    past_frames,
+)
+from controller.api.wire.history import HistoryReport
 from controller.api.wire.requests import Event
 from controller.api.wire.stream import EventFrame, Frame, GapFrame, PingFrame
 
@@ -49,6 +57,30 @@ def test_what_was_written_is_read_and_nobody_else_s(path: Path) -> None:
     assert path.read_bytes() == before
     header = new_header("c1", 5.0, 1.0)
     assert (header.cluster, header.time_s, header.schema_version) == ("c1", 5.0, 1)
+
+
+def test_it_begins_with_the_past_which_does_not_count_as_recorded(tmp_path: Path) -> None:
+    client = Mock()
+    client.history.side_effect = [
+        HistoryReport(time_s=(99.0, 100.0)),
+        HistoryReport(time_s=(100.0,), instances={"i-0": {"freeness_steps": (5.0,)}}),
+        HistoryReport(),
+        HistoryReport(),
+        NotFoundError("no such path"),
+    ]
+    past = past_frames(client)
+    assert [each.time_s for each in past] == [100.0, 100.0]
+    writer = RecordingWriter(tmp_path / "r", HEADER, past)
+    assert writer.num_frames == 0
+    writer.append(FRAMES[0])
+    writer.close()
+    with RecordingReader(tmp_path / "r") as reader:
+        assert list(reader) == [*past, FRAMES[0]]
+        assert [mark.type for mark in reader.marks()] == ["history", "history", "ping"]
+    assert past_frames(client) == [], "the controller remembers nothing yet"
+    assert past_frames(client) == [], "an older controller has no history"
+    RecordingWriter(tmp_path / "none", HEADER, past).close()
+    assert not (tmp_path / "none").exists()
 
 
 def test_each_frame_is_in_the_file_at_once_and_without_frames_there_is_none(tmp_path: Path) -> None:

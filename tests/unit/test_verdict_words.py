@@ -31,9 +31,9 @@ def test_each_word_of_the_core_has_its_severity() -> None:
     ("deed", "command", "words"),
     [
         (Deed.ADD, "llumctl scale +1", "adds an instance (soon)"),
-        (Deed.RESTART, "llumctl restart i-3", "restarts i-3 (soon)"),
-        (Deed.LOGS, "llumctl logs i-3", "shows the log of i-3 (soon)"),
-        (Deed.DRAIN, "llumctl drain i-3", "drains i-3 (soon)"),
+        (Deed.RESTART, "llumctl restart i-3", "restarts it (soon)"),
+        (Deed.LOGS, "llumctl logs i-3", "shows its log (soon)"),
+        (Deed.DRAIN, "llumctl drain i-3", "drains it (soon)"),
         (Deed.MOVES_ON, "llumctl set migration.enabled=true", "lets requests move (soon)"),
         (Deed.LOOK, "llumctl status -o wide", "shows i-3 (soon)"),
     ],

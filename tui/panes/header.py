@@ -4,23 +4,46 @@ The header says in one or two lines which cluster this is, how old its data are,
 cluster does.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
-from controller.api.text import hints, status_words
+from controller.api.text import hints, status_words, verdict_words
 from controller.api.text.alarms import Alarm
 from controller.api.text.quantities import duration, latency, percent, printable, time_of_day
 from controller.api.text.status_words import cached_percent, ranked, restart_turn, state_word
+from controller.api.text.verdict_words import Severity
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from tui import drawing
-from tui.drawing import ASCII, GAP, Glyphs, Line, Span, Tone, fitted, fitting, width_of
-from tui.panes.instances import kv_percent, repeating
+from tui.drawing import (
+    ASCII,
+    GAP,
+    Glyphs,
+    Line,
+    Span,
+    Tone,
+    fitted,
+    fitting,
+    fullness,
+    num_cells,
+    severity,
+    width_of,
+)
+from tui.panes.instances import kv_percent, kv_share, repeating
 from tui.replay import Progress
 from tui.state import DashboardState
 
 MIN_TRACK = 12
 """If the bar of a replay is narrower than this, it shows no track."""
+_VERDICT_TONES: Mapping[Severity, Tone] = {
+    Severity.QUIET: Tone.GOOD,
+    Severity.WARN: Tone.WARN,
+    Severity.BAD: Tone.BAD,
+}
+_CLAUSE_END = re.compile(r"[,;] ")
+_LEAST_WHY = 12
+"""If there is less room for the cause, the order is left out."""
 _REPEATS = 100
 """Is added to the `drop` of figures that say no more than others do."""
 _TONES: Mapping[ClusterState, Tone] = {
@@ -79,7 +102,7 @@ def lines(
 ) -> list[Line]:
     """The header. `count`: the number of lines, 1 or 2. `shown`: the state on the screen, which may
     be older than the stream if the screen is frozen. During an alarm nothing in the header is shown
-    as good."""
+    as good. The cluster's state is left out if there is a verdict, which says more."""
     status = shown.status
     clock = _clock(live)
     if count == 1:
@@ -144,10 +167,13 @@ def _badges(live: Liveness) -> _Piece:
 def _identity(status: ClusterStatus | None, *, alarm: bool) -> list[_Piece]:
     if status is None:
         return []
+    url = _Piece((Span(printable(status.endpoint_url)),), drop=5)
+    if status.verdict is not None:
+        return [url]
     state = Span(f"! {status.state}", Tone.BAD)
     return [
         _Piece((state if alarm else Span(str(status.state), _TONES[status.state]),), drop=1),
-        _Piece((Span(printable(status.endpoint_url)),), drop=5),
+        url,
     ]
 
 
@@ -169,16 +195,28 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
     loads = f"{'' if brief else 'req '}run {running} wait {waiting}"
     if status.num_held_reqs:
         loads += f" held {status.num_held_reqs}"
-    replays = _replays(status, brief=brief)
+    replays, limits = _replays(status, brief=brief), live.state.limits
     facts = [
         _Piece((Span("inst ", Tone.DIM), *_instances(status, brief=brief)), drop=2 if brief else 1),
         _Piece((Span(loads),), drop=3 if brief else 2),
         _labelled(
             "freeness avg", drawing.number(_average_freeness(status)), drop=7 if brief else 6
         ),
-        _labelled("mig", _moves(status, brief=brief), drop=_moves_drop(status, 5 if brief else 3)),
+        _labelled(
+            "mig",
+            _moves(status, brief=brief),
+            drop=_moves_drop(status, 5 if brief else 3),
+            tone=Tone.PLAIN
+            if brief
+            else severity(status.num_failed_moves_last_minute, limits.alarm_failed_moves),
+        ),
         *([] if brief else replays),
-        _labelled("kv", kv_percent(status.instances), drop=4),
+        _labelled(
+            "kv",
+            kv_percent(status.instances),
+            drop=4,
+            tone=fullness(kv_share(status.instances)),
+        ),
         *(replays if brief else []),
         *_rolling(status, brief=brief),
     ]
@@ -187,7 +225,9 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
         facts.append(_labelled("evict", str(evictions), drop=6))
         if (cached := cached_percent(status.instances)) != "-":
             facts.append(_labelled("cached", cached, drop=7))
-    facts.append(_labelled("p99 TTFT", latency(_worst_ttft_s(status)), drop=6 if brief else 5))
+    ttft_s = _worst_ttft_s(status)
+    tone = severity(ttft_s, limits.alarm_ttft_p99_s)
+    facts.append(_labelled("p99 TTFT", latency(ttft_s), drop=6 if brief else 5, tone=tone))
     facts += _levels(status, brief=brief)
     if not brief and status.detail:
         detail = hints.aimed(printable(status.detail), live.of_cluster)
@@ -296,8 +336,8 @@ def _worst_ttft_s(status: ClusterStatus) -> float | None:
     return max(found, default=None)
 
 
-def _labelled(label: str, value: str, drop: int) -> _Piece:
-    return _Piece((Span(f"{label} ", Tone.DIM), Span(value)), drop)
+def _labelled(label: str, value: str, drop: int, tone: Tone = Tone.PLAIN) -> _Piece:
+    return _Piece((Span(f"{label} ", Tone.DIM), Span(value, tone)), drop)
 
 
 def _between(facts: tuple[_Piece, ...], last: _Piece | None, width: int) -> Line:
@@ -314,6 +354,70 @@ def _between(facts: tuple[_Piece, ...], last: _Piece | None, width: int) -> Line
 
 def _width(facts: list[_Piece]) -> int:
     return sum(width_of(fact.spans) for fact in facts) + 2 * (len(facts) - 1)
+
+
+def verdict_line(
+    shown: DashboardState, live: Liveness, way: str, width: int, glyphs: Glyphs
+) -> Line:
+    """How the cluster is, why, and what helps most: ` ! OVERLOADED  106 wait on 5 of 6, KV 91%   +
+    adds an instance (serving in 25 s)`. `way`: the key, or the command, of the order. Empty if
+    there is no verdict.
+
+    What is expected goes first if there is too little room, then causes from the end, then what the
+    order does. While the
+    screen does not show the present, this says so, and what the verdict was before."""
+    verdict = shown.status.verdict if shown.status is not None else None
+    if live.state.stopped is not None:
+        reason = printable(live.state.stopped.reason)
+        return _verdict("STOPPED", reason, (), Tone.BAD, width, glyphs)
+    if verdict is None:
+        return ()
+    word, why = verdict_words.verdict_word(verdict), printable(verdict.why)
+    if live.is_stale and live.replay is None:
+        age_s = live.state.age_s(live.now_s)
+        why = f"no news for {duration(age_s)}; before that {word}, {why}"
+        return _verdict("STALE", why, (), Tone.BAD, width, glyphs)
+    orders: list[str] = []
+    if way and (order := verdict.order) is not None:
+        words = (verdict_words.order_words(order), verdict_words.deed_words(order), "")
+        orders = [hints.aimed(f"{way} {each}".rstrip(), live.of_cluster) for each in words]
+    tone = _VERDICT_TONES[verdict_words.severity(verdict.word)]
+    return _verdict(word, why, orders, tone, width, glyphs)
+
+
+def _verdict(
+    word: str, why: str, orders: Sequence[str], tone: Tone, width: int, glyphs: Glyphs
+) -> Line:
+    """The first wording that fits: with the longest of `orders`, with fewer causes, with a shorter
+    order; and if none fits, one that is cut."""
+    head = Span(f" {'!' if tone is Tone.BAD else ' '} {word}  ", tone)
+    reason = Tone.BAD if tone is Tone.BAD else Tone.PLAIN
+    shortest = orders[-1] if orders else ""
+    fewer = [why[: found.start()] for found in reversed(list(_CLAUSE_END.finditer(why)))]
+    wordings = [(why, each) for each in orders[:-1] or ("",)]
+    wordings += [(each, order) for order in orders[1:] or ("",) for each in (why, *fewer)]
+    for words, behind in wordings:
+        line = (head, Span(words, reason), *_behind(behind))
+        if width_of(line) <= width:
+            return line
+    room = width - width_of((head, *_behind(shortest)))
+    if room < _LEAST_WHY:
+        shortest, room = "", width - width_of((head,))
+    cut = fitted(why, max(1, min(room, num_cells(why))), glyphs)
+    return (head, Span(cut, reason), *_behind(shortest))
+
+
+def _behind(order: str) -> Line:
+    return (Span(f"   {order}", Tone.STRONG),) if order else ()
+
+
+def alarm_lines(found: Sequence[Alarm], num_lines: int, width: int, glyphs: Glyphs) -> list[Line]:
+    """The worst alarms, each on a line. The last line also says where else there are alarms."""
+    if not found or num_lines <= 0:
+        return []
+    alone = min(num_lines, len(found)) - 1
+    lines = [alarm_line([each], width, glyphs) for each in found[:alone]]
+    return [*lines, alarm_line(found[alone:], width, glyphs)]
 
 
 def alarm_line(found: Sequence[Alarm], width: int, glyphs: Glyphs) -> Line:

@@ -11,10 +11,11 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 
+from controller.api.settings.settings import ConsoleTable
 from controller.api.text import status_words
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.status_words import (
@@ -39,13 +40,15 @@ from tui.drawing import (
     Tone,
     apportion,
     fact_lines,
+    fullness,
     labelled,
+    severity,
 )
 from tui.panes.requests import SHORT, Names, why_waiting
 from tui.state import DashboardState, History, Minute, Sample
 
 BAR_WIDTH = 9
-NEARLY_FULL, FULL = 0.9, 0.98
+_HEADROOM_WIDTH, _LEAST_BAR = 11, 6
 _LEVEL_TAIL = " TTFT99"
 """The head of the latency, which stands behind the requests of a level."""
 _REPEATS = 100
@@ -85,6 +88,8 @@ class InstanceRow:
     alarmed: bool = False
     """Whether an alarm is about the instance."""
     names: Names | None = None
+    limits: ConsoleTable = field(default_factory=ConsoleTable)
+    """At which figures there is an alarm."""
 
     @property
     def id(self) -> str:
@@ -123,6 +128,7 @@ def rows(
             history.minutes,
             item.id in alarmed,
             names,
+            state.limits,
         )
         for item in status.instances
         for history in (state.histories.get(item.id, History()),)
@@ -210,13 +216,14 @@ def replaying(item: InstanceStatus) -> Span:
     return Span(f"{to}/{lost_with}", Tone.WARN if to or lost_with else Tone.DIM)
 
 
-def ttft(item: InstanceStatus) -> Span:
+def ttft(item: InstanceStatus, limits: ConsoleTable) -> Span:
     """`1.9s`; or `>52s` if no request has got its first token lately and the queue head has already
     waited that long for its own."""
-    head = item.queue_head
+    head, limit_s = item.queue_head, limits.alarm_ttft_p99_s
     if item.ttft_p99_s is None and head is not None and not head.evicted:
-        return Span(f">{latency(head.waited_s)}", Tone.WARN)
-    return Span(latency(item.ttft_p99_s))
+        is_long = severity(head.waited_s, limit_s) is Tone.BAD
+        return Span(f">{latency(head.waited_s)}", Tone.BAD if is_long else Tone.WARN)
+    return Span(latency(item.ttft_p99_s), severity(item.ttft_p99_s, limit_s))
 
 
 def _identity(row: InstanceRow, _: int) -> Span:
@@ -235,25 +242,27 @@ def _trend(row: InstanceRow, width: int) -> Span:
     return Span(drawing.trend(row.samples, row.time_s, width, row.glyphs), Tone.DIM)
 
 
-def kv(item: InstanceStatus) -> Line:
+def kv(item: InstanceStatus, glyphs: Glyphs) -> Line:
     """`########=  88 +12%`, or `88%`: the blocks that are held, and the blocks that are wanted in
-    addition for the queue head, prefills under way and headroom."""
+    addition for the queue head, prefills under way and headroom. What is held stands out if it is
+    nearly everything; all does, if the instance is in need."""
     used, wanted = item.kv_cache_usage, virtual_ratio(item)
     if used is None:
         return (Span("-", Tone.DIM),)
     more = None if wanted is None else max(0.0, wanted - used)
     need = in_need(item) and item.state is not InstanceState.DRAINING
-    held, beyond, rest = drawing.bar(used, wanted, BAR_WIDTH)
+    held, beyond, rest = drawing.bar(used, wanted, BAR_WIDTH, glyphs)
     extra = "" if drawing.percent(more) == "0" else f" +{drawing.percent(more)}"
-    tone = Tone.BAD if need else Tone.PLAIN
+    tone = Tone.BAD if need else fullness(used)
+    quiet = Tone.DIM if tone is Tone.PLAIN else tone
     return (
-        Span(held, tone),
-        Span(beyond, Tone.BAD if need else Tone.WARN),
+        Span(held, quiet),
+        Span(beyond, Tone.BAD if need else Tone.DIM),
         Span(f"{rest} {drawing.percent(used):>3}{extra}%", tone),
     )
 
 
-def kv_percent(items: Iterable[InstanceStatus]) -> str:
+def kv_share(items: Iterable[InstanceStatus]) -> float | None:
     """The share of all blocks that requests hold, over all instances that have reported."""
     sized = [
         (item.num_total_blocks, item.num_free_blocks)
@@ -261,7 +270,12 @@ def kv_percent(items: Iterable[InstanceStatus]) -> str:
         if item.num_total_blocks is not None and item.num_free_blocks is not None
     ]
     total = sum(blocks for blocks, _ in sized)
-    return f"{drawing.percent(sum(b - free for b, free in sized) / total)}%" if total else "-"
+    return sum(b - free for b, free in sized) / total if total else None
+
+
+def kv_percent(items: Iterable[InstanceStatus]) -> str:
+    share = kv_share(items)
+    return "-" if share is None else f"{drawing.percent(share)}%"
 
 
 def _heat(row: InstanceRow, width: int) -> Line:
@@ -272,8 +286,9 @@ def _heat(row: InstanceRow, width: int) -> Line:
     for minute, total, num in row.minutes:
         if 0 <= (place := minute - first) < width:
             share = total / num
-            tone = Tone.BAD if share >= FULL else Tone.WARN if share >= NEARLY_FULL else Tone.DIM
-            found[place] = tone, trend[max(0, min(top, round(top * share)))]
+            tone = fullness(share)
+            glyph = trend[max(0, min(top, round(top * share)))]
+            found[place] = Tone.DIM if tone is Tone.PLAIN else tone, glyph
     return tuple(
         Span("".join([glyph for _, glyph in alike]), tone)
         for tone, alike in groupby(found, key=itemgetter(0))
@@ -282,12 +297,25 @@ def _heat(row: InstanceRow, width: int) -> Line:
 
 def _waiting(row: InstanceRow, _: int) -> Span:
     waiting = row.item.num_waiting_reqs
-    return Span(drawing.number(waiting), Tone.WARN if waiting else Tone.PLAIN)
+    return Span(drawing.number(waiting), severity(waiting, row.limits.alarm_waiting_reqs))
 
 
-def _headroom(row: InstanceRow, _: int) -> Span:
+def _headroom(row: InstanceRow, width: int) -> Line:
+    """`743/851`: the blocks that are kept free, and all blocks. If there is room, a bar of what is
+    held, kept and free stands before it."""
     kept, blocks = row.item.headroom_blocks, row.item.num_total_blocks
-    return Span("-" if kept is None else f"{drawing.number(kept)}/{drawing.number(blocks)}")
+    words = "-" if kept is None else f"{drawing.number(kept)}/{drawing.number(blocks)}"
+    room = width - _HEADROOM_WIDTH - 1
+    if room < _LEAST_BAR or not blocks or row.item.num_free_blocks is None:
+        return (Span(f"{words:>{width}}"),)
+    glyphs = row.glyphs
+    held, _, reserved, *_ = [num for _, num, _, _ in block_parts(row.item)]
+    cells = apportion([held, reserved, blocks - held - reserved], room)
+    parts = (glyphs.bar[-1], glyphs.beyond, glyphs.free)
+    bar = [glyph * num for glyph, num in zip(parts, cells, strict=True)]
+    full = fullness(held / blocks)
+    tones = (Tone.DIM if full is Tone.PLAIN else full, Tone.STRONG, Tone.DIM)
+    return (*map(Span, bar, tones), Span(f" {words:>{_HEADROOM_WIDTH}}"))
 
 
 def _kept_for(row: InstanceRow, width: int) -> Span:
@@ -326,16 +354,20 @@ def _level_column(name: str, drop: int) -> Column[InstanceRow]:
         f"level.{name}",
         title,
         drawing.num_cells(title),
-        lambda row, width: _level_cell(row.item, name, width),
+        lambda row, width: _level_cell(row, name, width),
         drop=drop,
     )
 
 
-def _level_cell(item: InstanceStatus, name: str, width: int) -> Line:
+def _level_cell(row: InstanceRow, name: str, width: int) -> Line:
+    item, limits = row.item, row.limits
     waits = item.num_waiting_by_level.get(name, 0)
     requests = f"{run_and_wait(item, name):>{max(0, width - len(_LEVEL_TAIL))}}"
-    ttft = latency(item.ttft_p99_by_level_s.get(name))
-    return (Span(requests, Tone.WARN if waits else Tone.PLAIN), Span(f" {ttft:>6}"))
+    ttft_s = item.ttft_p99_by_level_s.get(name)
+    return (
+        Span(requests, severity(waits, limits.alarm_waiting_reqs)),
+        Span(f" {latency(ttft_s):>6}", severity(ttft_s, limits.alarm_ttft_p99_s)),
+    )
 
 
 def _level_kept_column(name: str) -> Column[InstanceRow]:
@@ -374,7 +406,9 @@ _FREENESS: Column[InstanceRow] = Column(
     "freeness", "FREENESS", 8, lambda row, _: freeness(row.item), right=True
 )
 _TREND: Column[InstanceRow] = Column("trend", "TREND", 6, _trend, drop=30, max_width=20, curve=True)
-_KV: Column[InstanceRow] = Column("kv", "KV held +wanted", 19, lambda row, _: kv(row.item), drop=10)
+_KV: Column[InstanceRow] = Column(
+    "kv", "KV held +wanted", 19, lambda row, _: kv(row.item, row.glyphs), drop=10
+)
 _RUN: Column[InstanceRow] = Column(
     "run", "RUN", 4, _span(lambda row: drawing.number(row.item.num_running_reqs)), right=True
 )
@@ -394,9 +428,18 @@ _MOVES: Column[InstanceRow] = Column(
 _REPLAYS: Column[InstanceRow] = Column(
     "replays", "REPLAY", 6, lambda row, _: replaying(row.item), right=True, drop=40
 )
-_HEADROOM: Column[InstanceRow] = Column("headroom", "HEADROOM", 11, _headroom, right=True, drop=60)
+_HEADROOM: Column[InstanceRow] = Column(
+    "headroom",
+    "HEADROOM",
+    _HEADROOM_WIDTH,
+    _headroom,
+    right=True,
+    drop=60,
+    max_width=24,
+    curve=True,
+)
 _TTFT: Column[InstanceRow] = Column(
-    "ttft", "TTFT99", 6, lambda row, _: ttft(row.item), right=True, drop=20
+    "ttft", "TTFT99", 6, lambda row, _: ttft(row.item, row.limits), right=True, drop=20
 )
 _UP: Column[InstanceRow] = Column(
     "up", "UP", 6, _span(lambda row: duration(row.item.up_s)), right=True, drop=70
@@ -685,7 +728,7 @@ def facts(
     levels = level_names(state.status) if state.status else ()
     return [
         tuple(title),
-        *fact_lines(_facts(item, levels, curve, steps), width, glyphs),
+        *fact_lines(_facts(item, levels, curve, steps, glyphs), width, glyphs),
         *block_map(item, width),
         _head_line(item),
         *_kept_for_lines(item),
@@ -693,9 +736,11 @@ def facts(
     ]
 
 
-def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str, steps: str) -> list[Fact]:
+def _facts(
+    item: InstanceStatus, levels: tuple[str, ...], curve: str, steps: str, glyphs: Glyphs
+) -> list[Fact]:
     figure = drawing.number
-    steps_free, held = freeness(item), kv(item)
+    steps_free, held = freeness(item), kv(item, glyphs)
     return [
         ("freeness", Span(f"{steps_free.text:<7} {curve}", steps_free.tone)),
         ("kv", Span("".join(span.text for span in held), held[0].tone)),

@@ -18,7 +18,7 @@ from controller.api.wire.status import (
 )
 from tui import drawing
 from tui.actions import Target
-from tui.drawing import Column, Glyphs, Line, Span, Tone, fitted
+from tui.drawing import Column, Glyphs, Line, Span, Tone, fitted, severity
 from tui.panes.instances import natural
 from tui.panes.requests import SHORT, Names
 from tui.state import DashboardState
@@ -88,7 +88,10 @@ def rows(state: DashboardState, names: Names) -> list[MigrationRow]:
         *_evacuations(status, now_s, names),
         # For a replay under way, DOWN shows how long its client has waited already.
         *(_replay(each, Span("-"), names) for each in status.replays.under_way),
-        *(_moving(each, names) for each in (*status.moves, *status.queued_moves)),
+        *(
+            _moving(each, names, state.limits.alarm_move_s)
+            for each in (*status.moves, *status.queued_moves)
+        ),
         *(_ended(each, now_s, names) for each in ended),
     ]
     seen: dict[str, int] = {}
@@ -140,7 +143,7 @@ def _evacuation(
     )
 
 
-def _moving(move: MoveStatus, names: Names) -> MigrationRow:
+def _moving(move: MoveStatus, names: Names, limit_s: float) -> MigrationRow:
     return MigrationRow(
         id=move.migration_id,
         target=Target(move.from_instance_id, move.request_id),
@@ -150,7 +153,7 @@ def _moving(move: MoveStatus, names: Names) -> MigrationRow:
         stage=Span(printable(stage(move)), _TONES.get(move.state, Tone.PLAIN)),
         blocks=f"{drawing.number(move.num_blocks_copied)}/{drawing.number(move.num_blocks)}",
         down="-",
-        age=Span(duration(move.age_s)),
+        age=Span(duration(move.age_s), severity(move.age_s, limit_s)),
         why=move.reason,
     )
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from typing import Any
@@ -14,7 +14,7 @@ from controller.api.wire.requests import RequestList, RequestState, RequestStatu
 from controller.api.wire.status import ClusterStatus, InstanceStatus, QueueHeadStatus
 from tui import drawing
 from tui.actions import Target
-from tui.drawing import Column, Line, Span, Tone, apportion, num_cells
+from tui.drawing import Column, Line, Span, Tone, apportion, num_cells, severity
 from tui.state import DashboardState
 
 SHORT = 9
@@ -87,6 +87,8 @@ class HeadRow:
     reasons: tuple[str, ...]
     tone: Tone
     names: Names
+    limit_s: float = 0.0
+    """From which wait on there is an alarm."""
 
     @property
     def text(self) -> str:
@@ -100,7 +102,10 @@ def head_rows(state: DashboardState, names: Names) -> list[HeadRow]:
         return []
     found = [_of_instance(item, names) for item in state.status.instances if item.queue_head]
     found.sort(key=lambda row: (-(row.waited_s or 0.0), row.id))
-    return [*_at_controller(state.status, names), *found]
+    limit_s = state.limits.alarm_head_waited_s
+    return [
+        replace(each, limit_s=limit_s) for each in (*_at_controller(state.status, names), *found)
+    ]
 
 
 def why_waiting(head: QueueHeadStatus) -> str:
@@ -167,7 +172,13 @@ HEAD_COLUMNS: tuple[Column[HeadRow], ...] = (
         drop=2,
     ),
     Column("level", "PRIO", 6, lambda row, _: Span(printable(row.level)), drop=3),
-    Column("waited", "WAITED", 6, lambda row, _: Span(duration(row.waited_s)), right=True),
+    Column(
+        "waited",
+        "WAITED",
+        6,
+        lambda row, _: Span(duration(row.waited_s), severity(row.waited_s, row.limit_s)),
+        right=True,
+    ),
     Column("needs", "NEEDS", 5, lambda row, _: Span(drawing.number(row.needs)), right=True, drop=1),
     Column("free", "FREE", 5, lambda row, _: Span(drawing.number(row.free)), right=True),
     Column("why", "WHY", 10, _why, max_width=34),

@@ -8,9 +8,11 @@ from textual.app import ComposeResult
 from textual.events import DescendantFocus, Resize
 from textual.message import Message
 from textual.screen import Screen
+from textual.widget import Widget
 
 from controller.api.text.alarms import Alarm
 from controller.api.text.events import matches
+from controller.api.text.verdict_words import Severity, severity
 from tui.actions import NOTHING, Place, Target, bindings, footer
 from tui.drawing import Column, Line, Span, Tone
 from tui.panes import events, header
@@ -98,7 +100,8 @@ class PaintedScreen(Screen[None]):
     # The table with the focus
 
     @property
-    def in_focus(self) -> TableView[Any]:
+    def in_focus(self) -> Widget:
+        """The widget that gets the keys, unless a command or a filter is typed."""
         raise NotImplementedError
 
     @property
@@ -169,28 +172,48 @@ class PaintedScreen(Screen[None]):
 
     def paint_top(self) -> None:
         """Paints the frame of a screen that always has room for all of it."""
-        self.paint_frame(2 if self.size.width >= WIDE else 1, self.alarms())
+        self.paint_frame(2 if self.size.width >= WIDE else 1, self.verdict(), self.alarm_lines(1))
+
+    def verdict(self) -> Line:
+        """How the cluster is; empty if nothing says so."""
+        session = self.session
+        shown, live = session.shown, session.liveness()
+        verdict = shown.status.verdict if shown.status is not None else None
+        way = session.way_of(verdict.order) if verdict is not None and verdict.order else ""
+        return header.verdict_line(shown, live, way, self.size.width, session.glyphs)
+
+    def is_in_trouble(self) -> bool:
+        status = self.session.shown.status
+        verdict = status.verdict if status is not None else None
+        is_bad = verdict is not None and severity(verdict.word) is not Severity.QUIET
+        return is_bad or bool(self.alarms())
+
+    def alarm_lines(self, num_lines: int) -> list[Line]:
+        found = self.alarms()
+        return header.alarm_lines(found, num_lines, self.size.width, self.session.glyphs)
 
     def paint_frame(
-        self, header_lines: int, alarms: Sequence[Alarm], notes: Sequence[Line] = ()
+        self,
+        header_lines: int,
+        verdict: Line,
+        alarms: Sequence[Line],
+        notes: Sequence[Line] = (),
     ) -> None:
-        """Paints the header and the bottom line. `alarms`: the worst first; they get a line of
-        their own, above `notes`."""
+        """Paints the header and the bottom line. Below the header stand the verdict, if it is not
+        empty, the alarms, the worst first, and the `notes`."""
         session, width = self.session, self.size.width
         live, count = session.liveness(), max(1, header_lines)
         self.set_class(live.is_stale, "-stale")
         top = self.query_one("#header", Lines)
-        top.styles.height = header_lines + bool(alarms) + len(notes)
+        below = [*([verdict] if verdict else []), *alarms, *notes]
+        top.styles.height = header_lines + len(below)
         shown, glyphs = session.shown, session.glyphs
         if live.replay is not None:
             lines = [header.replay_line(live.replay, live, width, glyphs)]
             lines += [header.vitals(shown.status, live, width)] * (count > 1)
         else:
-            lines = header.lines(shown, live, width, count, glyphs, alarm=bool(alarms))
-        if alarms:
-            lines.append(header.alarm_line(alarms, width, glyphs))
-        lines += notes
-        top.show(lines, bar=session.is_barred)
+            lines = header.lines(shown, live, width, count, glyphs, alarm=self.is_in_trouble())
+        top.show([*lines, *below], bar=session.is_barred)
         self._paint_bottom()
 
     def _paint_bottom(self) -> None:

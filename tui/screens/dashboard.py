@@ -9,6 +9,7 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.events import DescendantFocus
+from textual.geometry import Size
 
 from controller.api.text.alarms import Alarm
 from controller.api.text.events import matches
@@ -16,11 +17,12 @@ from controller.api.wire.requests import Event
 from tui.actions import Place, Target, bindings
 from tui.drawing import Line, Span, Tone
 from tui.event_search import EventSearch
-from tui.panes import events, header, instances, migrations, requests
+from tui.panes import events, graphs, header, instances, migrations, requests
 from tui.panes.events import EventRow
 from tui.panes.instances import ORDERS, SORTS, InstanceRow, Row
 from tui.panes.migrations import MigrationRow
 from tui.panes.requests import HeadRow
+from tui.past import Past
 from tui.screens.base import WIDE, PaintedScreen, filter_word
 from tui.state import DashboardState
 from tui.widgets import NO_MATCH, Bottom, Lines, TableView
@@ -28,6 +30,11 @@ from tui.widgets import NO_MATCH, Bottom, Lines, TableView
 TALL = 10
 """If the terminal is lower than this, only one pane is shown."""
 MIN_FOR_ALARM = 6
+HIGH = 40
+"""From this height on, several alarms have lines."""
+MOST_ALARMS = 3
+MIN_FOR_GRAPHS = Size(120, 34)
+"""From this width and height on, there is a strip of graphs."""
 MIN_LOWER = 5
 EMPTY, EMPTY_WIDTH = 3, 28
 """The room that an empty pane takes: the lines of its title, its heads and the words that it is
@@ -61,8 +68,10 @@ class Arrangement:
     matrix of moves if there is one."""
 
     header_lines: int
+    verdict_lines: int
     alarm_lines: int
     scaling_lines: int
+    graph_lines: int
     boxes: dict[Pane, Box]
     tabs: bool
     """Whether the lower panes share one place."""
@@ -75,7 +84,8 @@ def arrange(
     *,
     num_instances: int,
     held: bool = False,
-    alarm: bool = False,
+    verdict: bool = False,
+    num_alarms: int = 0,
     scaling: bool = False,
     tab: Pane,
     zoomed: Pane | None = None,
@@ -87,20 +97,31 @@ def arrange(
 ) -> Arrangement:
     """Where the panes are placed, for any size of the terminal.
 
-    `held`: whether there is a queue at the controller. `tab`: the lower pane that is shown if there
-    is room for only one. `scaling`: whether auto-scaling has a line. `expanded`: events take the
-    whole width below and half of the height. `empty` panes leave their room to the others.
-    `matrix_lines`: the height of the matrix of moves, which has room only on a large screen.
-    `replay`: the bar of a replay takes a line of the header at any width.
+    `held`: whether there is a queue at the controller. `verdict`: whether there is one to show.
+    `tab`: the lower pane that is shown if there is room for only one. `scaling`: whether
+    auto-scaling has a line. `expanded`: events take the whole width below and half of the height.
+    `empty` panes leave their room to the others. `matrix_lines`: the height of the matrix of moves,
+    which has room only on a large screen. `replay`: the bar of a replay takes a line of the header
+    at any width.
     """
     wide = width >= WIDE
     header_lines = 2 if (wide or replay) and height >= TALL else min(1, max(0, height - 2))
-    alarm_lines = int(alarm and height >= MIN_FOR_ALARM)
+    most = MOST_ALARMS if height >= HIGH else int(height >= MIN_FOR_ALARM)
+    verdict_lines = int(verdict and height >= MIN_FOR_ALARM)
     scaling_lines = int(scaling and height >= TALL)
-    lines = (header_lines, alarm_lines, scaling_lines)
-    room = max(1, height - sum(lines) - 1)
     if zoomed is None and height < TALL:
         zoomed = focused
+    has_graphs = (
+        zoomed is None and width >= MIN_FOR_GRAPHS.width and height >= MIN_FOR_GRAPHS.height
+    )
+    lines = (
+        header_lines,
+        verdict_lines,
+        min(num_alarms, most),
+        scaling_lines,
+        graphs.STRIP_LINES if has_graphs else 0,
+    )
+    room = max(1, height - sum(lines) - 1)
     if zoomed is not None:
         return Arrangement(*lines, {zoomed: Box(width, room)}, tabs=not wide)
     side_by_side = wide and not expanded
@@ -172,7 +193,7 @@ class View:
 LEGEND: tuple[tuple[str, str], ...] = (
     ("FREENESS", "decode steps until memory is full; negative: too much wanted"),
     ("TREND", "freeness in the last 60 s, on one scale for all rows"),
-    ("KV held +wanted", "# blocks held, = wanted too (queue, headroom); in percent"),
+    ("KV held +wanted", "a bar of blocks held, then those wanted too; in percent"),
     ("R+W TTFT99", "of a level: running + waiting requests, and their TTFT99"),
     ("PRIO", "running requests by priority level, the highest first"),
     ("HEADROOM", "blocks kept free for a high priority, of all blocks"),
@@ -209,10 +230,13 @@ class DashboardScreen(PaintedScreen):
         self.view = View()
         self._event_search = EventSearch()
         self._arrangement: Arrangement | None = None
+        self._graphed: tuple[Past, float, int, int] | None = None
+        """What the strip of graphs was painted from."""
 
     def compose(self) -> ComposeResult:
         glyphs = self.session.glyphs
         yield Lines(id="header")
+        yield Lines(id="graphs")
         yield TableView[Any](
             instances.columns(None, 0),
             glyphs,
@@ -257,14 +281,15 @@ class DashboardScreen(PaintedScreen):
 
     def draw(self) -> None:
         session, view = self.session, self.view
-        alarms = self.alarms()
+        alarms, verdict = self.alarms(), self.verdict()
         found = self._rows(alarms)
         arrangement = arrange(
             self.size.width,
             self.size.height,
             num_instances=instances.num_lines(session.shown.status),
             held=session.shown.status is not None and session.shown.status.held is not None,
-            alarm=bool(alarms),
+            verdict=bool(verdict),
+            num_alarms=len(alarms),
             scaling=bool(self._scaling()),
             tab=view.tab,
             zoomed=view.zoomed,
@@ -279,7 +304,8 @@ class DashboardScreen(PaintedScreen):
             self.query_one("#matrix", Lines).show(
                 migrations.matrix_lines(session.shown, box.width, box.height, session.glyphs)
             )
-        self._paint_frame(arrangement, alarms)
+        self._paint_frame(arrangement)
+        self._paint_graphs(arrangement.graph_lines)
         for pane, (rows, num, num_all) in found.items():
             table = self.table(pane)
             is_events = pane is Pane.EVENTS
@@ -294,11 +320,22 @@ class DashboardScreen(PaintedScreen):
 
     def show_age(self) -> None:
         if self._arrangement is not None:
-            self._paint_frame(self._arrangement, self.alarms())
+            self._paint_frame(self._arrangement)
 
-    def _paint_frame(self, found: Arrangement, alarms: Sequence[Alarm]) -> None:
+    def _paint_frame(self, found: Arrangement) -> None:
         notes = [self._scaling()][: found.scaling_lines]
-        self.paint_frame(found.header_lines, alarms[: found.alarm_lines and None], notes)
+        verdict = self.verdict() if found.verdict_lines else ()
+        self.paint_frame(found.header_lines, verdict, self.alarm_lines(found.alarm_lines), notes)
+
+    def _paint_graphs(self, num_lines: int) -> None:
+        """Paints the strip, if there is something new to show in it."""
+        session = self.session
+        session.ask_past(shown=bool(num_lines))
+        now = (session.shown.past, session.graph_span_s, self.size.width, num_lines)
+        if num_lines and now != self._graphed:
+            lines = graphs.strip(session.shown, session.graph_span_s, now[2], session.glyphs)
+            self.query_one("#graphs", Lines).show(lines)
+        self._graphed = now
 
     def _scaling(self) -> Line:
         session = self.session
@@ -382,6 +419,9 @@ class DashboardScreen(PaintedScreen):
     def _give_room(self, arrangement: Arrangement) -> None:
         """Gives each visible pane its room."""
         boxes = arrangement.boxes
+        strip = self.query_one("#graphs")
+        strip.display = bool(arrangement.graph_lines)
+        strip.styles.height = arrangement.graph_lines
         for pane, box in boxes.items():
             table = self.table(pane)
             table.styles.width, table.styles.height = box.width, box.height

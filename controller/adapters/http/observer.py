@@ -10,6 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.adapters.http.calls import shown
+from controller.api.figures import (
+    gauges_of,
+    held_blocks,
+    loads_by_level,
+    serving_instances,
+    usable_blocks,
+    wanted_blocks,
+)
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.quantities import per_instance_hour
@@ -56,7 +64,6 @@ from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.repeating import GuardedTurns
 
 _ABSENT = frozenset({"failed", "stalled", "restarting"})
-_SERVING = frozenset({"active", "draining"})
 
 
 MAX_ENDED_ALARMS = 20
@@ -145,7 +152,8 @@ class Observer:
         if query.after_s is not None:
             begin_s = max(begin_s, query.after_s)
         samples = self.history.since(begin_s - MINUTE_S)
-        return _report(points(samples, begin_s, query.points), instances=query.instances)
+        found = points(samples, begin_s, query.points, instances=query.instances)
+        return _report(found, instances=query.instances)
 
     def _judge(self, present: Present) -> None:
         changed = self.verdicts.handle(present)
@@ -273,36 +281,12 @@ def seen_of(
     totals: Mapping[str, Mapping[str, int]],
     served: Mapping[str, ServedInAll],
 ) -> Seen:
-    serving = _serving(status)
-    gauges = {
-        "num_instances": float(len(status.instances)),
-        "num_serving": float(len(serving)),
-        "num_running_reqs": float(_sum(each.num_running_reqs for each in serving)),
-        "num_waiting_reqs": float(
-            _sum(each.num_waiting_reqs for each in serving) + status.num_held_reqs
-        ),
-        "longest_wait_s": _longest_wait_s(status),
-    }
-    if total := _sum(_capacity(each) for each in serving):
-        gauges["kv_held_share"] = _sum(map(_held, serving)) / total
-        wanted = _sum(map(_wanted, serving)) + _held_demand(status)
-        gauges["kv_wanted_share"] = wanted / total
-    open_ = [each for each in serving if each.freeness_steps is not None]
-    if open_:
-        gauges["freeness_steps"] = sum(each.freeness_steps or 0.0 for each in open_) / len(open_)
-        gauges["backlog_s"] = sum(each.backlog_s or 0.0 for each in open_) / len(open_)
-    held = status.held.num_by_level if status.held is not None else {}
     return Seen(
         status.time_s,
-        gauges,
+        gauges_of(status),
         totals,
         served,
-        {
-            each.name: LevelSeen(
-                each.num_running_reqs, each.num_waiting_reqs + held.get(each.name, 0)
-            )
-            for each in status.levels
-        },
+        {name: LevelSeen(*loads) for name, loads in loads_by_level(status).items()},
         {each.id: _figures(each) for each in status.instances},
     )
 
@@ -314,7 +298,7 @@ def present_of(status: ClusterStatus, sample: Sample, *, moves: bool = True) -> 
         for each in (*status.instances, *status.frontends)
         if each.state in _ABSENT
     ]
-    serving = _serving(status)
+    serving = serving_instances(status)
     is_degraded = status.state is ClusterState.DEGRADED
     autoscale = status.autoscale
     num_adding = sum(each.state == "starting" for each in status.instances)
@@ -379,41 +363,6 @@ def _stuck_drain(status: ClusterStatus) -> StuckDrain | None:
     return max(found, key=lambda each: each.overdue_s, default=None)
 
 
-def _serving(status: ClusterStatus) -> list[InstanceStatus]:
-    return [each for each in status.instances if each.state in _SERVING]
-
-
-def _sum(numbers: Iterable[int | None]) -> int:
-    return sum(each or 0 for each in numbers)
-
-
-def _capacity(item: InstanceStatus) -> int:
-    return (item.num_total_blocks or 0) - (item.watermark_blocks or 0)
-
-
-def _held(item: InstanceStatus) -> int:
-    return (item.num_total_blocks or 0) - (item.num_free_blocks or 0)
-
-
-def _wanted(item: InstanceStatus) -> int:
-    """The blocks that its requests hold or want. Headroom, which nobody uses, does not count."""
-    if item.virtual_usage_blocks is None:
-        return _held(item)
-    return max(_held(item), item.virtual_usage_blocks - (item.headroom_blocks or 0))
-
-
-def _held_demand(status: ClusterStatus) -> int:
-    return (status.held.demand_blocks or 0) if status.held is not None else 0
-
-
-def _longest_wait_s(status: ClusterStatus) -> float:
-    heads = [each.queue_head for each in status.instances if each.queue_head is not None]
-    waits_s = [head_wait_s(each) or 0.0 for each in heads]
-    if status.held is not None:
-        waits_s.append(status.held.oldest_wait_s)
-    return max(waits_s, default=0.0)
-
-
 def _blocked(status: ClusterStatus) -> Blocked | None:
     found = [
         Blocked(each.id, head.demand_blocks, head_wait_s(head) or 0.0, free_blocks(each) or 0)
@@ -429,11 +378,11 @@ def _blocked(status: ClusterStatus) -> Blocked | None:
 
 
 def _figures(item: InstanceStatus) -> InstanceFigures:
-    total = _capacity(item)
+    total = usable_blocks(item)
     return (
         UNKNOWN if item.freeness_steps is None else item.freeness_steps,
-        _held(item) / total if total > 0 else UNKNOWN,
-        _wanted(item) / total if total > 0 else UNKNOWN,
+        held_blocks(item) / total if total > 0 else UNKNOWN,
+        wanted_blocks(item) / total if total > 0 else UNKNOWN,
         UNKNOWN if item.num_running_reqs is None else float(item.num_running_reqs),
         UNKNOWN if item.num_waiting_reqs is None else float(item.num_waiting_reqs),
         UNKNOWN if item.ttft_p99_s is None else item.ttft_p99_s,

@@ -38,9 +38,9 @@ _COMMANDS = {
 }
 _DOES = {
     "add": "adds an instance",
-    "restart": "restarts {target}",
-    "logs": "shows the log of {target}",
-    "drain": "drains {target}",
+    "restart": "restarts it",
+    "logs": "shows its log",
+    "drain": "drains it",
     "moves-on": "lets requests move",
     "look": "shows {target}",
 }
@@ -69,8 +69,10 @@ def order_command(order: "VerdictOrder") -> str:
 def order_words(order: "VerdictOrder") -> str:
     """What the order does, to stand behind its command or its key: `adds an instance (serving in
     25 s)`. Empty if the deed is not known here."""
-    does = _DOES.get(order.deed)
-    if does is None:
-        return ""
-    expected = f" ({printable(order.expected)})" if order.expected else ""
-    return does.format(target=printable(order.target)) + expected
+    does = deed_words(order)
+    return f"{does} ({printable(order.expected)})" if does and order.expected else does
+
+
+def deed_words(order: "VerdictOrder") -> str:
+    """The same without what is expected of it."""
+    return _DOES.get(order.deed, "").format(target=printable(order.target))

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 
 from controller.api.wire import AnswerModel, OrderModel, WireModel
+from controller.api.wire.history import HistoryReport
 from controller.api.wire.requests import Event, RequestState
 from controller.api.wire.status import ClusterStatus
 
@@ -86,8 +87,17 @@ class RequestsFrame(WireModel):
     gone: tuple[int, ...] = ()
 
 
+class HistoryFrame(WireModel):
+    """What the controller remembers of the time before; only in recordings, at the beginning."""
+
+    type: Literal["history"] = "history"
+    time_s: float
+    history: HistoryReport
+
+
 Frame = Annotated[
-    StatusFrame | EventFrame | GapFrame | PingFrame | RequestsFrame, Field(discriminator="type")
+    StatusFrame | EventFrame | GapFrame | PingFrame | RequestsFrame | HistoryFrame,
+    Field(discriminator="type"),
 ]
 """One line of the watch stream, and of a recording. `time_s`: when the controller wrote it,
 seconds since the epoch. Readers skip types that they do not know."""

@@ -4,6 +4,7 @@ percentiles of its points."""
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -151,6 +152,8 @@ def test_points_are_as_many_as_wanted_and_miss_nothing() -> None:
     history = filled(600)
     begin_s = 1300.0
     found = points(history.since(begin_s - 60.0), begin_s, 50)
+    bare = points(history.since(begin_s - 60.0), begin_s, 50, instances=False)
+    assert bare == [replace(each, instances={}) for each in found]
     assert len(found) <= 50
     assert sum(each.counts["num_arrived"] for each in found) == 299
     assert found[-1].time_s == 1599.0

@@ -26,10 +26,14 @@ from tui.state import Sample
         (drawing.percent(None), "-"),
         (drawing.percent(12.0), ">999"),
         (drawing.percent(float("inf")), "inf"),
-        ("".join(drawing.bar(None, None, 10)), "          "),
-        ("".join(drawing.bar(0.44, float("inf"), 10)), "####======"),
-        ("".join(drawing.bar(0.5, 0.2, 10)), "#####     "),
-        ("".join(drawing.bar(float("nan"), 0.3, 10)), "===       "),
+        ("".join(drawing.bar(None, None, 10, ASCII)), "          "),
+        ("".join(drawing.bar(0.44, float("inf"), 10, ASCII)), "####======"),
+        ("".join(drawing.bar(0.5, 0.2, 10, ASCII)), "#####     "),
+        ("".join(drawing.bar(float("nan"), 0.3, 10, ASCII)), "===       "),
+        ("".join(drawing.bar(0.44, 0.6, 10, UNICODE)), "████▍▒    "),
+        ("".join(drawing.bar(0.4, None, 10, UNICODE)), "████      "),
+        ("".join(drawing.bar(0.01, None, 10, UNICODE)), "▏         "),
+        ("".join(drawing.bar(7.0, 9.0, 10, UNICODE)), "██████████"),
     ],
 )
 def test_figures_stay_short(drawn: str, text: str) -> None:
@@ -70,10 +74,10 @@ def test_wrapped_lines_fit_in_columns(text: str, width: int) -> None:
 
 
 TRENDS = {
-    "one scale": ((-100, 0, 1, 16, 17, 65, 257, 1025, 4097, 1e6), 10, 0, "__..,-=+##"),
+    "one scale": ((-100, 0, 1, 16, 17, 64, 129, 385, 2000, 1e6), 10, 0, "__..,:-=+#"),
     "what is unknown is left out": ((None, 5, None, 5000), 4, 0, " . #"),
-    "the newest is on the right": ((0, 70), 4, 0, "  _-"),
-    "to the left": ((0, 70), 4, 15, " _- "),
+    "the newest is on the right": ((0, 70), 4, 0, "  _:"),
+    "to the left": ((0, 70), 4, 15, " _: "),
     "and out": ((0, 70), 4, 60, "    "),
 }
 
@@ -132,6 +136,6 @@ def test_the_parts_are_all_blocks(
 
 
 def test_step_times_are_on_one_scale() -> None:
-    for step_time_s, glyph in ((0.004, "▁"), (0.015, "▂"), (0.1, "▅"), (2.0, "▇"), (None, " ")):
+    for step_time_s, glyph in ((0.004, "▁"), (0.015, "▂"), (0.1, "▅"), (2.0, "█"), (None, " ")):
         samples = [Sample(59.5, 100.0, step_time_s)]
         assert drawing.step_trend(samples, 59.9, 6, UNICODE) == " " * 5 + glyph

@@ -1,5 +1,6 @@
 """The header, the bottom line, and where the panes are placed, without a terminal."""
 
+import re
 from dataclasses import replace
 from datetime import UTC
 from itertools import groupby, product
@@ -10,6 +11,7 @@ from textual.binding import ActiveBinding, BindingsMap
 from textual.dom import DOMNode
 
 from benchmarks import incidents
+from controller.api.text import verdict_words
 from controller.api.wire.status import ClusterStatus
 from tests.unit.tui.tui_support import after, state_of, text_of
 from tools import synthetic_cluster as synthetic
@@ -19,7 +21,7 @@ from tui.drawing import UNICODE, key_line, width_of
 from tui.panes import header
 from tui.panes.header import Liveness
 from tui.screens.dashboard import Arrangement, Pane, arrange
-from tui.state import DashboardState, Lost, reduce
+from tui.state import DashboardState, Lost, Stopped, reduce
 
 ONE = state_of(synthetic.instance("i-0"))
 
@@ -43,6 +45,61 @@ def test_the_alarm_line_names_the_worst_and_counts_the_others() -> None:
         assert len(shown) <= width
         assert shown.startswith(" ! i-6: 61 wait")
         assert shown.endswith(ends)
+
+
+def verdict_of(found: DashboardState, width: int, way: str = "+", later_s: float = 0.0) -> str:
+    live = liveness(found, synthetic.START_S + later_s)
+    return text_of(header.verdict_line(found, live, way, width, UNICODE))
+
+
+def test_the_verdict_has_its_cause_and_its_order_at_any_width() -> None:
+    """What is expected of the order goes first, then causes from the end, then what
+    the order does."""
+    found = after(synthetic.overloaded(1))
+    whole = (
+        " ! OVERLOADED  61 wait on 1 of 16, the longest 112 s, KV 91%, 1.3 times more arrives than"
+        " leaves   + adds an instance (serving in 25 s)"
+    )
+    assert verdict_of(found, 200) == whole
+    assert verdict_of(found, 120) == whole.removesuffix(" (serving in 25 s)")
+    assert verdict_of(found, 80) == (
+        " ! OVERLOADED  61 wait on 1 of 16, the longest 112 s   + adds an instance"
+    )
+    assert verdict_of(found, 50) == " ! OVERLOADED  61 wait on 1 of 16   +"
+    assert verdict_of(found, 80, way="llumctl scale +1") == (
+        " ! OVERLOADED  61 wait on 1 of 16   llumctl scale +1 adds an instance"
+    )
+    for width in range(1, 200):
+        shown = verdict_of(found, width)
+        assert shown.startswith(" ! OVERLOADED  ")
+        assert len(shown) <= max(width, len(" ! OVERLOADED  6"))
+    assert verdict_of(found, 120, way="").endswith("than leaves")
+
+
+def test_what_does_not_show_the_present_is_the_verdict_then() -> None:
+    found = after(synthetic.overloaded(1))
+    assert verdict_of(found, 80, later_s=12.0) == (
+        " ! STALE  no news for 12s; before that OVERLOADED, 61 wait on 1 of 16"
+    )
+    stopped = reduce(found, [Stopped("stopped by ana", synthetic.START_S)])
+    assert verdict_of(stopped, 80) == " ! STOPPED  stopped by ana"
+    assert verdict_of(ONE, 80) == "", "an older controller has no verdict"
+
+
+def test_a_header_has_no_second_verdict() -> None:
+    assert "ready" in headed(ONE, 120, 2)[0]
+    assert "ready" not in headed(after(synthetic.overloaded(1)), 120, 2)[0]
+
+
+def test_tall_screens_have_a_line_for_each_of_the_worst_alarms() -> None:
+    found = state_of(*(synthetic.instance(f"i-{n}", ttft_p99_s=10.0 + n) for n in range(5))).alarms
+    lines = [text_of(line) for line in header.alarm_lines(found, 3, 120, UNICODE)]
+    assert lines[0] == " ! i-4: P99 TTFT 14s"
+    assert lines[2] == " ! i-2: P99 TTFT 12s  also i-1, i-0"
+    assert len(header.alarm_lines(found[:2], 3, 120, UNICODE)) == 2
+    assert (
+        header.alarm_lines(found, 0, 120, UNICODE) == header.alarm_lines((), 3, 120, UNICODE) == []
+    )
 
 
 def test_the_header_counts_cordoned_instances_apart() -> None:
@@ -102,7 +159,8 @@ def check_room(found: Arrangement, width: int, height: int) -> None:
         right.append(found.matrix)
         assert not found.tabs
     lower = max(sum(box.height for box in column) for column in (left, right))
-    lines = found.header_lines + found.alarm_lines + (upper.height if upper else 0) + lower + 1
+    top = found.header_lines + found.verdict_lines + found.alarm_lines + found.graph_lines
+    lines = top + (upper.height if upper else 0) + lower + 1
     assert lines <= max(height, 2)
     assert lines == height or height < 5
     assert len({box.width for box in left}) <= 1
@@ -127,7 +185,8 @@ def test_panes_fit_any_terminal(
             width,
             height,
             num_instances=num_instances,
-            alarm=alarm,
+            verdict=alarm,
+            num_alarms=2 * alarm,
             matrix_lines=matrix_lines,
             **shown,
         )
@@ -183,12 +242,18 @@ def test_the_footer_keeps_help_and_quit_and_shows_rebound_keys_and_those_of_a_re
     assert "tune" not in [word for _, word in replayed], "a recording has no settings"
 
 
-# Six made-up incidents: the line under the header says what happened, and why
+# Twelve made-up incidents: the lines under the header say what happened, and why
 
 
 @pytest.mark.parametrize("name", incidents.INCIDENTS)
-def test_its_cause_stands_on_the_alarm_line_as_the_document_shows_it(name: str) -> None:
-    page = Path(incidents.__file__).parents[1] / "docs" / "incidents.md"
-    found = after(incidents.frames(name, incidents.SHOWN_S)).alarms
-    alarm = text_of(header.alarm_line(found, 120, UNICODE)).rstrip()
-    assert alarm in page.read_text("utf-8"), "`make pictures` takes new screens"
+def test_verdict_and_alarm_stand_there_as_the_document_shows_them(name: str) -> None:
+    page = (Path(incidents.__file__).parents[1] / "docs" / "incidents.md").read_text("utf-8")
+    found = after(incidents.frames(name, incidents.SHOWN_S))
+    assert found.status is not None
+    assert found.status.verdict is not None
+    word = verdict_words.verdict_word(found.status.verdict)
+    (screen,) = re.findall(rf"<!-- screen: {name} -->\n```\n(.*?)```", page, re.DOTALL)
+    lines = screen.splitlines()
+    assert lines[2][3:].startswith(f"{word}  "), "`make pictures` takes new screens"
+    if found.alarms:
+        assert lines[3] == text_of(header.alarm_line(found.alarms, 120, UNICODE)).rstrip()

@@ -12,15 +12,24 @@ import pytest
 
 from controller.api import client as client_module
 from controller.api.client import ControlClient
-from controller.api.errors import LlumctlError, NotRunningError, UnreachableError
+from controller.api.errors import LlumctlError, NotFoundError, NotRunningError, UnreachableError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
+from controller.api.wire.history import HistoryReport
 from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import EventFrame, StatusFrame
 from tests.unit.cli_support import TOKEN
 from tests.unit.fake_controller import FakeController, event, until
 from tui import live as live_module
 from tui.live import LiveCaller, LiveSource, Reply
-from tui.state import Arrived, ExplanationArrived, Heard, Lost, RecordingFailed, RequestsArrived
+from tui.state import (
+    Arrived,
+    ExplanationArrived,
+    Heard,
+    HistoryArrived,
+    Lost,
+    RecordingFailed,
+    RequestsArrived,
+)
 
 
 class Listener:
@@ -111,6 +120,26 @@ def test_questions_are_answered_beside_each_other(controller: Controller) -> Non
         (answer,) = listener.of(ExplanationArrived)
         assert (answer.request_id, answer.found) == ("r/1", None)
         assert "there is no request r/1" in answer.reason
+
+
+def test_the_history_is_asked_for_at_first_and_then_what_is_new() -> None:
+    client = Mock()
+    report = HistoryReport(time_s=(1.0,))
+    client.history.return_value = report
+    connect = Mock(return_value=Mock(__enter__=lambda _: client, __exit__=lambda *_: None))
+    woken = Mock()
+    with listening(connect) as listener:
+        listener.source.wake = woken
+        for after_s, number in ((None, 2), (1.0, 1)):
+            assert listener.source.ask_history(after_s)
+            until(lambda: bool(listener.of(HistoryArrived)))
+            assert listener.of(HistoryArrived)[-1].found == (report,) * number
+            listener.heard.clear()
+        client.history.side_effect = NotFoundError("no such path")
+        assert listener.source.ask_history(None)
+        until(lambda: bool(listener.of(HistoryArrived)))
+        assert listener.of(HistoryArrived)[-1].found == ()
+    assert client.history.call_args_list[2].kwargs == {"after_s": 1.0}
 
 
 def test_a_recording_that_fails_does_not_stop_the_show(controller: Controller) -> None:

@@ -65,7 +65,7 @@ CELLS = {
         FULL,
         {
             "id": "! i-3",
-            "kv": "#########  98 +23%",
+            "kv": "████████▉  98 +23%",
             "level.high": "3+0      -",
             "headroom": "151/1000",
         },
@@ -84,7 +84,7 @@ CELLS = {
     ),
     "draining, it has none left": (
         {"state": InstanceState.DRAINING, "virtual_usage_blocks": None},
-        {"id": "> i-3", "freeness": "-inf", "kv": "#####====  55 +inf%"},
+        {"id": "> i-3", "freeness": "-inf", "kv": "█████▒▒▒▒  55 +inf%"},
     ),
     "without figures, it says what it does": (
         {"state": InstanceState.STARTING, "detail": "loading weights 61%", **UNKNOWN},

@@ -19,6 +19,7 @@ from textual.widgets import Input
 
 from controller.api.errors import LlumctlError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
+from controller.api.wire.history import HistoryReport
 from controller.api.wire.requests import Explanation, RequestList
 from controller.api.wire.status import ClusterStatus
 from controller.api.wire.stream import Frame, MemberLog, StatusFrame
@@ -37,6 +38,7 @@ from tui.state import (
     DashboardState,
     ExplanationArrived,
     Heard,
+    HistoryArrived,
     LogArrived,
     RequestsArrived,
     reduce,
@@ -79,7 +81,8 @@ def text_of(line: Iterable[Any]) -> str:
 
 class FakeSource:
     """A source whose clock stands still until it is fed. `asked`: the instances and requests about
-    which it was asked."""
+    which it was asked. `history`: what it answers about the history, for which it was asked as in
+    `asked_after_s`."""
 
     def __init__(self) -> None:
         self.cluster = "prod-a"
@@ -89,6 +92,8 @@ class FakeSource:
         self.answer: RequestList | None = None
         self.explanation: Explanation | None = None
         self.log: tuple[str, ...] | None = None
+        self.history: tuple[HistoryReport, ...] = ()
+        self.asked_after_s: list[float | None] = []
         self.stopped = False
         self.wake: Callable[[], None] = lambda: None
         self._heard: list[Heard] = []
@@ -119,6 +124,11 @@ class FakeSource:
         self.asked.append(request_id)
         if self.explanation is not None:
             self.hear(ExplanationArrived(request_id, self.explanation, "", self.clock_s))
+        return True
+
+    def ask_history(self, after_s: float | None) -> bool:
+        self.asked_after_s.append(after_s)
+        self.hear(HistoryArrived(self.history, self.clock_s))
         return True
 
     def stop(self) -> None:
