@@ -67,6 +67,8 @@ is, as the wait of the longest one falls with each request that goes."""
 MANY_EVICTIONS = 6
 """So many evictions in the last minute for two instances are trouble: some happen on a good day, as
 requests grow."""
+BUSY_SHARE = 0.8
+"""Below this share of the memory, evictions of the last minute are over."""
 SLOW_FACTOR = 3.0
 """An instance is slow if its steps take so many times as long as those of the others: medians, as a
 step that computes prompts takes several times as long as one that decodes."""
@@ -293,6 +295,7 @@ class _Judgement:
         self._longest_wait_s = gauges.get("longest_wait_s", 0.0)
         self._wanted_share = gauges.get("kv_wanted_share", 0.0)
         self._backlog_s = gauges.get("backlog_s", 0.0)
+        self._used_share = max(gauges.get("kv_held_share", 0.0), self._wanted_share)
         waits = said in (Word.OVERLOADED, Word.FRAGMENTED)
         self._wait_limit_s = LONG_WAIT_S * (0.5 if waits else 1.0)
         self._full_from = CLEARED_SHARE if said is Word.OVERLOADED else 1.0
@@ -315,7 +318,7 @@ class _Judgement:
         if self._num_waiting and self._longest_wait_s >= self._wait_limit_s:
             return Word.FRAGMENTED if self._is_fragmented() else Word.OVERLOADED
         many = self._evictions_from * MANY_EVICTIONS * max(2, present.num_serving) / 2
-        if self._num("num_evictions") >= many:
+        if self._num("num_evictions") >= many and self._used_share >= BUSY_SHARE:
             return Word.SHORT_OF_MEMORY
         if self._slow() is not None or present.slow_moves or present.stuck_drain is not None:
             return Word.SLOW

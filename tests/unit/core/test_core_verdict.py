@@ -115,6 +115,8 @@ CASES: dict[str, tuple[dict[str, Any], Word, str, Order | None]] = {
         "106 wait, the longest 34 s, KV 30%", Order(Deed.ADD)),
     "evictions": ({"gauges": FULL, "counts": {"num_evictions": 1}}, Word.SHORT_OF_MEMORY,
         "60 evicted in the last minute, KV 91%", Order(Deed.ADD)),
+    "evictions that are over": ({"counts": {"num_evictions": 1}}, Word.OK,
+        "3 serve, 12 run, KV 30%", None),
     "a slow instance": ({"step_times_s": STEPS}, Word.SLOW,
         "i-2 takes 4.4 times as long for a step as the others",
         Order(Deed.DRAIN, "i-2", "its requests move to the others")),
