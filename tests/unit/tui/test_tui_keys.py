@@ -7,7 +7,7 @@ from textual.command import CommandPalette
 from textual.widgets import Input
 
 from controller.api.wire.stream import PingFrame, StatusFrame
-from tests.unit.tui import test_tui_acting, test_tui_replay, test_tui_tuning
+from tests.unit.tui import test_tui_acting, test_tui_graphs, test_tui_replay, test_tui_tuning
 from tests.unit.tui.tui_support import (
     NARROW,
     TESTED,
@@ -31,7 +31,7 @@ from tui.widgets import TableView
 
 
 def test_every_key_is_pressed_by_a_test() -> None:
-    others = (test_tui_acting, test_tui_replay, test_tui_tuning)
+    others = (test_tui_acting, test_tui_graphs, test_tui_replay, test_tui_tuning)
     assert all(others), "importing them notes the keys that they press"
     assert {(entry.action_id, key) for entry in ACTIONS for key in entry.keys} == TESTED
 
@@ -505,3 +505,24 @@ async def test_the_help_is_about_the_screen_below(watched: Bed) -> None:
 def test_keys_as_people_call_them() -> None:
     called = {"slash": "/", "space": "Space", "f5": "f5", "ctrl+x": "Ctrl-x", "delete": "delete"}
     assert {key: actions.shown_key(key) for key in called} == called
+
+
+async def test_another_cluster_is_shown_next_and_only_one_that_there_is() -> None:
+    there = ("prod-a", "lab")
+    async with watching(cluster="prod-a", clusters=lambda: there) as bed:
+        await bed.type(":", "cluster")
+        assert "this is prod-a; others: lab" in await bed.shown()
+        await bed.type(":", "cluster labb")
+        assert "no cluster labb runs on this machine" in await bed.shown()
+        await bed.type(":", "cluster prod-a")
+        assert bed.app.switch_to == ""
+        bed.app.run_command("cluster lab")
+        await bed.pilot.pause()
+        assert bed.app.switch_to == "lab"
+
+
+async def test_a_recording_stays_with_its_cluster() -> None:
+    async with watching(cluster="prod-a", clusters=lambda: ("lab",), recording=True) as bed:
+        await bed.type(":", "cluster lab")
+        assert "a recording is of one cluster" in await bed.shown()
+        assert bed.app.switch_to == ""
