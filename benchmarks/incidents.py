@@ -333,6 +333,8 @@ class Cluster:
             num_waiting_by_level=_by_level(snapshot.num_queued_by_rank),
             headroom_by_level_blocks=_by_level(headroom_by_rank(snapshot, DEFAULT_LEVELS)),
             kv_cache_usage=snapshot.num_used_blocks / snapshot.num_total_blocks,
+            fill_blocks=snapshot.fill_blocks,
+            queued_demand_blocks=snapshot.queued_demand_blocks,
             queue_head=self._head(snapshot, others),
             num_evictions=snapshot.num_evictions,
             num_moves_in=sum(move.to_instance_id == each.id for move in self.moves),

@@ -56,10 +56,9 @@ def held_blocks(item: InstanceStatus) -> int:
 
 
 def wanted_blocks(item: InstanceStatus) -> int:
-    """The blocks that its requests hold or want. Headroom, which nobody uses, does not count."""
-    if item.virtual_usage_blocks is None:
-        return held_blocks(item)
-    return max(held_blocks(item), item.virtual_usage_blocks - (item.headroom_blocks or 0))
+    """The blocks that its requests hold or want, also those behind the queue head. Headroom, which
+    nobody uses, does not count."""
+    return held_blocks(item) + (item.fill_blocks or 0) + (item.queued_demand_blocks or 0)
 
 
 def _held_demand(status: ClusterStatus) -> int:

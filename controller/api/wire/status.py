@@ -128,6 +128,10 @@ class InstanceStatus(MemberStatus):
     memory that requests may use."""
     num_unreported_reqs: int = 0
     kv_cache_usage: float | None = None
+    fill_blocks: int | None = None
+    """The blocks that running prefills will still take."""
+    queued_demand_blocks: int | None = None
+    """The demand of all requests in the instance's queue."""
     queue_head: QueueHeadStatus | None = None
     num_evictions: int | None = None
     num_prompt_tokens: int | None = None
