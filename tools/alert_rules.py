@@ -148,6 +148,26 @@ RUNBOOKS = (
         "2m",
     ),
     Runbook(
+        "unbalanced",
+        "A request has waited for more than 5 s on one instance, and another instance alone has room"
+        " for it.",
+        (
+            "`llumctl set migration.enabled`: may requests move?",
+            "`llumctl requests REQUEST`: why it is where it is, and why it does not move.",
+            "`llumctl status`: is the instance reserved for a level with headroom? Do most of its"
+            " requests have that level?",
+        ),
+        (
+            "Let requests move: `llumctl set migration.enabled=true`.",
+            "Move this one: `llumctl migrate REQUEST --to i-1`.",
+            "If a level has too many requests, give some a lower one"
+            " (`llumctl priority REQUEST normal`), or the level a smaller headroom"
+            " ([priorities](priorities.md)).",
+        ),
+        "warning",
+        "5m",
+    ),
+    Runbook(
         "slow",
         "The steps of an instance take at least three times as long as those of the others, a move"
         " has taken more than 15 s, or a drain is past its deadline.",

@@ -119,6 +119,7 @@ def overloaded(seconds: int) -> Iterator[Frame]:
 
 VERDICT = VerdictStatus(
     word="overloaded",
+    severity="bad",
     since_s=START_S - 112.0,
     why="61 wait on 1 of 16, the longest 112 s, KV 91%, 1.3 times more arrives than leaves",
     order=VerdictOrder(deed="add", expected="serving in 25 s"),

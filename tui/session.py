@@ -230,6 +230,8 @@ class Session:
             action_id = _KEYS_ON_ROWS[order.deed]
             is_locked = self.is_read_only and action_of(action_id).change is not None
             return command if is_locked else f"{self.key_of(action_id)} on {target}"
+        if order.deed == "move" and not self.is_read_only:
+            return f"{self.key_of('migrate')} on the queue head"
         if order.deed == "logs":
             return f":logs {target}"
         if self.is_read_only:

@@ -156,13 +156,14 @@ def _verdict(status: ClusterStatus) -> list[str]:
     if verdict is None:
         return []
     lines = [verdict_line(verdict)]
-    if severity(verdict.word) is not Severity.QUIET:
+    if severity(verdict) is not Severity.QUIET:
         lines[0] += f", for {duration(max(0.0, status.time_s - verdict.since_s))}"
     order = verdict.order
-    if order is not None and (command := order_command(order)):
-        lines.append(meant.aimed(f"try:   {command}   {order_words(order)}"))
+    if order is not None and (words := order_words(order)):
+        command = order_command(order)
+        lines.append(meant.aimed(f"try:   {command}   {words}" if command else f"       {words}"))
     if output.use_colours(sys.stdout):
-        lines[0] = output.paint(lines[0], _COLOURS[severity(verdict.word)])
+        lines[0] = output.paint(lines[0], _COLOURS[severity(verdict)])
     return lines
 
 

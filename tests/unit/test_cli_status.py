@@ -103,7 +103,7 @@ def test_the_verdict_is_below_the_cluster_with_its_order() -> None:
         "OVERLOADED  106 wait, for 42s",
         "try:   llumctl scale +1   adds an instance (serving in 25 s)",
     ]
-    quiet = VerdictStatus(word="ok", since_s=1000.0, why="6 serve")
+    quiet = VerdictStatus(word="ok", severity="quiet", since_s=1000.0, why="6 serve")
     assert summary(status.model_copy(update={"verdict": quiet}))[1:] == ["OK  6 serve"]
 
 
@@ -232,7 +232,7 @@ def test_alarms_have_limits_in_the_config_file(
     config.write_text("[console]\nalarm_head_waited_s = 3\n")
     head = {"queue_head": HEAD, "num_waiting_reqs": 1, "num_free_blocks": 60}
     fake.status = cluster(instance(**head))
-    assert "\n! i-0: 1 wait, head for 3.2s needs 118 of 50 " in cli.out("status")
+    assert "\n! i-0: 1 wait, head for 3.2s needs 118 blocks, 50 are free" in cli.out("status")
     config.write_text("[console]\nalarm_head_waited_s = -1\n")
     assert f"{config}:2: console.alarm_head_waited_s" in cli("status", code=2).err
 

@@ -11,7 +11,8 @@ from controller.api.text.verdict_words import (
     verdict_line,
 )
 from controller.api.wire.status import VerdictOrder, VerdictStatus
-from controller.core.record.verdict import TROUBLE, Deed, Word
+from controller.core.record.verdict import Deed
+from controller.core.record.verdict import Severity as CoreSeverity
 
 
 def test_the_word_stands_in_capitals_before_the_cause() -> None:
@@ -21,10 +22,11 @@ def test_the_word_stands_in_capitals_before_the_cause() -> None:
     assert verdict_line(found.model_copy(update={"why": ""})) == "SHORT OF MEMORY"
 
 
-def test_each_word_of_the_core_has_its_severity() -> None:
-    assert {word for word in Word if severity(word) is Severity.BAD} == {*TROUBLE, Word.DEGRADED}
-    assert [word for word in Word if severity(word) is Severity.QUIET] == [Word.OK]
-    assert severity("of a newer controller") is Severity.WARN
+def test_the_severities_of_the_core_are_known_and_others_are_a_warning() -> None:
+    found = VerdictStatus(word="ok", since_s=1.0, why="")
+    for each in (*CoreSeverity, "worse than bad"):
+        known = severity(found.model_copy(update={"severity": str(each)}))
+        assert known == (each if each in set(Severity) else Severity.WARN)
 
 
 @pytest.mark.parametrize(
@@ -35,11 +37,12 @@ def test_each_word_of_the_core_has_its_severity() -> None:
         (Deed.LOGS, "llumctl logs i-3", "shows its log (soon)"),
         (Deed.DRAIN, "llumctl drain i-3", "drains it (soon)"),
         (Deed.MOVES_ON, "llumctl set migration.enabled=true", "lets requests move (soon)"),
+        (Deed.MOVE, "llumctl migrate i-3 --to i-1", "moves it to i-1 (soon)"),
         (Deed.LOOK, "llumctl status -o wide", "shows i-3 (soon)"),
     ],
 )
 def test_each_deed_has_a_command_and_words(deed: Deed, command: str, words: str) -> None:
-    order = VerdictOrder(deed=deed, target="i-3", expected="soon")
+    order = VerdictOrder(deed=deed, target="i-3", expected="soon", to="i-1")
     assert order_command(order) == command
     assert order_words(order) == words
     assert order_words(order.model_copy(update={"expected": ""})) == words.removesuffix(" (soon)")
@@ -49,6 +52,9 @@ def test_each_deed_has_a_command_and_words(deed: Deed, command: str, words: str)
 
 
 def test_each_deed_of_the_core_is_known_and_others_are_left_out() -> None:
-    assert all(order_command(VerdictOrder(deed=deed, target="i-1")) for deed in Deed)
+    for deed in Deed:
+        order = VerdictOrder(deed=deed, target="i-1")
+        assert order_words(order)
+        assert bool(order_command(order)) == (deed is not Deed.WAIT)
     unknown = VerdictOrder(deed="dance", target="i-1")
     assert (order_command(unknown), order_words(unknown)) == ("", "")

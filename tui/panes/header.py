@@ -360,8 +360,8 @@ def verdict_line(
     shown: DashboardState, live: Liveness, way: str, width: int, glyphs: Glyphs
 ) -> Line:
     """How the cluster is, why, and what helps most: ` ! OVERLOADED  106 wait on 5 of 6, KV 91%   +
-    adds an instance (serving in 25 s)`. `way`: the key, or the command, of the order. Empty if
-    there is no verdict.
+    adds an instance (serving in 25 s)`. `way`: the key, or the command, of the order; empty if it
+    has none, as if it is best to wait. The line is empty if there is no verdict.
 
     What is expected goes first if there is too little room, then causes from the end, then what the
     order does. While the
@@ -378,10 +378,11 @@ def verdict_line(
         why = f"no news for {duration(age_s)}; before that {word}, {why}"
         return _verdict("STALE", why, (), Tone.BAD, width, glyphs)
     orders: list[str] = []
-    if way and (order := verdict.order) is not None:
+    order = verdict.order
+    if order is not None and (way or not verdict_words.order_command(order)):
         words = (verdict_words.order_words(order), verdict_words.deed_words(order), "")
-        orders = [hints.aimed(f"{way} {each}".rstrip(), live.of_cluster) for each in words]
-    tone = _VERDICT_TONES[verdict_words.severity(verdict.word)]
+        orders = [hints.aimed(f"{way} {each}".strip(), live.of_cluster) for each in words]
+    tone = _VERDICT_TONES[verdict_words.severity(verdict)]
     return _verdict(word, why, orders, tone, width, glyphs)
 
 

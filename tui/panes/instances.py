@@ -8,6 +8,7 @@ same ids. A filter shows the instances of such a node anyway.
 """
 
 import functools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -87,6 +88,8 @@ class InstanceRow:
     minutes: tuple[Minute, ...] = ()
     alarmed: bool = False
     """Whether an alarm is about the instance."""
+    is_cause: bool = False
+    """Whether the verdict on the cluster is about it."""
     names: Names | None = None
     limits: ConsoleTable = field(default_factory=ConsoleTable)
     """At which figures there is an alarm."""
@@ -118,6 +121,7 @@ def rows(
     if status is None:
         return []
     levels = level_names(status)
+    cause = status.verdict.about if status.verdict is not None else ""
     return [
         InstanceRow(
             item,
@@ -127,6 +131,7 @@ def rows(
             glyphs,
             history.minutes,
             item.id in alarmed,
+            item.id == cause,
             names,
             state.limits,
         )
@@ -161,9 +166,12 @@ def state_word(item: InstanceStatus) -> Span:
 
 
 def freeness(item: InstanceStatus) -> Span:
-    """The freeness; minus infinity for a draining instance, whatever it reports."""
+    """The freeness; minus infinity for a draining instance, whatever it reports. What a stalled
+    instance reported last says nothing."""
     if item.state is InstanceState.DRAINING:
         return Span("-inf", Tone.WARN)
+    if item.state is InstanceState.STALLED:
+        return Span("-", Tone.DIM)
     return Span(drawing.number(item.freeness_steps), Tone.BAD if in_need(item) else Tone.PLAIN)
 
 
@@ -228,7 +236,7 @@ def ttft(item: InstanceStatus, limits: ConsoleTable) -> Span:
 
 def _identity(row: InstanceRow, _: int) -> Span:
     glyph = attention(row.item)
-    if glyph in " =" and row.alarmed:
+    if row.is_cause or (glyph in " =" and row.alarmed):
         glyph = "!"
     tone = {"!": Tone.BAD, " ": Tone.PLAIN, "=": Tone.STRONG}.get(glyph, Tone.WARN)
     return Span(f"{glyph} {row.id}", tone)
@@ -252,7 +260,8 @@ def kv(item: InstanceStatus, glyphs: Glyphs) -> Line:
     more = None if wanted is None else max(0.0, wanted - used)
     need = in_need(item) and item.state is not InstanceState.DRAINING
     held, beyond, rest = drawing.bar(used, wanted, BAR_WIDTH, glyphs)
-    extra = "" if drawing.percent(more) == "0" else f" +{drawing.percent(more)}"
+    says_more = more is not None and not math.isinf(more) and drawing.percent(more) != "0"
+    extra = f" +{drawing.percent(more)}" if says_more else ""
     tone = Tone.BAD if need else fullness(used)
     quiet = Tone.DIM if tone is Tone.PLAIN else tone
     return (
@@ -544,9 +553,11 @@ Value = tuple[float, ...] | None
 
 
 def _freeness(row: InstanceRow) -> Value:
-    """Instances in need, and instances with an alarm, come before instances that are kept free for
-    a high priority."""
+    """The instance that the verdict is about comes first. Instances in need, and instances with an
+    alarm, come before instances that are kept free for a high priority."""
     state, steps = row.item.state, row.item.freeness_steps
+    if row.is_cause:
+        return (-1,)
     if state in _WORST:
         return (0, _WORST.index(state))
     return None if steps is None else (2 - (row.alarmed or in_need(row.item)), steps)

@@ -185,7 +185,7 @@ class PaintedScreen(Screen[None]):
     def is_in_trouble(self) -> bool:
         status = self.session.shown.status
         verdict = status.verdict if status is not None else None
-        is_bad = verdict is not None and severity(verdict.word) is not Severity.QUIET
+        is_bad = verdict is not None and severity(verdict) is not Severity.QUIET
         return is_bad or bool(self.alarms())
 
     def alarm_lines(self, num_lines: int) -> list[Line]:

@@ -104,6 +104,8 @@ class HeatScreen(CanvasScreen):
         others = "freeness, KV, TTFT"
         title = self.heading(f"Heat: {shown.title}", f"{session.key_of('pane_next')} {others}")
         alarmed = {alarm.subject for alarm in self.alarms()}
+        if (status := session.shown.status) is not None and status.verdict is not None:
+            alarmed.add(status.verdict.about)
         cells = heat.lines(session.shown, shown, alarmed, width, height - 3, session.glyphs)
         return [title, *cells, (), heat.legend(session.glyphs)]
 

@@ -27,6 +27,7 @@ from controller.api.wire.status import (
     AlarmStatus,
     ClusterState,
     ClusterStatus,
+    FrontendStatus,
     InstanceStatus,
     VerdictOrder,
     VerdictStatus,
@@ -212,11 +213,15 @@ def verdict_status(verdict: Verdict) -> VerdictStatus:
     order = verdict.order
     return VerdictStatus(
         word=str(verdict.word),
+        severity=str(verdict.severity),
+        about=verdict.about,
         since_s=round(verdict.since_s, 3),
         why=verdict.why,
         order=None
         if order is None
-        else VerdictOrder(deed=str(order.deed), target=order.target, expected=order.expected),
+        else VerdictOrder(
+            deed=str(order.deed), target=order.target, expected=order.expected, to=order.to
+        ),
     )
 
 
@@ -294,9 +299,8 @@ def seen_of(
 def present_of(status: ClusterStatus, sample: Sample, *, moves: bool = True) -> Present:
     """`moves`: whether requests may move."""
     absent = [
-        Absent(each.id, str(each.state), each.detail)
-        for each in (*status.instances, *status.frontends)
-        if each.state in _ABSENT
+        *(_absent(each) for each in status.instances if each.state in _ABSENT),
+        *(_absent(each) for each in status.frontends if each.state in _ABSENT),
     ]
     serving = serving_instances(status)
     is_degraded = status.state is ClusterState.DEGRADED
@@ -351,6 +355,22 @@ def present_of(status: ClusterStatus, sample: Sample, *, moves: bool = True) -> 
     )
 
 
+def _absent(member: InstanceStatus | FrontendStatus) -> Absent:
+    words, num_requests = "failed to start", 0
+    if member.state == "restarting":
+        drain = member.drain if isinstance(member, InstanceStatus) else None
+        is_ordered = drain is not None and drain.restarts
+        words = "is being restarted" if is_ordered else "died and starts again"
+    elif member.state == "stalled":
+        words = "" if member.age_s is None else f" for {member.age_s:.0f} s"
+        words = f"is silent{words}"
+        if isinstance(member, InstanceStatus):
+            num_requests = (member.num_running_reqs or 0) + (member.num_waiting_reqs or 0)
+        if num_requests:
+            words += f", {num_requests} requests stand still on it"
+    return Absent(member.id, str(member.state), words, num_requests)
+
+
 def _stuck_drain(status: ClusterStatus) -> StuckDrain | None:
     found = [
         StuckDrain(each.id, status.time_s - each.drain.deadline_s, each.drain.num_requests_left)
@@ -365,7 +385,13 @@ def _stuck_drain(status: ClusterStatus) -> StuckDrain | None:
 
 def _blocked(status: ClusterStatus) -> Blocked | None:
     found = [
-        Blocked(each.id, head.demand_blocks, head_wait_s(head) or 0.0, free_blocks(each) or 0)
+        Blocked(
+            head.request_id,
+            each.id,
+            head.demand_blocks,
+            head_wait_s(head) or 0.0,
+            free_blocks(each) or 0,
+        )
         for each in status.instances
         if (head := each.queue_head) is not None and head.why in ("memory", "fragmented")
     ]
@@ -373,7 +399,9 @@ def _blocked(status: ClusterStatus) -> Blocked | None:
         oldest = status.held.oldest or status.held.head
         if oldest.demand_blocks is not None and oldest.why in ("memory", "fragmented", "kept"):
             free = oldest.demand_blocks - (oldest.lacking_blocks or 0)
-            found.append(Blocked("", oldest.demand_blocks, oldest.waited_s, free))
+            found.append(
+                Blocked(oldest.request_id, "", oldest.demand_blocks, oldest.waited_s, free)
+            )
     return max(found, key=lambda each: each.waited_s, default=None)
 
 

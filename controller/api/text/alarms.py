@@ -153,7 +153,7 @@ def _of_head(item: "InstanceStatus", head: "QueueHeadStatus | None", waited_s: f
     words = f", head for {duration(waited_s)}" if waited_s else ""
     free = free_blocks(item)
     if free is not None and head.demand_blocks > free:
-        words += f"{' ' if words else ', head '}needs {head.demand_blocks} of {free} blocks"
+        words += f"{' ' if words else ', head '}needs {head.demand_blocks} blocks, {free} are free"
         words += _share(head.demand_blocks, item.num_total_blocks)
     return words
 
@@ -252,7 +252,9 @@ def _share(demand_blocks: int, num_total_blocks: int | None) -> str:
 def _why_queued(item: "InstanceStatus", status: "ClusterStatus") -> Iterator[str]:
     """Why requests wait at the instance."""
     head = item.queue_head
-    if head is not None:
+    # If all together have no room, the verdict says so, and no place for this one request helps.
+    is_full = status.verdict is not None and status.verdict.word == "overloaded"
+    if head is not None and not is_full:
         if head.why == "fragmented":
             yield _fragmented(item, head.demand_blocks, status)
         elif head.why in _QUEUE_WHYS:
@@ -294,9 +296,9 @@ def _why_held(head: "HeldHeadStatus", status: "ClusterStatus") -> Iterator[str]:
 
 def _fragmented(item: "InstanceStatus", demand_blocks: int, status: "ClusterStatus") -> str:
     """Says where there would be room for the head of a queue. Free blocks do not count as room for
-    it if their instance is reserved or gets no new requests."""
+    it if requests wait there, or their instance is reserved or gets no new requests."""
     active = [each for each in status.instances if each.state == "active" and each.id != item.id]
-    others = [each for each in active if not no_requests(each)]
+    others = [each for each in active if not (no_requests(each) or each.num_waiting_reqs)]
     rooms = [(free_blocks(each) or 0, each.id) for each in others if not is_reserved(each)]
     blocks, freest = max(rooms, default=(0, ""))
     if freest and blocks >= demand_blocks:

@@ -21,19 +21,13 @@ class Severity(StrEnum):
     BAD = "bad"
 
 
-_SEVERITIES = {
-    "ok": Severity.QUIET,
-    **dict.fromkeys(("recovering", "starting", "stopping"), Severity.WARN),
-    **dict.fromkeys(
-        ("slow", "fragmented", "short of memory", "overloaded", "degraded"), Severity.BAD
-    ),
-}
 _COMMANDS = {
     "add": "llumctl scale +1",
     "restart": "llumctl restart {target}",
     "logs": "llumctl logs {target}",
     "drain": "llumctl drain {target}",
     "moves-on": "llumctl set migration.enabled=true",
+    "move": "llumctl migrate {target} --to {to}",
     "look": "llumctl status -o wide",
 }
 _DOES = {
@@ -42,13 +36,16 @@ _DOES = {
     "logs": "shows its log",
     "drain": "drains it",
     "moves-on": "lets requests move",
+    "move": "moves it to {to}",
     "look": "shows {target}",
+    "wait": "wait",
 }
 
 
-def severity(word: str) -> Severity:
-    """The severity of a verdict's word; WARN for a word that is not known here."""
-    return _SEVERITIES.get(word, Severity.WARN)
+def severity(verdict: "VerdictStatus") -> Severity:
+    """The severity of a verdict; WARN if it is not known here."""
+    known = set(Severity)
+    return Severity(verdict.severity) if verdict.severity in known else Severity.WARN
 
 
 def verdict_word(verdict: "VerdictStatus") -> str:
@@ -62,8 +59,10 @@ def verdict_line(verdict: "VerdictStatus") -> str:
 
 
 def order_command(order: "VerdictOrder") -> str:
-    """The command that carries out the order; empty if the deed is not known here."""
-    return _COMMANDS.get(order.deed, "").format(target=printable(order.target))
+    """The command that carries out the order; empty if there is none, or the deed is not known
+    here."""
+    target, to = printable(order.target), printable(order.to)
+    return _COMMANDS.get(order.deed, "").format(target=target, to=to)
 
 
 def order_words(order: "VerdictOrder") -> str:
@@ -75,4 +74,5 @@ def order_words(order: "VerdictOrder") -> str:
 
 def deed_words(order: "VerdictOrder") -> str:
     """The same without what is expected of it."""
-    return _DOES.get(order.deed, "").format(target=printable(order.target))
+    target, to = printable(order.target), printable(order.to)
+    return _DOES.get(order.deed, "").format(target=target, to=to)

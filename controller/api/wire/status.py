@@ -526,23 +526,27 @@ class RollingReport(AnswerModel):
 
 
 class VerdictOrder(WireModel):
-    """What helps most. `deed`: add, restart, logs, drain, moves-on or look (docs/metrics.md).
-    `target`: the member that it is about, if it is about one. `expected`: what it does, in
-    words."""
+    """What helps most. `deed`: add, restart, logs, drain, moves-on, move, look or wait
+    (docs/metrics.md). `target`: the member or the request that it is about, if it is about one.
+    `to`: the instance to which a request moves. `expected`: what it does, in words."""
 
     deed: str
     target: str = ""
     expected: str = ""
+    to: str = ""
 
 
 class VerdictStatus(WireModel):
-    """How the cluster is. `word`: ok, recovering, slow, fragmented, short of memory, overloaded,
-    degraded, starting or stopping (docs/metrics.md). `since_s`: seconds since the epoch. `order`:
-    null where waiting is best."""
+    """How the cluster is. `word`: ok, recovering, slow, unbalanced, fragmented, short of memory,
+    overloaded, degraded, starting or stopping (docs/metrics.md). `severity`: quiet, warn or bad.
+    `since_s`: seconds since the epoch. `about`: the member that is the cause, if one is. `order`:
+    null if nothing is wrong."""
 
     word: str
+    severity: str = "warn"
     since_s: float
     why: str
+    about: str = ""
     order: VerdictOrder | None = None
 
 

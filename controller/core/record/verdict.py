@@ -7,6 +7,7 @@
     overloaded        requests wait for long, and the instances together have no room or time
     short of memory   requests are evicted again and again
     fragmented        a request waits for long, and all instances together have room for it
+    unbalanced        a request waits for long, and another instance has room for it
     slow              an instance computes much slower than the others, moves take very long, or a
                       drain does not end
     recovering        the trouble is over, and the last minute's figures still show it; or the
@@ -23,7 +24,7 @@ The words are for operators: figures first, then the cause. `Order` is the one t
 most, with what can be expected of it; it is empty where waiting is best.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
@@ -38,6 +39,7 @@ class Word(StrEnum):
     OK = "ok"
     RECOVERING = "recovering"
     SLOW = "slow"
+    UNBALANCED = "unbalanced"
     FRAGMENTED = "fragmented"
     SHORT_OF_MEMORY = "short of memory"
     OVERLOADED = "overloaded"
@@ -48,7 +50,23 @@ class Word(StrEnum):
 
 _GRAVITY = {word: gravity for gravity, word in enumerate(Word)}
 _AT_ONCE = frozenset({Word.STARTING, Word.STOPPING})
-TROUBLE = frozenset({Word.SLOW, Word.FRAGMENTED, Word.SHORT_OF_MEMORY, Word.OVERLOADED})
+_WAITING = frozenset({Word.OVERLOADED, Word.FRAGMENTED, Word.UNBALANCED})
+TROUBLE = _WAITING | {Word.SLOW, Word.SHORT_OF_MEMORY}
+
+
+class Severity(StrEnum):
+    """How bad it is. WARN: users hardly notice, or it ends by itself."""
+
+    QUIET = "quiet"
+    WARN = "warn"
+    BAD = "bad"
+
+
+_SEVERITIES = {
+    Word.OK: Severity.QUIET,
+    **dict.fromkeys((Word.SHORT_OF_MEMORY, *_WAITING), Severity.BAD),
+}
+"""Those of other words are WARN; a degraded cluster may be worse."""
 RAISED_AFTER_S = 3.0
 """A worse word must hold for so long."""
 CLEARED_AFTER_S = 5.0
@@ -93,26 +111,34 @@ class Deed(StrEnum):
     DRAIN = "drain"
     MOVES_ON = "moves-on"
     """Let requests move (`migration.enabled`)."""
+    MOVE = "move"
+    """Move the request to the instance that has room for it."""
     LOOK = "look"
     """Look at the instance and its machine."""
+    WAIT = "wait"
+    """Nothing has to be done."""
 
 
 @value
 class Order:
-    """`target`: the instance, if it is about one. `expected`: what it will do, in words."""
+    """`target`: the instance that it is about, or the request. `to`: where that goes. `expected`:
+    what it will do, in words."""
 
     deed: Deed
     target: str = ""
     expected: str = ""
+    to: str = ""
 
 
 @value
 class Absent:
-    """A member that does not serve although it should."""
+    """A member that does not serve although it should. `words`: what is known of it.
+    `num_requests`: those that stand still on it."""
 
     member_id: str
     state: str
-    detail: str = ""
+    words: str
+    num_requests: int = 0
 
 
 @value
@@ -120,6 +146,7 @@ class Blocked:
     """The request that has waited longest for memory. `instance_id`: where it waits; empty at the
     controller. `free_blocks`: what it could take there."""
 
+    request_id: str
     instance_id: str
     demand_blocks: int
     waited_s: float
@@ -176,11 +203,14 @@ class Present:
 
 @value
 class Verdict:
-    """`since_s`: when the cluster began to be so, in seconds since the epoch."""
+    """`since_s`: when the cluster began to be so, in seconds since the epoch. `about`: the member
+    that is the cause, if one is."""
 
     word: Word
+    severity: Severity
     since_s: float
     why: str
+    about: str = ""
     order: Order | None = None
 
 
@@ -235,7 +265,14 @@ class Verdicts:
         elif word is Word.OK:
             self._trouble_until_s = None
         since_s = now_s if before is None or word is not before.word else before.since_s
-        self._verdict = Verdict(word, since_s, judgement.why(word), judgement.order(word))
+        self._verdict = Verdict(
+            word,
+            judgement.severity(word),
+            since_s,
+            judgement.why(word),
+            judgement.about(word),
+            judgement.order(word),
+        )
         if before is None or word is before.word:
             return None
         return Changed(self._verdict, before, now_s - before.since_s)
@@ -296,8 +333,7 @@ class _Judgement:
         self._wanted_share = gauges.get("kv_wanted_share", 0.0)
         self._backlog_s = gauges.get("backlog_s", 0.0)
         self._used_share = max(gauges.get("kv_held_share", 0.0), self._wanted_share)
-        waits = said in (Word.OVERLOADED, Word.FRAGMENTED)
-        self._wait_limit_s = LONG_WAIT_S * (0.5 if waits else 1.0)
+        self._wait_limit_s = LONG_WAIT_S * (0.5 if said in _WAITING else 1.0)
         self._full_from = CLEARED_SHARE if said is Word.OVERLOADED else 1.0
         self._evictions_from = CLEARED_SHARE if said is Word.SHORT_OF_MEMORY else 1.0
 
@@ -316,7 +352,9 @@ class _Judgement:
         if present.absent or present.launcher:
             return Word.DEGRADED
         if self._num_waiting and self._longest_wait_s >= self._wait_limit_s:
-            return Word.FRAGMENTED if self._is_fragmented() else Word.OVERLOADED
+            if not self._is_room_elsewhere():
+                return Word.OVERLOADED
+            return Word.FRAGMENTED if self._roomy() is None else Word.UNBALANCED
         many = self._evictions_from * MANY_EVICTIONS * max(2, present.num_serving) / 2
         if self._num("num_evictions") >= many and self._used_share >= BUSY_SHARE:
             return Word.SHORT_OF_MEMORY
@@ -325,7 +363,15 @@ class _Judgement:
         back_s = present.controller_back_s
         return Word.OK if back_s is None or back_s >= NEW_CONTROLLER_S else Word.RECOVERING
 
-    def _is_fragmented(self) -> bool:
+    def _roomy(self) -> str | None:
+        """The freest instance that has room for the request that has waited longest."""
+        blocked, rooms = self._present.blocked, self._present.room_blocks
+        freest = max(rooms, key=lambda each: (rooms[each], each), default=None)
+        if blocked is None or freest is None or freest == blocked.instance_id:
+            return None
+        return freest if rooms[freest] >= blocked.demand_blocks else None
+
+    def _is_room_elsewhere(self) -> bool:
         """Whether the request that has waited longest would fit if all free blocks were in one
         place. Where computing is short, room would not help it."""
         blocked = self._present.blocked
@@ -365,6 +411,42 @@ class _Judgement:
     def _num(self, name: str) -> int:
         return sum(each.counts.get(name, 0) for each in self._minute)
 
+    def severity(self, word: Word) -> Severity:
+        if word is Word.DEGRADED:
+            present = self._present
+            stands = any(each.num_requests for each in present.absent)
+            waits = self._longest_wait_s >= self._wait_limit_s and self._num_waiting > 0
+            is_bad = stands or waits or not present.num_serving or present.launcher
+            return Severity.BAD if is_bad else Severity.WARN
+        return _SEVERITIES.get(word, Severity.WARN)
+
+    def about(self, word: Word) -> str:
+        present = self._present
+        match word:
+            case Word.DEGRADED if present.absent:
+                return present.absent[0].member_id
+            case Word.FRAGMENTED | Word.UNBALANCED if present.blocked is not None:
+                return present.blocked.instance_id
+            case Word.SLOW:
+                found, end = self._slow(), self._slow_end()
+                if found is not None:
+                    return found[0]
+                if end is not None:
+                    return end[1]
+                return "" if present.stuck_drain is None else present.stuck_drain.instance_id
+        return ""
+
+    def _slow_end(self) -> tuple[str, str, int] | None:
+        """`to` or `from`, the instance that most of the slow moves go to or come from, and how many
+        do."""
+        moves = self._present.slow_moves
+        if not moves:
+            return None
+        to = Counter(each.destination_id for each in moves)
+        of = Counter(each.source_id for each in moves)
+        (most_to, num_to), (most_of, num_of) = to.most_common(1)[0], of.most_common(1)[0]
+        return ("to", most_to, num_to) if num_to >= num_of else ("from", most_of, num_of)
+
     # -- in words ------------------------------------------------------------------------------
 
     def why(self, word: Word) -> str:
@@ -379,7 +461,7 @@ class _Judgement:
                 return ", ".join([self._waiting(), self._fullness(), *self._arrives()])
             case Word.SHORT_OF_MEMORY:
                 return f"{self._num('num_evictions')} evicted in the last minute, {self._kv()}"
-            case Word.FRAGMENTED:
+            case Word.FRAGMENTED | Word.UNBALANCED:
                 return self._why_fragmented()
             case Word.SLOW:
                 return self._why_slow()
@@ -392,7 +474,7 @@ class _Judgement:
 
     def _why_degraded(self) -> str:
         present = self._present
-        words = [f"{each.member_id} {each.state}" for each in present.absent[:2]]
+        words = [f"{each.member_id} {each.words}" for each in present.absent[:2]]
         if len(present.absent) > 2:
             words.append(f"{len(present.absent) - 2} more missing")
         if present.launcher:
@@ -438,38 +520,43 @@ class _Judgement:
         if blocked is None:
             return "room is free again"
         where = f"on {blocked.instance_id}" if blocked.instance_id else "at the controller"
-        freest = max(rooms, key=lambda each: (rooms[each], each), default="")
-        most = f", {freest} has most: {rooms[freest]}" if freest and rooms[freest] > 0 else ""
-        free = sum(max(0, each) for each in rooms.values())
-        return (
-            f"a request {where} needs {blocked.demand_blocks} blocks for"
-            f" {_seconds(blocked.waited_s)}; {free} are free in all{most}"
+        waits = (
+            f"a request {where} waits for {blocked.demand_blocks} blocks for"
+            f" {_seconds(blocked.waited_s)}"
         )
+        if (roomy := self._roomy()) is not None:
+            off = "" if self._present.moves else ", moves are off"
+            return f"{waits}, {roomy} has {rooms[roomy]} free{off}"
+        freest = max(rooms, key=lambda each: (rooms[each], each), default="")
+        most = f", at most {max(0, rooms[freest])} in one place ({freest})" if freest else ""
+        free = sum(max(0, each) for each in rooms.values())
+        return f"{waits}, {free} are free in all{most}"
 
     def _why_slow(self) -> str:
         found = self._slow()
         if found is not None:
             return f"{found[0]} takes {found[1]:.1f} times as long for a step as the others"
-        moves, drain = self._present.slow_moves, self._present.stuck_drain
-        if not moves and drain is not None:
+        end, drain = self._slow_end(), self._present.stuck_drain
+        if end is None and drain is not None:
             return (
                 f"the drain of {drain.instance_id} is {_seconds(drain.overdue_s)} over its"
                 f" deadline, {drain.num_left} requests left"
             )
-        if not moves:
+        if end is None:
             return "the steps are as long as elsewhere again"
-        oldest = max(moves, key=lambda each: each.age_s)
-        number = f"{len(moves)} moves take" if len(moves) > 1 else "a move takes"
+        way, instance_id, number = end
+        oldest = max(self._present.slow_moves, key=lambda each: each.age_s)
+        moves = f"{number} moves {way} it" if number > 1 else f"a move {way} it"
         return (
-            f"{number} long, {oldest.source_id}>{oldest.destination_id}: {oldest.num_copied} of"
-            f" {oldest.num_blocks} blocks in {_seconds(oldest.age_s)}"
+            f"the link of {instance_id}, {moves}: {oldest.num_copied} of {oldest.num_blocks}"
+            f" blocks in {_seconds(oldest.age_s)}"
         )
 
     def _why_recovering(self) -> str:
         waits = f"{self._num_waiting} wait" if self._num_waiting else "nobody waits any more"
         late, back_s = self.late_level(), self._present.controller_back_s
         if back_s is not None and back_s < NEW_CONTROLLER_S:
-            return f"the controller is back for {_seconds(back_s)}, {waits}"
+            return f"the controller was away, it came back {_seconds(back_s)} ago, {waits}"
         if late is None:
             return waits
         return f"{waits}, P99 TTFT {_seconds(late[1])} in the last minute"
@@ -482,13 +569,23 @@ class _Judgement:
                 return self._order_for_absent()
             case Word.OVERLOADED | Word.SHORT_OF_MEMORY:
                 return self._order_for_room()
-            case Word.FRAGMENTED:
+            case Word.FRAGMENTED | Word.UNBALANCED:
                 if not self._present.moves:
-                    return Order(Deed.MOVES_ON, expected="requests move to make room")
-                return self._order_for_room()
+                    return Order(Deed.MOVES_ON, expected="requests move to where room is")
+                return self._order_for_blocked()
             case Word.SLOW:
                 return self._order_for_slow()
+            case Word.RECOVERING:
+                return Order(Deed.WAIT)
         return None
+
+    def _order_for_blocked(self) -> Order | None:
+        blocked, roomy = self._present.blocked, self._roomy()
+        if blocked is None:
+            return Order(Deed.WAIT)
+        if roomy is None or not blocked.instance_id:
+            return self._order_for_room("room for it")
+        return Order(Deed.MOVE, blocked.request_id, f"{roomy} has room for it", roomy)
 
     def _order_for_absent(self) -> Order | None:
         for state, deed, expected in (
@@ -498,24 +595,27 @@ class _Judgement:
             for each in self._present.absent:
                 if each.state == state:
                     return Order(deed, each.member_id, expected)
-        return None
-
-    def _order_for_room(self) -> Order | None:
-        if self._present.num_adding:
+        if not self._present.absent:
             return None
         cold_s = self._present.cold_start_s
-        expected = "" if cold_s is None else f"serving in {_seconds(cold_s)}"
-        return Order(Deed.ADD, expected=expected)
+        usual = "" if cold_s is None else f", as a rule within {_seconds(cold_s)}"
+        return Order(Deed.WAIT, expected=f"it comes back by itself{usual}")
+
+    def _order_for_room(self, gained: str = "") -> Order | None:
+        if self._present.num_adding:
+            return Order(Deed.WAIT, expected="an instance more is coming")
+        cold_s = self._present.cold_start_s
+        words = ["" if cold_s is None else f"serving in {_seconds(cold_s)}", gained]
+        return Order(Deed.ADD, expected=", with ".join(filter(None, words)))
 
     def _order_for_slow(self) -> Order | None:
-        found, moves = self._slow(), self._present.slow_moves
+        found, end = self._slow(), self._slow_end()
         if found is not None:
             if found[0] in self._present.drained:
-                return None
+                return Order(Deed.WAIT, expected="it drains")
             return Order(Deed.DRAIN, found[0], "its requests move to the others")
-        if moves:
-            oldest = max(moves, key=lambda each: each.age_s)
-            return Order(Deed.LOOK, oldest.destination_id, "says on which machine it is")
+        if end is not None:
+            return Order(Deed.LOOK, end[1], "says on which machine it is")
         if self._present.stuck_drain is not None and not self._present.num_adding:
             return Order(Deed.ADD, expected="makes room for them")
         return None

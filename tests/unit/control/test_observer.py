@@ -137,7 +137,7 @@ async def test_a_member_that_is_gone_makes_the_cluster_degraded_at_once(bed: Bed
     bed.cluster.mailbox.lose("mem://i-1")
     found = bed.look()
     assert found.verdict is not None
-    assert found.verdict.why == "i-1 restarting, 1 of 2 serve"
+    assert found.verdict.why == "i-1 died and starts again, 1 of 2 serve"
 
 
 async def test_the_next_controller_has_the_samples_that_were_kept() -> None:

@@ -33,7 +33,7 @@ QUIET = {"num_running_reqs": 12.0, "kv_held_share": 0.3, "kv_wanted_share": 0.3}
 WAITING = {"num_waiting_reqs": 106.0, "longest_wait_s": 34.0}
 FULL = {"kv_held_share": 0.91, "kv_wanted_share": 1.2}
 ROOM = {"i-0": 4, "i-1": 60, "i-2": 70}
-BLOCKED = Blocked("i-0", 118, 12.0, 4)
+BLOCKED = Blocked("r7", "i-0", 118, 12.0, 4)
 
 
 class Bed:
@@ -79,6 +79,12 @@ def bed() -> Bed:
 
 STEPS = {"i-0": 0.02, "i-1": 0.025, "i-2": 0.1}
 SLOW_MOVES = [SlowMove("i-0", "i-2", 43.0, 22, 83), SlowMove("i-1", "i-2", 20.0, 1, 9)]
+BLOCKED_WORDS = "a request on i-0 waits for 118 blocks for 12 s"
+MOVES_ON = Order(Deed.MOVES_ON, expected="requests move to where room is")
+COMING = Order(Deed.WAIT, expected="an instance more is coming")
+DEAD = Absent("i-2", "restarting", "died and starts again")
+SILENT = Absent("i-2", "stalled", "is silent for 9 s")
+FAILED = Absent("i-1", "failed", "failed to start")
 ADD = Order(Deed.ADD, expected="serving in 25 s")
 
 CASES: dict[str, tuple[dict[str, Any], Word, str, Order | None]] = {
@@ -103,13 +109,18 @@ CASES: dict[str, tuple[dict[str, Any], Word, str, Order | None]] = {
         Order(Deed.ADD),
     ),
     "one is added": ({"gauges": {**WAITING, **FULL}, "num_adding": 1}, Word.OVERLOADED,
-        "106 wait, the longest 34 s, KV 91%", None),
-    "room in pieces": ({"gauges": WAITING, "blocked": BLOCKED}, Word.FRAGMENTED,
-        "a request on i-0 needs 118 blocks for 12 s; 134 are free in all, i-2 has most: 70",
-        Order(Deed.ADD)),
+        "106 wait, the longest 34 s, KV 91%", COMING),
+    "room in pieces": ({"gauges": WAITING, "blocked": BLOCKED, "cold_start_s": 25.0},
+        Word.FRAGMENTED, f"{BLOCKED_WORDS}, 134 are free in all, at most 70 in one place (i-2)",
+        Order(Deed.ADD, expected="serving in 25 s, with room for it")),
     "nothing may move": ({"gauges": WAITING, "blocked": BLOCKED, "moves": False}, Word.FRAGMENTED,
-        "a request on i-0 needs 118 blocks for 12 s; 134 are free in all, i-2 has most: 70",
-        Order(Deed.MOVES_ON, expected="requests move to make room")),
+        f"{BLOCKED_WORDS}, 134 are free in all, at most 70 in one place (i-2)", MOVES_ON),
+    "room elsewhere": ({"gauges": WAITING, "blocked": BLOCKED, "room_blocks": {"i-2": 200}},
+        Word.UNBALANCED, f"{BLOCKED_WORDS}, i-2 has 200 free",
+        Order(Deed.MOVE, "r7", "i-2 has room for it", "i-2")),
+    "room elsewhere, and nothing may move": (
+        {"gauges": WAITING, "blocked": BLOCKED, "room_blocks": {"i-2": 200}, "moves": False},
+        Word.UNBALANCED, f"{BLOCKED_WORDS}, i-2 has 200 free, moves are off", MOVES_ON),
     "a reserved instance has no room": (
         {"gauges": WAITING, "blocked": BLOCKED, "room_blocks": {"i-1": 60}}, Word.OVERLOADED,
         "106 wait, the longest 34 s, KV 30%", Order(Deed.ADD)),
@@ -121,31 +132,34 @@ CASES: dict[str, tuple[dict[str, Any], Word, str, Order | None]] = {
         "i-2 takes 4.4 times as long for a step as the others",
         Order(Deed.DRAIN, "i-2", "its requests move to the others")),
     "it drains": ({"step_times_s": STEPS, "drained": ["i-2"]}, Word.SLOW,
-        "i-2 takes 4.4 times as long for a step as the others", None),
+        "i-2 takes 4.4 times as long for a step as the others",
+        Order(Deed.WAIT, expected="it drains")),
     "of two none is slow": ({"step_times_s": {"i-0": 0.01, "i-1": 1.0}}, Word.OK,
         "3 serve, 12 run, KV 30%", None),
     "slow moves": ({"slow_moves": SLOW_MOVES}, Word.SLOW,
-        "2 moves take long, i-0>i-2: 22 of 83 blocks in 43 s",
+        "the link of i-2, 2 moves to it: 22 of 83 blocks in 43 s",
         Order(Deed.LOOK, "i-2", "says on which machine it is")),
     "a stuck drain": ({"stuck_drain": StuckDrain("i-2", 15.0, 2)}, Word.SLOW,
         "the drain of i-2 is 15 s over its deadline, 2 requests left",
         Order(Deed.ADD, expected="makes room for them")),
     "the controller is back": ({"controller_back_s": 3.0}, Word.RECOVERING,
-        "the controller is back for 3.0 s, nobody waits any more", None),
+        "the controller was away, it came back 3.0 s ago, nobody waits any more",
+        Order(Deed.WAIT)),
     "for long": ({"controller_back_s": 30.0}, Word.OK, "3 serve, 12 run, KV 30%", None),
     "one died": (
-        {"absent": [Absent("i-2", "restarting")], "num_serving": 2, "gauges": WAITING},
-        Word.DEGRADED, "i-2 restarting, 2 of 3 serve, 106 wait, the longest 34 s", None),
-    "one hangs": ({"absent": [Absent("i-2", "stalled")], "num_serving": 2}, Word.DEGRADED,
-        "i-2 stalled, 2 of 3 serve", Order(Deed.RESTART, "i-2", "its requests go on elsewhere")),
-    "one cannot start": ({"absent": [Absent("i-1", "restarting"), Absent("i-2", "failed")]},
-        Word.DEGRADED, "i-1 restarting, i-2 failed, 3 of 3 serve",
-        Order(Deed.LOGS, "i-2", "says why it could not start")),
+        {"absent": [DEAD], "num_serving": 2, "gauges": WAITING, "cold_start_s": 25.0},
+        Word.DEGRADED, "i-2 died and starts again, 2 of 3 serve, 106 wait, the longest 34 s",
+        Order(Deed.WAIT, expected="it comes back by itself, as a rule within 25 s")),
+    "one hangs": ({"absent": [SILENT], "num_serving": 2}, Word.DEGRADED,
+        "i-2 is silent for 9 s, 2 of 3 serve",
+        Order(Deed.RESTART, "i-2", "its requests go on elsewhere")),
+    "one cannot start": ({"absent": [DEAD, FAILED]}, Word.DEGRADED,
+        "i-2 died and starts again, i-1 failed to start, 3 of 3 serve",
+        Order(Deed.LOGS, "i-1", "says why it could not start")),
     "Ray is gone": ({"launcher": "Ray's head is gone"}, Word.DEGRADED,
         "Ray's head is gone, 3 of 3 serve", None),
     "it starts": ({"is_starting": True, "num_serving": 1}, Word.STARTING, "1 of 3 serve", None),
-    "it stops": ({"is_stopping": True, "absent": [Absent("i-0", "stalled")]}, Word.STOPPING,
-        "12 run", None),
+    "it stops": ({"is_stopping": True, "absent": [SILENT]}, Word.STOPPING, "12 run", None),
 }  # fmt: skip
 
 
@@ -157,6 +171,40 @@ def test_each_state_of_the_cluster_has_its_word_cause_and_order(
     assert (found.word, found.why, found.order) == (word, why, order)
 
 
+SEVERITIES = {
+    Word.OK: "quiet",
+    Word.RECOVERING: "warn",
+    Word.SLOW: "warn",
+    Word.STARTING: "warn",
+    Word.STOPPING: "warn",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_hurts_users_is_bad_and_the_cause_has_a_name(bed: Bed, name: str) -> None:
+    looks, word, why, _ = CASES[name]
+    found = bed.look(60, **looks)
+    if word is not Word.DEGRADED:
+        assert found.severity == SEVERITIES.get(word, "bad")
+    assert found.about == "" or found.about in why
+
+
+@pytest.mark.parametrize(
+    ("looks", "severity"),
+    [
+        ({"absent": [DEAD], "num_serving": 2}, "warn"),
+        ({"absent": [DEAD], "num_serving": 0}, "bad"),
+        ({"absent": [DEAD], "num_serving": 2, "gauges": WAITING}, "bad"),
+        ({"absent": [replace(SILENT, num_requests=8)], "num_serving": 2}, "bad"),
+        ({"launcher": "Ray's head is gone"}, "bad"),
+    ],
+)
+def test_a_missing_member_is_as_bad_as_what_it_does_to_requests(
+    bed: Bed, looks: dict[str, Any], severity: str
+) -> None:
+    assert bed.look(60, **looks).severity == severity
+
+
 def test_a_worse_word_must_hold_and_a_missing_member_counts_at_once(bed: Bed) -> None:
     bed.look(10)
     overloaded = {**WAITING, **FULL}
@@ -164,9 +212,9 @@ def test_a_worse_word_must_hold_and_a_missing_member_counts_at_once(bed: Bed) ->
     assert bed.look(1, gauges=overloaded).word is Word.OVERLOADED
     assert bed.look(CLEARED_AFTER_S).word is Word.OVERLOADED
     assert bed.look(1).word is Word.OK
-    assert bed.look(RAISED_AFTER_S, absent=[Absent("i-0", "stalled")]).word is Word.OK
+    assert bed.look(RAISED_AFTER_S, absent=[SILENT]).word is Word.OK
     assert bed.look(1).word is Word.OK, "it was heard again"
-    assert bed.look(1, absent=[Absent("i-0", "restarting")]).word is Word.DEGRADED
+    assert bed.look(1, absent=[DEAD]).word is Word.DEGRADED
     assert [str(each.verdict.word) for each in bed.changes] == ["overloaded", "ok", "degraded"]
     assert bed.changes[1].lasted_s == 1 + CLEARED_AFTER_S
 
@@ -185,7 +233,7 @@ def test_after_trouble_it_recovers_while_the_last_minute_shows_it(bed: Bed) -> N
     found = bed.look(20, ttft_s=0.2)
     assert found.word is Word.RECOVERING
     assert found.why.startswith("nobody waits any more, P99 TTFT 3")
-    assert found.order is None
+    assert found.order == Order(Deed.WAIT)
     assert bed.look(RECOVERS_FOR_S, ttft_s=0.2).word is Word.OK
     assert [str(each.verdict.word) for each in bed.changes] == ["overloaded", "recovering", "ok"]
 

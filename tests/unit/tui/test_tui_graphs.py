@@ -247,6 +247,8 @@ WAYS = {
     "drain": ("d on i-3", "llumctl drain i-3"),
     "look": ("Enter on i-3", "Enter on i-3"),
     "logs": (":logs i-3", ":logs i-3"),
+    "move": ("m on the queue head", "llumctl migrate i-3 --to i-1"),
+    "wait": ("", ""),
     "moves-on": (":set migration.enabled=true", "llumctl set migration.enabled=true"),
     "dance": ("", ""),
 }
@@ -257,7 +259,7 @@ async def test_an_order_has_its_key_or_its_command_where_nothing_can_be_changed(
 ) -> None:
     session = watched.app.session
     for deed, (key, command) in WAYS.items():
-        order = VerdictOrder(deed=deed, target="i-3")
+        order = VerdictOrder(deed=deed, target="i-3", to="i-1")
         assert session.way_of(order) == key
         session.is_read_only = True
         assert session.way_of(order) == command

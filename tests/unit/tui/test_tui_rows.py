@@ -84,7 +84,7 @@ CELLS = {
     ),
     "draining, it has none left": (
         {"state": InstanceState.DRAINING, "virtual_usage_blocks": None},
-        {"id": "> i-3", "freeness": "-inf", "kv": "█████▒▒▒▒  55 +inf%"},
+        {"id": "> i-3", "freeness": "-inf", "kv": "█████▒▒▒▒  55%"},
     ),
     "without figures, it says what it does": (
         {"state": InstanceState.STARTING, "detail": "loading weights 61%", **UNKNOWN},
