@@ -149,8 +149,8 @@ RUNBOOKS = (
     ),
     Runbook(
         "unbalanced",
-        "A request has waited for more than 5 s on one instance, and another instance alone has room"
-        " for it.",
+        "A request has waited for more than 5 s on one instance, and another instance alone has"
+        " room for it.",
         (
             "`llumctl set migration.enabled`: may requests move?",
             "`llumctl requests REQUEST`: why it is where it is, and why it does not move.",

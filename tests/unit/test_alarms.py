@@ -49,7 +49,7 @@ def test_the_worst_is_named_with_its_cause() -> None:
     queue = {"num_waiting_reqs": 61, "queue_head": head(), "num_free_blocks": 196}
     starved = instance("i-6", ttft_p99_s=166.0, **queue)
     assert texts(instance("i-0"), instance("i-2", ttft_p99_s=11.0), starved) == [
-        "i-6: 61 wait, head for 3m00s needs 280 blocks, 186 are free, 28% of an instance;"
+        "i-6: 61 wait, head for 3m00s needs 280 blocks, 28% of an instance, 186 are free;"
         " P99 TTFT 2m46s; i-2 has room for it (440 blocks)",
         "i-2: P99 TTFT 11s",
     ]
@@ -199,7 +199,7 @@ def test_what_is_kept_free_is_not_in_need() -> None:
 
 # -- why a queue waits ------------------------------------------------------------------------
 
-WAITING = "i-0: 2 wait, head for 3m00s needs 500 blocks, 440 are free, 50% of an instance"
+WAITING = "i-0: 2 wait, head for 3m00s needs 500 blocks, 50% of an instance, 440 are free"
 
 
 def test_why_a_queue_waits_where_others_have_room_or_are_reserved_or_cordoned() -> None:

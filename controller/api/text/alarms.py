@@ -1,6 +1,6 @@
 """Alarms: problems that an operator must see. Each has its causes in one line, so that nobody has
-to look for the causes in the panes: `i-6: 61 wait, head for 3m02s needs 180 of 86 blocks; P99 TTFT
-2m46s; memory is full everywhere`.
+to look for the causes in the panes: `i-6: 61 wait, head for 3m02s needs 180 blocks, 86 are free;
+P99 TTFT 2m46s; memory is full everywhere`.
 
 The dashboard's alarm line and `llumctl status` say the same. `[console]` has the limits. The rules
 come first in this file, the words about causes after them.
@@ -153,8 +153,9 @@ def _of_head(item: "InstanceStatus", head: "QueueHeadStatus | None", waited_s: f
     words = f", head for {duration(waited_s)}" if waited_s else ""
     free = free_blocks(item)
     if free is not None and head.demand_blocks > free:
-        words += f"{' ' if words else ', head '}needs {head.demand_blocks} blocks, {free} are free"
-        words += _share(head.demand_blocks, item.num_total_blocks)
+        share = _share(head.demand_blocks, item.num_total_blocks)
+        words += f"{' ' if words else ', head '}needs {head.demand_blocks} blocks{share}"
+        words += f", {free} are free"
     return words
 
 
