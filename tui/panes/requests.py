@@ -11,7 +11,12 @@ from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.short_ids import ShortNames
 from controller.api.text.status_words import free_blocks, head_wait_s
 from controller.api.wire.requests import RequestList, RequestState, RequestStatus
-from controller.api.wire.status import ClusterStatus, InstanceStatus, QueueHeadStatus
+from controller.api.wire.status import (
+    ClusterStatus,
+    InstanceStatus,
+    QueueHeadStatus,
+    VerdictStatus,
+)
 from tui import drawing
 from tui.actions import Target
 from tui.drawing import Column, Line, Span, Tone, apportion, num_cells, severity
@@ -100,7 +105,10 @@ def head_rows(state: DashboardState, names: Names) -> list[HeadRow]:
     waiting head first."""
     if state.status is None:
         return []
-    found = [_of_instance(item, names) for item in state.status.instances if item.queue_head]
+    verdict = state.status.verdict
+    found = [
+        _of_instance(item, verdict, names) for item in state.status.instances if item.queue_head
+    ]
     found.sort(key=lambda row: (-(row.waited_s or 0.0), row.id))
     limit_s = state.limits.alarm_head_waited_s
     return [
@@ -108,14 +116,23 @@ def head_rows(state: DashboardState, names: Names) -> list[HeadRow]:
     ]
 
 
-def why_waiting(head: QueueHeadStatus) -> str:
-    evicted = " (evicted)" if head.evicted else ""
-    return f"{head.why or '-'}{evicted}"
+def why_waiting(head: QueueHeadStatus, verdict: VerdictStatus | None = None) -> str:
+    """Why the request waits. Where the verdict knows better, the code of the queue head would
+    mislead: in a full cluster each head counts as fragmented that is small enough."""
+    why = head.why or "-"
+    if verdict is not None and head.why in ("fragmented", "memory"):
+        order = verdict.order
+        if verdict.word == "overloaded":
+            why = "no room"
+        elif order is not None and order.deed == "move" and order.target == head.request_id:
+            why = f"{order.to} has room"
+    return f"{why} (evicted)" if head.evicted else why
 
 
-def _of_instance(item: InstanceStatus, names: Names) -> HeadRow:
+def _of_instance(item: InstanceStatus, verdict: VerdictStatus | None, names: Names) -> HeadRow:
     head = item.queue_head
     assert head is not None
+    why = why_waiting(head, verdict)
     return HeadRow(
         item.id,
         Target(item.id, head.request_id),
@@ -123,7 +140,7 @@ def _of_instance(item: InstanceStatus, names: Names) -> HeadRow:
         head_wait_s(head),
         head.demand_blocks,
         free_blocks(item),
-        (why_waiting(head), head.why),
+        (why, why.removesuffix(" (evicted)")),
         _HEAD_TONES.get(head.why, Tone.PLAIN),
         names,
     )

@@ -93,6 +93,8 @@ step that computes prompts takes several times as long as one that decodes."""
 FEWEST_OTHERS = 2
 SLOW_FOR_S = 20.0
 """For so long at least."""
+OVERDUE = 1.5
+"""From so many times its usual length on, a start is late."""
 SLOW_MOVE_S = 15.0
 """A move is slow from this time on; nearly all take less than a second."""
 NEW_CONTROLLER_S = 15.0
@@ -251,7 +253,8 @@ class Verdicts:
         while self._step_times[0][0] <= now_s - SLOW_FOR_S:
             self._step_times.popleft()
         said = Word.OK if self._verdict is None else self._verdict.word
-        judgement = _Judgement(present, list(self._minute), said, self._medians())
+        said_for_s = 0.0 if self._verdict is None else now_s - self._verdict.since_s
+        judgement = _Judgement(present, list(self._minute), said, said_for_s, self._medians())
         found = judgement.word()
         if found is Word.OK and self._recovers(judgement, now_s):
             found = Word.RECOVERING
@@ -322,10 +325,12 @@ class _Judgement:
         present: Present,
         minute: Sequence[Sample],
         said: Word,
+        said_for_s: float,
         step_times_s: Mapping[str, float],
     ) -> None:
         self._present = present
         self._minute = minute
+        self._absent_for_s = said_for_s if said is Word.DEGRADED else 0.0
         self._step_times_s = step_times_s
         gauges = present.sample.gauges
         self._num_waiting = round(gauges.get("num_waiting_reqs", 0.0))
@@ -598,6 +603,9 @@ class _Judgement:
         if not self._present.absent:
             return None
         cold_s = self._present.cold_start_s
+        if cold_s is not None and self._absent_for_s > OVERDUE * cold_s:
+            usual = f"a start takes {_seconds(cold_s)} as a rule"
+            return Order(Deed.LOGS, self._present.absent[0].member_id, usual)
         usual = "" if cold_s is None else f", as a rule within {_seconds(cold_s)}"
         return Order(Deed.WAIT, expected=f"it comes back by itself{usual}")
 

@@ -149,7 +149,7 @@ CASES: dict[str, tuple[dict[str, Any], Word, str, Order | None]] = {
     "one died": (
         {"absent": [DEAD], "num_serving": 2, "gauges": WAITING, "cold_start_s": 25.0},
         Word.DEGRADED, "i-2 died and starts again, 2 of 3 serve, 106 wait, the longest 34 s",
-        Order(Deed.WAIT, expected="it comes back by itself, as a rule within 25 s")),
+        Order(Deed.LOGS, "i-2", "a start takes 25 s as a rule")),
     "one hangs": ({"absent": [SILENT], "num_serving": 2}, Word.DEGRADED,
         "i-2 is silent for 9 s, 2 of 3 serve",
         Order(Deed.RESTART, "i-2", "its requests go on elsewhere")),
@@ -254,6 +254,15 @@ def test_steps_that_are_long_now_and_then_make_no_instance_slow(bed: Bed) -> Non
         bed.look(1, step_times_s={"i-0": 0.02, "i-1": 0.02, "i-2": slow_s})
     assert bed.changes == []
     assert bed.look(SLOW_FOR_S - 15, step_times_s=STEPS).word is Word.OK
+
+
+def test_one_that_does_not_come_back_in_time_has_a_log_to_read(bed: Bed) -> None:
+    bed.look(1)
+    found = bed.look(30, absent=[DEAD], cold_start_s=25.0)
+    assert found.order is not None
+    assert found.order.deed is Deed.WAIT
+    found = bed.look(10, absent=[DEAD], cold_start_s=25.0)
+    assert found.order == Order(Deed.LOGS, "i-2", "a start takes 25 s as a rule")
 
 
 @pytest.mark.parametrize("seed", range(20))
