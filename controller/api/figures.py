@@ -57,7 +57,10 @@ def held_blocks(item: InstanceStatus) -> int:
 
 def wanted_blocks(item: InstanceStatus) -> int:
     """The blocks that its requests hold or want, also those behind the queue head. Headroom, which
-    nobody uses, does not count."""
+    nobody uses, does not count. An older controller does not tell of those behind it."""
+    if item.queued_demand_blocks is None:
+        usage = (item.virtual_usage_blocks or 0) - (item.headroom_blocks or 0)
+        return max(held_blocks(item), usage)
     return held_blocks(item) + (item.fill_blocks or 0) + (item.queued_demand_blocks or 0)
 
 

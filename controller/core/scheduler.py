@@ -27,6 +27,8 @@ again.
 import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from statistics import fmean
 
 from controller.core.admission.api_keys import NO_KEYS, KeyTable, OwnLimits
 from controller.core.admission.instance_pool import InstancePool
@@ -66,6 +68,8 @@ UNAVAILABLE_RETRY_S = 1
 controller again, and so loses nothing."""
 
 
+MOST_MEASURED = 1000
+"""The prompts of so many waiting requests are looked at when their work is asked for."""
 MAX_LATE = 500
 """How many requests may become late in one tick: 500 of 100,000 take 40 ms."""
 
@@ -151,8 +155,10 @@ class GlobalScheduler:
     @property
     def waiting_work_s(self) -> float:
         """How long one instance would compute the prompts of all waiting requests, each where most
-        of it is cached."""
-        return sum(self._pool.work_s(waiting.request) for _, waiting in self._waiting.items())
+        of it is cached. Of many, MOST_MEASURED stand for all: 10,000 took 0.2 s."""
+        some = islice(self._waiting.items(), MOST_MEASURED)
+        works_s = [self._pool.work_s(waiting.request) for _, waiting in some]
+        return fmean(works_s) * len(self._waiting) if works_s else 0.0
 
     @property
     def reserved(self) -> Mapping[str, Key]:

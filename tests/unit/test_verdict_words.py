@@ -33,7 +33,7 @@ def test_the_severities_of_the_core_are_known_and_others_are_a_warning() -> None
     ("deed", "command", "words"),
     [
         (Deed.ADD, "llumctl scale +1", "adds an instance (soon)"),
-        (Deed.RESTART, "llumctl restart i-3", "restarts it (soon)"),
+        (Deed.RESTART, "llumctl restart i-3 --now", "restarts it (soon)"),
         (Deed.LOGS, "llumctl logs i-3", "shows its log (soon)"),
         (Deed.DRAIN, "llumctl drain i-3", "drains it (soon)"),
         (Deed.MOVES_ON, "llumctl set migration.enabled=true", "lets requests move (soon)"),

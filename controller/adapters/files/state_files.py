@@ -316,7 +316,7 @@ class HistoryFile(LineFile[Sample]):
         super().__init__(path, nonce, decoder, "samples of the history", max_bytes)
 
     def load(self) -> list[Sample]:
-        return self._load(int(COARSE_FOR_S / COARSE_S), Sample.instances)
+        return self._load(int(COARSE_FOR_S / COARSE_S), Sample.check)
 
     def keep(self, sample: Sample) -> None:
         self._keep(sample)

@@ -296,7 +296,8 @@ class ControlServer:
         )
 
     async def _history(self, request: Request) -> Response:
-        return json_answer(self._observer.report(_query(request, HistoryQuery)))
+        body = await self._observer.report(_query(request, HistoryQuery))
+        return Response(body, media_type="application/json")
 
     async def _watch(self, request: Request) -> Response:
         query = _query(request, WatchQuery)

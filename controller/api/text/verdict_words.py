@@ -23,7 +23,7 @@ class Severity(StrEnum):
 
 _COMMANDS = {
     "add": "llumctl scale +1",
-    "restart": "llumctl restart {target}",
+    "restart": "llumctl restart {target} --now",
     "logs": "llumctl logs {target}",
     "drain": "llumctl drain {target}",
     "moves-on": "llumctl set migration.enabled=true",

@@ -10,8 +10,6 @@ from controller.api.wire import AnswerModel, WireModel
 
 Column = tuple[float | None, ...]
 
-MAX_POINTS = 2000
-
 
 class LevelHistory(WireModel):
     """The requests of a level. The percentiles are those of the last minute before each point, or

@@ -55,6 +55,9 @@ class AlarmBook:
     def handle(self, found: Mapping[str, str], now_s: float) -> list[Raised | Cleared]:
         """`found`: the words of each alarm that is seen now, by subject."""
         out: list[Raised | Cleared] = []
+        for subject, alarm in self._raised.items():
+            if alarm.seen_s > now_s:  # the clock was set back
+                self._raised[subject] = RaisedAlarm(subject, alarm.text, now_s, now_s)
         for subject, text in found.items():
             known = self._raised.get(subject)
             if known is None:

@@ -26,7 +26,7 @@ most, with what can be expected of it; it is empty where waiting is best.
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
 from statistics import median
 
@@ -93,6 +93,7 @@ step that computes prompts takes several times as long as one that decodes."""
 FEWEST_OTHERS = 2
 SLOW_FOR_S = 20.0
 """For so long at least."""
+FEWEST_LOOKS = 5
 OVERDUE = 1.5
 """From so many times its usual length on, a start is late."""
 SLOW_MOVE_S = 15.0
@@ -235,6 +236,7 @@ class Verdicts:
         self._found_since_s = 0.0
         self._trouble_until_s: float | None = None
         """When trouble was last said; None if it never was, or is over for good."""
+        self._absent_since_s: dict[str, float] = {}
         self._minute: deque[Sample] = deque()
         self._step_times: deque[tuple[float, Mapping[str, float]]] = deque()
         """The lengths of steps of the last SLOW_FOR_S, by look."""
@@ -246,6 +248,8 @@ class Verdicts:
     def handle(self, present: Present) -> Changed | None:
         """Takes a look. Returns the change if another word is said now."""
         now_s = present.sample.time_s
+        if self._minute and now_s < self._minute[-1].time_s:
+            self._begin_anew(now_s)
         self._minute.append(present.sample)
         while self._minute[0].time_s <= now_s - MINUTE_S:
             self._minute.popleft()
@@ -253,8 +257,11 @@ class Verdicts:
         while self._step_times[0][0] <= now_s - SLOW_FOR_S:
             self._step_times.popleft()
         said = Word.OK if self._verdict is None else self._verdict.word
-        said_for_s = 0.0 if self._verdict is None else now_s - self._verdict.since_s
-        judgement = _Judgement(present, list(self._minute), said, said_for_s, self._medians())
+        ids = [each.member_id for each in present.absent]
+        self._absent_since_s = {each: self._absent_since_s.get(each, now_s) for each in ids}
+        absent_for_s = {each: now_s - since_s for each, since_s in self._absent_since_s.items()}
+        minute = list(self._minute)
+        judgement = _Judgement(present, minute, said, absent_for_s, self._medians())
         found = judgement.word()
         if found is Word.OK and self._recovers(judgement, now_s):
             found = Word.RECOVERING
@@ -289,6 +296,17 @@ class Verdicts:
             is_trouble = self._verdict.word in TROUBLE
             assert not is_trouble or self._trouble_until_s is not None, "trouble was forgotten"
 
+    def _begin_anew(self, now_s: float) -> None:
+        """The clock was set back: nothing has a duration any more."""
+        self._minute.clear()
+        self._step_times.clear()
+        self._absent_since_s = {}
+        self._found_since_s = now_s
+        if self._trouble_until_s is not None:
+            self._trouble_until_s = now_s
+        if self._verdict is not None:
+            self._verdict = replace(self._verdict, since_s=now_s)
+
     def _is_sure(self, said: Word, found: Word, now_s: float) -> bool:
         """Whether what was found has held for long enough to be said."""
         if found in _AT_ONCE or said in (Word.STARTING, Word.STOPPING):
@@ -299,7 +317,8 @@ class Verdicts:
     def _medians(self) -> dict[str, float]:
         """The median step of each instance that has run requests in all looks of SLOW_FOR_S."""
         looks = [each for _, each in self._step_times]
-        if len(looks) < SLOW_FOR_S - 2:
+        covered_s = self._step_times[-1][0] - self._step_times[0][0]
+        if covered_s < SLOW_FOR_S - 2 or len(looks) < FEWEST_LOOKS:
             return {}
         return {
             instance_id: median(each[instance_id] for each in looks)
@@ -318,6 +337,7 @@ class Verdicts:
 class _Judgement:
     """What one look says. `minute`: the samples of the last minute. `said`: the word so far; its
     limits are lower, so that it does not come and go with a figure around its limit.
+    `absent_for_s`: for how long each absent member has been so.
     `step_times_s`: the usual length of a step of each instance."""
 
     def __init__(
@@ -325,12 +345,12 @@ class _Judgement:
         present: Present,
         minute: Sequence[Sample],
         said: Word,
-        said_for_s: float,
+        absent_for_s: Mapping[str, float],
         step_times_s: Mapping[str, float],
     ) -> None:
         self._present = present
         self._minute = minute
-        self._absent_for_s = said_for_s if said is Word.DEGRADED else 0.0
+        self._absent_for_s = absent_for_s
         self._step_times_s = step_times_s
         gauges = present.sample.gauges
         self._num_waiting = round(gauges.get("num_waiting_reqs", 0.0))
@@ -550,7 +570,10 @@ class _Judgement:
         if end is None:
             return "the steps are as long as elsewhere again"
         way, instance_id, number = end
-        oldest = max(self._present.slow_moves, key=lambda each: each.age_s)
+        of_end = [
+            e for e in self._present.slow_moves if instance_id in (e.source_id, e.destination_id)
+        ]
+        oldest = max(of_end, key=lambda each: each.age_s)
         moves = f"{number} moves {way} it" if number > 1 else f"a move {way} it"
         return (
             f"the link of {instance_id}, {moves}: {oldest.num_copied} of {oldest.num_blocks}"
@@ -603,9 +626,9 @@ class _Judgement:
         if not self._present.absent:
             return None
         cold_s = self._present.cold_start_s
-        if cold_s is not None and self._absent_for_s > OVERDUE * cold_s:
-            usual = f"a start takes {_seconds(cold_s)} as a rule"
-            return Order(Deed.LOGS, self._present.absent[0].member_id, usual)
+        longest = max(self._absent_for_s, key=lambda each: self._absent_for_s[each])
+        if cold_s is not None and self._absent_for_s[longest] > OVERDUE * cold_s:
+            return Order(Deed.LOGS, longest, f"a start takes {_seconds(cold_s)} as a rule")
         usual = "" if cold_s is None else f", as a rule within {_seconds(cold_s)}"
         return Order(Deed.WAIT, expected=f"it comes back by itself{usual}")
 

@@ -143,6 +143,10 @@ def test_fine_samples_replace_coarse_ones_of_the_same_time() -> None:
     assert spans == {1.0: int(FINE_FOR_S), COARSE_S: 10}
     assert sum(each.span_s for each in found) == num_s, "each moment once"
     assert sum(each.counts["num_arrived"] for each in found) == num_s - 1
+    for more in range(25):
+        history.handle(seen(1000.0 + num_s + more, num_s + more), 1.0)
+        found = history.since(0.0)
+        assert sum(each.span_s for each in found) == num_s + more + 1, "each moment once"
 
 
 # -- points -----------------------------------------------------------------------------------

@@ -256,6 +256,42 @@ def test_steps_that_are_long_now_and_then_make_no_instance_slow(bed: Bed) -> Non
     assert bed.look(SLOW_FOR_S - 15, step_times_s=STEPS).word is Word.OK
 
 
+def test_a_pause_of_the_controller_does_not_end_what_is_slow(bed: Bed) -> None:
+    assert bed.look(60, step_times_s=STEPS).word is Word.SLOW
+    bed.now_s += 4.0
+    bed.look(60, step_times_s=STEPS)
+    assert [str(each.verdict.word) for each in bed.changes] == ["slow"]
+
+
+def test_slow_is_said_of_looks_that_come_late(bed: Bed) -> None:
+    for _ in range(30):
+        bed.now_s += 0.5
+        found = bed.look(1, step_times_s=STEPS)
+    assert found.word is Word.SLOW
+
+
+def test_the_figures_are_those_of_the_link_that_is_named(bed: Bed) -> None:
+    moves = [SlowMove("x", "y", 99.0, 3, 700), SlowMove("p", "q", 20.0, 5, 50)]
+    found = bed.look(60, slow_moves=[*moves, SlowMove("r", "q", 19.0, 1, 9)])
+    assert found.why == "the link of q, 2 moves to it: 5 of 50 blocks in 20 s"
+
+
+def test_a_clock_that_is_set_back_ends_no_trouble_and_hides_none(bed: Bed) -> None:
+    bed.look(5)
+    bed.look(2, gauges={**WAITING, **FULL})
+    bed.now_s -= 3600.0
+    assert bed.look(RAISED_AFTER_S + 1, gauges={**WAITING, **FULL}).word is Word.OVERLOADED
+    assert bed.look(CLEARED_AFTER_S + 1).word is Word.OK
+
+
+def test_another_one_that_dies_is_not_late_at_once(bed: Bed) -> None:
+    bed.look(100, absent=[DEAD], cold_start_s=25.0)
+    other = Absent("i-1", "restarting", "died and starts again")
+    found = bed.look(1, absent=[other], cold_start_s=25.0)
+    assert found.order is not None
+    assert found.order.deed is Deed.WAIT
+
+
 def test_one_that_does_not_come_back_in_time_has_a_log_to_read(bed: Bed) -> None:
     bed.look(1)
     found = bed.look(30, absent=[DEAD], cold_start_s=25.0)
@@ -296,4 +332,6 @@ def test_an_alarm_is_raised_once_and_cleared_once_it_has_been_quiet() -> None:
     assert raised == []
     assert [(each.subject, each.since_s, each.ended_s) for each in ended] == [("i-0", 10.0, 13.0)]
     assert book.handle({"i-0": "1 waits"}, 40.0) == [Raised("i-0", "1 waits")]
+    assert book.handle({}, 5.0) == [], "the clock was set back"
+    assert book.handle({}, 5.0 + QUIET_S) == [Cleared("i-0", "1 waits", 0.0)]
     book.check()
