@@ -14,7 +14,7 @@ from textual.app import App, SuspendNotSupported
 
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import Autoscale, Scale, SetSettings, Setting, SettingList
-from controller.api.operations.on_instances import Uncordon, Undrain
+from controller.api.operations.on_instances import Restart, RestartRequest, Uncordon, Undrain
 from controller.api.operations.on_requests import (
     Migrate,
     MigrateRequest,
@@ -24,6 +24,7 @@ from controller.api.operations.on_requests import (
 from controller.api.operations.order import Danger, Kind
 from controller.api.operations.table import ORDERS
 from controller.api.text.quantities import printable, setting_value
+from controller.api.wire.status import ClusterStatus
 from tui.actions import Place, Target, action_of
 from tui.asking import CHOICES, AnyOrder, Choices, Several, TakeBack, modes
 from tui.drawing import Tone
@@ -73,6 +74,8 @@ class OrderDialogs:
                 self._begin(choose(list(found.values()), status))
                 return
             orders = ORDERS[action_id].of_each(list(found))
+            if action_id == Restart.kind:
+                orders = [_at_once_if_silent(each, status) for each in orders]
             if marked or len(orders) > 1:
                 self._confirm(Several(orders, f"{change.target}s"))
             else:
@@ -241,6 +244,13 @@ class OwnPrograms:
             self._session.say(f"{run.command.name}: {failed or 'done'}", tone)
         finally:
             self.has_terminal = True
+
+
+def _at_once_if_silent(order: AnyOrder, status: ClusterStatus) -> AnyOrder:
+    """A restart at once, if the instance is stalled: what does not answer cannot give its requests
+    away."""
+    state = next((each.state for each in status.instances if each.id == order.target), "")
+    return Restart(order.target, RestartRequest(now=True)) if state == "stalled" else order
 
 
 class CommandLine:

@@ -135,6 +135,16 @@ async def test_the_last_instance_is_drained_or_restarted_by_its_name_only(bed: B
     ]
 
 
+async def test_an_instance_that_is_silent_is_restarted_at_once(bed: Bed) -> None:
+    """It cannot give its requests away."""
+    wanted = bed.cursor
+    await bed.tick(**{field_of(wanted): {"state": "stalled"}})
+    await bed.press("r")
+    assert f"Restart {wanted} at once?" in await bed.shown()
+    await bed.press("y")
+    assert bed.control.calls == [("restart", wanted, RestartRequest(now=True, if_revision=7))]
+
+
 async def test_orders_about_an_instance_elsewhere(bed: Bed) -> None:
     """From rows of queue heads, from the instance's screen, and typed: there, `uncordon` takes back
     drains too, while the key of each order takes back only that order."""
