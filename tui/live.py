@@ -148,7 +148,10 @@ class LiveSource:
             if after_s is None:
                 found, _ = self._asked(past_of)
             else:
-                found, _ = self._asked(lambda client: [client.history(PAST_S, after_s=after_s)])
+                # As graphs that were hidden did not ask for minutes, this may be all of the past.
+                found, _ = self._asked(
+                    lambda client: [client.history(PAST_S, after_s=after_s, points=int(PAST_S))]
+                )
             return HistoryArrived(tuple(found or ()), self._clock())
 
         self._ask("history", answer)

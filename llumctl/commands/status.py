@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULT_EVERY_S = 2.0
 DEFAULT_WAIT = "600"
+MAX_SINCE = "6h"
+"""So much of its past a controller keeps."""
 
 
 def status(
@@ -56,7 +58,9 @@ def status(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="S", help="Show the history of this time instead, up to 6h: 10m."),
+        typer.Option(
+            metavar="S", help=f"Show the history of this time instead, up to {MAX_SINCE}: 10m."
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -114,7 +118,7 @@ def _show_history(
         )
     if plot is not None and output_format is not Format.TABLE:
         raise UsageError(f"--plot: not with -o {output_format}")
-    last_s = arguments.positive(since, "--since")
+    last_s = arguments.positive(since, "--since", most=MAX_SINCE)
     check_plot(plot)
     from llumctl.commands import status_history
     from llumctl.config import settings

@@ -103,7 +103,7 @@ def _columns(report: HistoryReport, cost_per_hour: float) -> list[tuple[str, Col
     """Each figure: its title, its values, and how a value is written."""
     cluster = report.cluster
     several = len(report.levels) > 1
-    per_hour = cluster.get("tokens_per_instance_hour", ())
+    per_s, per_hour = cluster["tokens_per_s"], cluster["tokens_per_instance_hour"]
     costs = tuple(price_of_million(each, cost_per_hour) for each in per_hour)
     return [
         ("SERVE", cluster["num_serving"], _count),
@@ -113,9 +113,9 @@ def _columns(report: HistoryReport, cost_per_hour: float) -> list[tuple[str, Col
         ("KV", cluster["kv_held_share"], _share),
         ("WANTED", cluster["kv_wanted_share"], _share),
         ("NEW/s", _per_s(cluster["num_arrived"], report.span_s), _rate),
-        ("TOK/s", _per_s(cluster["num_output_tokens"], report.span_s), _rate),
-        *([("TOK/INST-H", per_hour, _number)] if per_hour else []),
-        *([("COST/M", costs, _price)] if cost_per_hour and costs else []),
+        ("TOK/s", per_s, _rate),
+        ("TOK/INST-H", per_hour, _number),
+        *([("COST/M", costs, _price)] if cost_per_hour else []),
         ("EVICT", cluster["num_evictions"], _count),
         ("MOVED", cluster["num_migrated"], _count),
         ("REPLAY", cluster["num_replayed"], _count),

@@ -66,12 +66,10 @@ def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_
     """Lines about the cluster, then the table of its instances.
 
     There is a line about the cluster itself, one with the verdict on it, one with its output of the
-    last minute, and one each about levels,
-    held requests, auto-scaling, refusals, a rolling restart, LoRA adapters, replays and alarms, as
-    far as there are any. The table has a column for drains and one for kept instances only while
-    there are any.
-    If `wide`, tables of frontends, levels, drains, held requests, queue heads, moves and replays
-    follow.
+    last minute, and one each about levels, held requests, auto-scaling, refusals, a rolling
+    restart, LoRA adapters, replays and alarms, as far as there are any. The table has a column for
+    drains and one for kept instances only while there are any. If `wide`, tables of frontends,
+    levels, drains, held requests, queue heads, moves and replays follow.
     """
     columns = WIDE_COLUMNS if wide else COLUMNS
     if any(item.kept_for for item in status.instances):
@@ -136,8 +134,8 @@ def _summary(status: ClusterStatus) -> str:
 
 
 def _output(status: ClusterStatus, cost_per_hour: float) -> list[str]:
-    """`output 1.23k tokens/s  739k per instance-hour  3.38 per million`; empty if there was none in
-    the last minute."""
+    """`output 1.23k tokens/s  739k per instance-hour  a million costs 3.38`; empty if there was
+    none in the last minute."""
     per_s, per_hour = status.tokens_per_s, status.tokens_per_instance_hour
     if not per_s:
         return []

@@ -274,9 +274,8 @@ def _live(
     *,
     readonly: bool,
 ) -> "Dashboard":
-    """The dashboard of a live cluster. `shown_before`: the clusters of this session, also this one.
-    Its source listens to the controller already while the
-    modules that draw are imported."""
+    """The dashboard of a live cluster. Its source listens to the controller already while the
+    modules that draw are imported. `shown_before`: the clusters of this session, also this one."""
     from tui.live import LiveCaller, LiveSource
 
     live = LiveSource(

@@ -202,7 +202,13 @@ BAD_ASSIGNMENTS = [
         None,
     ),
     (("priority.high.rnak=2",), "unknown key priority.rnak; did you mean priority.ran", "the keys"),
-    (("console.theme=x",), "console.theme is not a setting of a cluster: ", "llumctl config path"),
+    (
+        ("console.readonly=true",),
+        "console.readonly is set in the config file only: top, status and simulate read it there,"
+        " the controller as it was at up",
+        "llumctl config path",
+    ),
+    (("keys.quit=x",), "keys.quit is set in the config file only: top r", "llumctl config path"),
     (("endpoint.port=9000",), "--set: endpoint.port is also set by --port", "llumctl up --help"),
     (("engine.max-model-len=1",), "--set: engine.max-model-len is also set by --engine-arg", ""),
     (("endpoint.tool_parser_plugin=x.py",), "names code to run: only your ", "llumctl config path"),

@@ -14,6 +14,7 @@ from _pytest.capture import CaptureResult
 from controller.api.errors import UsageError
 from controller.api.operations.on_instances import DrainList, DrainReport
 from controller.api.state import run_state
+from controller.api.wire.history import HistoryReport
 from controller.api.wire.requests import RequestDetail, RequestState
 from controller.api.wire.status import (
     ClusterState,
@@ -27,8 +28,9 @@ from controller.api.wire.status import (
     VerdictOrder,
     VerdictStatus,
 )
+from controller.core.record.history import COUNTS, GAUGES
 from llumctl.app import run
-from llumctl.commands import waiting
+from llumctl.commands import status_history, waiting
 from llumctl.commands.status_table import render
 from llumctl.commands.waiting import ClusterIs, Drained, Idle, MemberIs, RequestIs
 from tests.unit.cli_process import LIMIT_S, interrupted, llumctl, reader_left
@@ -251,6 +253,19 @@ def test_output_and_what_it_costs(
     assert f"{words}\n" in cli.out("status")
     config.write_text("[console]\ninstance_cost_per_hour = 2.5\n")
     assert f"{words}  a million costs 3.38\n" in cli.out("status")
+
+
+def test_the_history_goes_back_as_far_as_a_controller_remembers(cli: Cli) -> None:
+    assert "--since: must be at most 6h, not '7h'" in cli("status", "--since", "7h", code=2).err
+
+
+def test_the_history_has_the_output_that_the_controller_told() -> None:
+    counts = dict.fromkeys((*GAUGES, *COUNTS), (1.0,))
+    told = {"tokens_per_s": (1234.0,), "tokens_per_instance_hour": (740_400.0,)}
+    report = HistoryReport(time_s=(9.0,), span_s=(10.0,), cluster=counts | told)
+    heads, cells = (line.split() for line in status_history.table(report, 2.5).splitlines())
+    row = dict(zip(heads, cells, strict=True))
+    assert [row[each] for each in ("TOK/s", "TOK/INST-H", "COST/M")] == ["1234", "740k", "3.38"]
 
 
 def test_check(fake: FakeController, cli: Cli) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
+from controller.api.figures import gauges_of
 from controller.api.text import hints, status_words, verdict_words
 from controller.api.text.alarms import Alarm
 from controller.api.text.quantities import duration, latency, percent, printable, time_of_day
@@ -30,7 +31,7 @@ from tui.drawing import (
     severity,
     width_of,
 )
-from tui.panes.instances import kv_percent, kv_share, repeating
+from tui.panes.instances import kv_percent, repeating
 from tui.replay import Progress
 from tui.state import DashboardState
 
@@ -190,11 +191,12 @@ def _setup(status: ClusterStatus | None) -> list[_Piece]:
 def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> list[_Piece]:
     if status is None:
         return []
-    running = sum(item.num_running_reqs or 0 for item in status.instances)
-    waiting = sum(item.num_waiting_reqs or 0 for item in status.instances)
-    loads = f"{'' if brief else 'req '}run {running} wait {waiting}"
-    if status.num_held_reqs:
-        loads += f" held {status.num_held_reqs}"
+    gauges, held = gauges_of(status), status.num_held_reqs
+    running, waiting = gauges["num_running_reqs"], gauges["num_waiting_reqs"] - held
+    loads = f"{'' if brief else 'req '}run {running:.0f} wait {waiting:.0f}"
+    if held:
+        loads += f" held {held}"
+    kv_held = gauges.get("kv_held_share")
     replays, limits = _replays(status, brief=brief), live.state.limits
     facts = [
         _Piece((Span("inst ", Tone.DIM), *_instances(status, brief=brief)), drop=2 if brief else 1),
@@ -213,9 +215,9 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
         *([] if brief else replays),
         _labelled(
             "kv",
-            kv_percent(status.instances),
+            kv_percent(kv_held),
             drop=4,
-            tone=fullness(kv_share(status.instances)),
+            tone=fullness(kv_held),
         ),
         *(replays if brief else []),
         *_rolling(status, brief=brief),
@@ -321,7 +323,8 @@ def _moves_drop(status: ClusterStatus, drop: int) -> int:
 
 
 def _average_freeness(status: ClusterStatus) -> float | None:
-    """The mean freeness of the instances that get new requests and have reported."""
+    """The mean freeness of the instances that get new requests and have reported. The gauge of the
+    history also counts cordoned instances, whose freeness is of no use to new requests."""
     found = [
         item.freeness_steps
         for item in status.instances
@@ -364,8 +367,8 @@ def verdict_line(
     has none, as if it is best to wait. The line is empty if there is no verdict.
 
     What is expected goes first if there is too little room, then causes from the end, then what the
-    order does. While the
-    screen does not show the present, this says so, and what the verdict was before."""
+    order does. While the screen does not show the present, the line says so, and what the verdict
+    was before."""
     verdict = shown.status.verdict if shown.status is not None else None
     if live.state.stopped is not None:
         reason = printable(live.state.stopped.reason)

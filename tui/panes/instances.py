@@ -11,11 +11,12 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 
+from controller.api.figures import gauges_of
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text import status_words
 from controller.api.text.quantities import duration, latency, printable
@@ -271,19 +272,7 @@ def kv(item: InstanceStatus, glyphs: Glyphs) -> Line:
     )
 
 
-def kv_share(items: Iterable[InstanceStatus]) -> float | None:
-    """The share of all blocks that requests hold, over all instances that have reported."""
-    sized = [
-        (item.num_total_blocks, item.num_free_blocks)
-        for item in items
-        if item.num_total_blocks is not None and item.num_free_blocks is not None
-    ]
-    total = sum(blocks for blocks, _ in sized)
-    return sum(b - free for b, free in sized) / total if total else None
-
-
-def kv_percent(items: Iterable[InstanceStatus]) -> str:
-    share = kv_share(items)
+def kv_percent(share: float | None) -> str:
     return "-" if share is None else f"{drawing.percent(share)}%"
 
 
@@ -613,11 +602,12 @@ _GONE = (InstanceState.RESTARTING, InstanceState.STALLED)
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """The heading of a node's group. The cursor never lies on it. `node` is empty for instances
-    whose process has not been heard of."""
+    whose process has not been heard of. `gauges`: those of a cluster that has this node only."""
 
     node: str
     items: tuple[InstanceStatus, ...]
     lost: bool
+    gauges: Mapping[str, float]
 
     @property
     def id(self) -> str:
@@ -641,12 +631,22 @@ def is_heading(row: Row) -> bool:
 
 def groups(status: ClusterStatus | None) -> dict[str, NodeRow]:
     """The headings of the groups, by node; empty while all instances are on one node."""
+    if status is None:
+        return {}
     found: dict[str, list[InstanceStatus]] = {}
-    for item in status.instances if status is not None else ():
+    for item in status.instances:
         found.setdefault(item.node, []).append(item)
     if len(found.keys() - {""}) < 2:
         return {}
-    return {node: NodeRow(node, tuple(items), _is_lost(items)) for node, items in found.items()}
+    return {
+        node: NodeRow(node, tuple(items), _is_lost(items), _gauges_of_node(status, items))
+        for node, items in found.items()
+    }
+
+
+def _gauges_of_node(status: ClusterStatus, items: Sequence[InstanceStatus]) -> dict[str, float]:
+    alone = {"instances": tuple(items), "held": None, "num_held_reqs": 0}
+    return gauges_of(status.model_copy(update=alone))
 
 
 def num_lines(status: ClusterStatus | None) -> int:
@@ -691,11 +691,11 @@ def node_line(row: NodeRow) -> str:
         i.freeness_steps for i in row.items if status_words.state_word(i) == InstanceState.ACTIVE
     ]
     known = [each for each in steps if each is not None]
+    gauges = row.gauges
     loads = (
         f"freeness {drawing.number(sum(known) if known else None)}",
-        f"run {sum(item.num_running_reqs or 0 for item in row.items)}"
-        f" wait {sum(item.num_waiting_reqs or 0 for item in row.items)}",
-        f"kv {kv_percent(row.items)}",
+        f"run {gauges['num_running_reqs']:.0f} wait {gauges['num_waiting_reqs']:.0f}",
+        f"kv {kv_percent(gauges.get('kv_held_share'))}",
     )
     return printable("  ".join((f"{name}: {', '.join(facts)}", *(loads if row.node else ()))))
 

@@ -10,7 +10,7 @@ from typing import Any
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.short_ids import ShortNames
 from controller.api.text.status_words import free_blocks, head_wait_s
-from controller.api.wire.requests import RequestList, RequestState, RequestStatus
+from controller.api.wire.requests import Event, RequestList, RequestState, RequestStatus
 from controller.api.wire.status import (
     ClusterStatus,
     InstanceStatus,
@@ -37,13 +37,16 @@ class Names:
     def of(self, id_: str, width: int = SHORT) -> str:
         return id_ if num_cells(id_) <= width else self._short.of(id_)
 
-    def learn(self, state: DashboardState, *, routine: bool = True) -> None:
-        """Names all requests of which the state tells. `routine`: whether routine events are shown
-        too; a thousand of them may name a thousand requests."""
-        self._short.learn(_ids(state, routine=routine))
+    def learn(
+        self, state: DashboardState, *, routine: bool = True, older: Sequence[Event] = ()
+    ) -> None:
+        """Names all requests of which the state tells, and those of `older` events, which the state
+        does not keep. `routine`: whether routine events are shown too; a thousand of them may name
+        a thousand requests."""
+        self._short.learn(_ids(state, older, routine=routine))
 
 
-def _ids(state: DashboardState, *, routine: bool) -> list[str]:
+def _ids(state: DashboardState, older: Sequence[Event], *, routine: bool) -> list[str]:
     found: list[str] = []
     if (status := state.status) is not None:
         found += [move.request_id for move in (*status.moves, *status.queued_moves)]
@@ -53,11 +56,9 @@ def _ids(state: DashboardState, *, routine: bool) -> list[str]:
         found += [i.queue_head.request_id for i in status.instances if i.queue_head]
         found += [i.kept_for.request_id for i in status.instances if i.kept_for]
         found += [status.held.head.request_id] if status.held else []
-    found += [
-        entry.event.request_id
-        for entry in (state.entries if routine else state.rare)
-        if entry.event is not None and entry.event.request_id
-    ]
+    entries = state.entries if routine else state.rare
+    events = (*older, *(entry.event for entry in entries if entry.event is not None))
+    found += [event.request_id for event in events if event.request_id]
     if state.requests is not None and state.requests.found is not None:
         found += [item.id for item in state.requests.found.requests]
     return found

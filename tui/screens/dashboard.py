@@ -345,7 +345,8 @@ class DashboardScreen(PaintedScreen):
     def _rows(self, alarms: Sequence[Alarm]) -> dict[Pane, Found]:
         shown, glyphs, zone = self.session.shown, self.session.glyphs, self.session.options.zone
         named = self.session.names
-        named.learn(shown, routine=self._all_events())
+        all_events, older = self._all_events(), self._older_events()
+        named.learn(shown, routine=all_events, older=older)
         rows: dict[Pane, list[Any]] = {
             Pane.INSTANCES: instances.ordered(
                 instances.rows(shown, glyphs, {alarm.subject for alarm in alarms}, named),
@@ -354,9 +355,7 @@ class DashboardScreen(PaintedScreen):
             ),
             Pane.MIGRATIONS: migrations.rows(shown, named),
             Pane.QUEUE: requests.head_rows(shown, named),
-            Pane.EVENTS: events.rows(
-                shown, zone, named, routine=self._all_events(), older=self._older_events()
-            ),
+            Pane.EVENTS: events.rows(shown, zone, named, routine=all_events, older=older),
         }
         found = {pane: self._passing(pane, all_rows) for pane, all_rows in rows.items()}
         counts = {pane: len(all_rows) for pane, all_rows in rows.items()}

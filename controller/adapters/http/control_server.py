@@ -428,7 +428,7 @@ SEARCHED_AT_ONCE = 500
 async def found_events(log: EventLog, query: EventsQuery) -> EventPage:
     """The newest events with the wanted words. Raises ValueError for a bad position."""
     found: deque[Event] = deque(maxlen=query.limit)
-    position, num_searched, missed = query.after or None, 0, None if query.after else 0
+    position, num_searched = query.after or None, 0
     while True:
         page = log.after(position, SEARCHED_AT_ONCE)
         if not num_searched:

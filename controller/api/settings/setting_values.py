@@ -38,7 +38,12 @@ LIVE = (
     "priority.*.target_*",
     "priority.*.when_late",
 )
-CONSOLE_TABLES = ("commands", "console", "keys")
+CONSOLE_TABLES: Mapping[str, str] = {
+    "commands": "top reads it there",
+    "console": "top, status and simulate read it there, the controller as it was at up",
+    "keys": "top reads it there",
+}
+"""The tables that are no part of a cluster's settings, and who reads them."""
 
 _KINDS = {
     "string_type": "a string",
@@ -213,7 +218,7 @@ def changed(settings: Settings, changes: Mapping[str, SettingValue]) -> Settings
 def of_the_console(key: str) -> SettingError:
     """The error for a setting of `CONSOLE_TABLES`. It says where such a setting belongs."""
     return SettingError(
-        f"{key[:60]} is not a setting of a cluster: top and status read it from the config file",
+        f"{key[:60]} is set in the config file only: {CONSOLE_TABLES[key.partition('.')[0]]}",
         "llumctl config path",
     )
 

@@ -2,7 +2,8 @@
 
 The TOML file has one table for each class below or in `controller.core.settings`.
 `llumctl.config.settings` merges file, environment and flags into a `Settings` and hands it to `up`,
-which hands it to the controller. Only `llumctl top` and `llumctl status` read the console's tables.
+which hands it to the controller. The controller raises alarm events by `[console]` as it was then;
+`llumctl top`, `status` and `simulate` read the console's tables themselves, each time they start.
 """
 
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -157,8 +158,10 @@ class EvacuateTable(Table):
 
 
 class ConsoleTable(Table):
-    """`[console]`: whether the dashboard may change the cluster, at which figures the dashboard and
-    `llumctl status` raise an alarm, and what an instance costs. 0 switches an alarm off."""
+    """`[console]`: whether the dashboard may change the cluster, at which figures there is an
+    alarm, and what an instance costs. 0 switches an alarm off. `llumctl top` and `llumctl status`
+    read this table when they start. The controller, which makes an event of each alarm, goes by the
+    table as it was at `llumctl up`. `llumctl simulate` reads only the cost."""
 
     readonly: bool = False
     """Whether the dashboard begins read-only; the key `R` ends read-only mode."""

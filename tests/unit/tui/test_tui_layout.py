@@ -12,7 +12,8 @@ from textual.dom import DOMNode
 
 from benchmarks import incidents
 from controller.api.text import verdict_words
-from controller.api.wire.status import ClusterStatus
+from controller.api.wire.status import ClusterStatus, InstanceState
+from controller.api.wire.stream import StatusFrame
 from tests.unit.tui.tui_support import after, state_of, text_of
 from tools import synthetic_cluster as synthetic
 from tui import actions
@@ -109,6 +110,21 @@ def test_the_header_counts_cordoned_instances_apart() -> None:
     found = headed(state_of(synthetic.instance("i-0"), shut), 150, 2)[1]
     assert "inst 1+1 " in found
     assert "freeness avg 521 " in found
+
+
+def test_the_figures_of_the_header_are_those_of_the_graphs_and_the_history() -> None:
+    """So an instance that hangs counts in none of them."""
+    lost = synthetic.instance(
+        "i-1", InstanceState.STALLED, num_free_blocks=1000, num_waiting_reqs=9
+    )
+    status = synthetic.cluster((synthetic.instance("i-0"), lost))
+    held = status.model_copy(update={"num_held_reqs": 4})
+    state = after([StatusFrame(time_s=status.time_s, status=held)])
+    (kept,) = state.past.points
+    for width, count in ((150, 2), (80, 1)):
+        found = headed(state, width, count)[-1]
+        assert "run 12 wait 0 held 4 " in found
+        assert f"kv {100 * (kept.kv_held or 0.0):.0f}% " in found
 
 
 def test_of_the_levels_the_header_leaves_out_the_highest_last() -> None:

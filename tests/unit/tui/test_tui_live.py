@@ -139,7 +139,7 @@ def test_the_history_is_asked_for_at_first_and_then_what_is_new() -> None:
         assert listener.source.ask_history(None)
         until(lambda: bool(listener.of(HistoryArrived)))
         assert listener.of(HistoryArrived)[-1].found == ()
-    assert client.history.call_args_list[2].kwargs == {"after_s": 1.0}
+    assert client.history.call_args_list[2].kwargs == {"after_s": 1.0, "points": 900}, "no coarser"
 
 
 def test_a_recording_that_fails_does_not_stop_the_show(controller: Controller) -> None:

@@ -451,7 +451,7 @@ def starting(id_: str) -> InstanceStatus:
 
 
 CLOSED, COOLING = {"closed_by": ("cordoned", "cooling")}, {"closed_by": ("cooling",)}
-B = "b: 1 instance  freeness 500  run 12 wait 0  kv 55%"
+B = "b: 1 instance  freeness 500  run 12 wait 0  kv 56%"
 LOST = "! c lost with 2 instances: i-1 i-2"
 
 
@@ -469,9 +469,9 @@ NODES = {
             starting("i-4"),
         ],
         [
-            "b: 2 instances, 1 stalled  freeness 7  run 24 wait 3  kv 55%",
+            "b: 2 instances, 1 stalled  freeness 7  run 12 wait 3  kv 56%",
             *("i-3", "i-1"),
-            "a: 2 instances  freeness 590  run 24 wait 0  kv 55%",
+            "a: 2 instances  freeness 590  run 24 wait 0  kv 56%",
             *("i-2", "i-0"),
             "no machine yet: 1 instance, 1 starting",
             "i-4",
@@ -483,7 +483,7 @@ NODES = {
             at("i-1", "a", 91.0, **CLOSED),
             at("i-3", "b"),
         ],
-        ["a: 2 instances, 1 cordoned  freeness 90  run 24 wait 0  kv 55%", "i-0", "i-1", B, "i-3"],
+        ["a: 2 instances, 1 cordoned  freeness 90  run 24 wait 0  kv 56%", "i-0", "i-1", B, "i-3"],
     ),
     "a lost node is one line": (
         [at("i-3", "b"), gone("i-1", "c"), gone("i-2", "c")],

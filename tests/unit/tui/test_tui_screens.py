@@ -14,6 +14,7 @@ from tests.unit.tui.tui_support import NARROW, WALL, Bed, FakeSource, watching
 from tools import synthetic_cluster as synthetic
 from tui.actions import Target
 from tui.drawing import ASCII, GAP
+from tui.panes.requests import SHORT
 from tui.screens.dashboard import DashboardScreen, Pane
 from tui.state import RecordingFailed, RequestsArrived
 from tui.widgets import TableView
@@ -107,6 +108,28 @@ async def test_the_filter_of_events_searches_all_that_the_controller_knows() -> 
         await bed.sees("no match in the last 10,000")
         await bed.wait(9.0)
         assert bed.control.searches == ["i-77", "nothing like it", "nothing like it"]
+
+
+async def test_requests_of_events_that_a_search_finds_have_short_names() -> None:
+    ids = [f"chatcmpl-3f0a91c2-of-tenant-{number:04}" for number in range(30)]
+    found = tuple(
+        Event(
+            position=f"a-{number}",
+            kind="evicted",
+            time_s=synthetic.START_S - 3600 + number,
+            cause_id="c",
+            instance_id="i-77",
+            request_id=id_,
+        )
+        for number, id_ in enumerate(ids)
+    )
+    async with watching(3, (120, 36)) as bed:
+        bed.control.events = found
+        bed.main.show_events("i-77")
+        await bed.settle()
+        assert len({bed.app.session.names.of(id_) for id_ in ids}) == 30
+        assert all(len(bed.app.session.names.of(id_)) <= SHORT for id_ in ids)
+        await bed.sees(bed.app.session.names.of(ids[-1]))
 
 
 async def test_the_log_of_an_instance_stands_on_its_screen() -> None:
