@@ -2,9 +2,10 @@
 second, and what the dashboard draws where no history is known."""
 
 from collections.abc import Iterable
+from statistics import fmean
 
-from controller.api.text.status_words import head_wait_s
-from controller.api.wire.status import ClusterStatus, InstanceStatus
+from controller.api.text.status_words import head_wait_s, no_requests
+from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 
 _SERVING = frozenset({"active", "draining"})
 
@@ -25,10 +26,11 @@ def gauges_of(status: ClusterStatus) -> dict[str, float]:
     if total := sum(map(usable_blocks, found)):
         gauges["kv_held_share"] = sum(map(held_blocks, found)) / total
         gauges["kv_wanted_share"] = (sum(map(wanted_blocks, found)) + _held_demand(status)) / total
-    open_ = [each for each in found if each.freeness_steps is not None]
-    if open_:
-        gauges["freeness_steps"] = sum(each.freeness_steps or 0.0 for each in open_) / len(open_)
-        gauges["backlog_s"] = sum(each.backlog_s or 0.0 for each in open_) / len(open_)
+    free = [e.freeness_steps for e in found if e.freeness_steps is not None and takes_requests(e)]
+    if free:
+        gauges["freeness_steps"] = fmean(free)
+    if backlogs_s := [each.backlog_s for each in found if each.backlog_s is not None]:
+        gauges["backlog_s"] = fmean(backlogs_s)
     return gauges
 
 
@@ -39,6 +41,11 @@ def loads_by_level(status: ClusterStatus) -> dict[str, tuple[int, int]]:
         each.name: (each.num_running_reqs, each.num_waiting_reqs + held.get(each.name, 0))
         for each in status.levels
     }
+
+
+def takes_requests(item: InstanceStatus) -> bool:
+    """Whether the instance gets new requests. What others have free is of no use now."""
+    return item.state is InstanceState.ACTIVE and not no_requests(item)
 
 
 def serving_instances(status: ClusterStatus) -> list[InstanceStatus]:

@@ -12,7 +12,7 @@ def test_only_instances_that_serve_count_and_headroom_is_not_wanted() -> None:
     one = synthetic.instance(
         "i-0", num_free_blocks=505, virtual_usage_blocks=995, headroom_blocks=400, backlog_s=2.0
     )
-    other = synthetic.instance("i-1", num_free_blocks=1000, virtual_usage_blocks=0)
+    other = synthetic.instance("i-1", num_free_blocks=1000, virtual_usage_blocks=0, backlog_s=0.0)
     lost = synthetic.instance("i-2", InstanceState.STALLED, num_waiting_reqs=9)
     found = gauges_of(synthetic.cluster((one, other, lost)))
     assert found.keys() <= set(GAUGES)

@@ -202,7 +202,7 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
         _Piece((Span("inst ", Tone.DIM), *_instances(status, brief=brief)), drop=2 if brief else 1),
         _Piece((Span(loads),), drop=3 if brief else 2),
         _labelled(
-            "freeness avg", drawing.number(_average_freeness(status)), drop=7 if brief else 6
+            "freeness avg", drawing.number(gauges.get("freeness_steps")), drop=7 if brief else 6
         ),
         _labelled(
             "mig",
@@ -320,17 +320,6 @@ def _moves_drop(status: ClusterStatus, drop: int) -> int:
     """The `drop` of the figures of moves; if all are 0 they say nothing."""
     lately = status.num_migrated_last_minute or status.num_failed_moves_last_minute
     return drop if status.moves or status.queued_moves or lately else drop + _REPEATS
-
-
-def _average_freeness(status: ClusterStatus) -> float | None:
-    """The mean freeness of the instances that get new requests and have reported. The gauge of the
-    history also counts cordoned instances, whose freeness is of no use to new requests."""
-    found = [
-        item.freeness_steps
-        for item in status.instances
-        if state_word(item) == InstanceState.ACTIVE and item.freeness_steps is not None
-    ]
-    return sum(found) / len(found) if found else None
 
 
 def _worst_ttft_s(status: ClusterStatus) -> float | None:
