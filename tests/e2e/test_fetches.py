@@ -73,7 +73,10 @@ def test_prompts_that_begin_alike_are_fetched_and_no_token_changes(cluster: Clus
         return [e for e in fetched(cluster)[num_before:] if e.labels["outcome"] == "fetched"]
 
     events = wait_for(is_told, "an event of a fetch")
-    assert all(e.numbers["num_tokens"] >= SHARED_TOKENS // 2 for e in events)
+    # What is still being computed has only its first blocks cached, so some fetches are short.
+    num_tokens = [e.numbers["num_tokens"] for e in events]
+    assert all(num_tokens)
+    assert max(num_tokens) >= SHARED_TOKENS // 2, num_tokens
     assert {e.instance_id for e in events} <= {"i-0", "i-1"}
     status = wait_for(
         lambda: (s := cluster.status()) and all_free(s) and s, "all blocks are free again"
