@@ -69,6 +69,8 @@ _SEVERITIES = {
 """Those of other words are WARN; a degraded cluster may be worse."""
 RAISED_AFTER_S = 3.0
 """A worse word must hold for so long."""
+WAITING_AFTER_S = 1.0
+"""That requests wait for long: a wait only grows, so that two looks are enough."""
 CLEARED_AFTER_S = 5.0
 """A better word must hold for so long."""
 RECOVERS_FOR_S = 60.0
@@ -311,8 +313,10 @@ class Verdicts:
         """Whether what was found has held for long enough to be said."""
         if found in _AT_ONCE or said in (Word.STARTING, Word.STOPPING):
             return True
-        is_worse = _GRAVITY[found] > _GRAVITY[said]
-        return now_s - self._found_since_s >= (RAISED_AFTER_S if is_worse else CLEARED_AFTER_S)
+        hold_s = RAISED_AFTER_S if _GRAVITY[found] > _GRAVITY[said] else CLEARED_AFTER_S
+        if found in _WAITING and said not in TROUBLE:
+            hold_s = WAITING_AFTER_S
+        return now_s - self._found_since_s >= hold_s
 
     def _medians(self) -> dict[str, float]:
         """The median step of each instance that has run requests in all looks of SLOW_FOR_S."""
@@ -495,7 +499,8 @@ class _Judgement:
             case Word.OK:
                 gauges = self._present.sample.gauges
                 running = round(gauges.get("num_running_reqs", 0.0))
-                return f"{self._present.num_serving} serve, {running} run, {self._kv()}"
+                waits = f"{self._num_waiting} wait, " if self._num_waiting else ""
+                return f"{self._present.num_serving} serve, {running} run, {waits}{self._kv()}"
 
     def _why_degraded(self) -> str:
         present = self._present

@@ -15,6 +15,7 @@ from controller.core.record.verdict import (
     RECOVERS_FOR_S,
     SLOW_FOR_S,
     TROUBLE,
+    WAITING_AFTER_S,
     Absent,
     Blocked,
     Changed,
@@ -90,7 +91,7 @@ ADD = Order(Deed.ADD, expected="serving in 25 s")
 CASES: dict[str, tuple[dict[str, Any], Word, str, Order | None]] = {
     "quiet": ({}, Word.OK, "3 serve, 12 run, KV 30%", None),
     "a short wait": ({"gauges": {**FULL, "num_waiting_reqs": 9, "longest_wait_s": 1.0}}, Word.OK,
-        "3 serve, 12 run, KV 91%", None),
+        "3 serve, 12 run, 9 wait, KV 91%", None),
     "no memory": (
         {
             "gauges": {**WAITING, **FULL},
@@ -208,7 +209,7 @@ def test_a_missing_member_is_as_bad_as_what_it_does_to_requests(
 def test_a_worse_word_must_hold_and_a_missing_member_counts_at_once(bed: Bed) -> None:
     bed.look(10)
     overloaded = {**WAITING, **FULL}
-    assert bed.look(RAISED_AFTER_S, gauges=overloaded).word is Word.OK
+    assert bed.look(WAITING_AFTER_S, gauges=overloaded).word is Word.OK
     assert bed.look(1, gauges=overloaded).word is Word.OVERLOADED
     assert bed.look(CLEARED_AFTER_S).word is Word.OVERLOADED
     assert bed.look(1).word is Word.OK
