@@ -21,6 +21,7 @@ from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 DOCS = Path(__file__).parents[3] / "docs"
 PICTURE, PICTURED = DOCS / "dashboard.png", "slow-link"
 SIZE = (120, 36)
+OTHER_SIZES = ((80, 24), (200, 50))
 _SCREEN = re.compile(r"(<!-- screen: ([a-z-]+) -->\n```\n)(.*?)(```\n)", re.DOTALL)
 
 
@@ -31,12 +32,28 @@ def main() -> int:
     screens: dict[str, str] = {}
     is_painted = False
     for name in incidents.INCIDENTS:
-        screens[name], svg = asyncio.run(picture(name))
+        screens[name], svg = asyncio.run(picture(name, SIZE))
         if name == PICTURED:
             is_painted = paint(svg, PICTURE)
     text = _SCREEN.sub(lambda found: found[1] + screens[found[2]] + found[4], text)
     page.write_text(text, "utf-8")
+    (DOCS / "incidents-by-size.md").write_text(_other_sizes(), "utf-8")
     return 0 if is_painted else 1
+
+
+def _other_sizes() -> str:
+    """The page with the same screens on a small and on a large terminal."""
+    parts = [
+        "# The incidents on a small and on a large screen\n\nThe [twelve incidents](incidents.md)"
+        " at the same moments, in terminals of 80x24 and of 200x50. `make pictures` writes this"
+        " page.\n"
+    ]
+    for name in incidents.INCIDENTS:
+        parts.append(f"## {name.replace('-', ' ').capitalize()}\n")
+        for size in OTHER_SIZES:
+            screen, _ = asyncio.run(picture(name, size))
+            parts.append(f"{size[0]}x{size[1]}:\n\n```\n{screen}```\n")
+    return "\n".join(parts)
 
 
 def paint(svg: str, path: Path) -> bool:
@@ -68,10 +85,10 @@ def paint(svg: str, path: Path) -> bool:
     return True
 
 
-async def picture(name: str) -> tuple[str, str]:
+async def picture(name: str, size: tuple[int, int]) -> tuple[str, str]:
     """The screen at the moment at which it shows what happened, as text and as an SVG."""
     source = FakeSource()
-    async with dashboard(source, SIZE) as (app, pilot):
+    async with dashboard(source, size) as (app, pilot):
         source.feed(incidents.frames(name, incidents.SHOWN_S))
         source.clock_s += 0.4
         await settle(app, pilot)
