@@ -243,7 +243,7 @@ async def test_without_a_list_the_alarms_are_those_of_this_dashboard(watched: Be
 
 WAYS = {
     "add": ("+", "llumctl scale +1"),
-    "restart": ("r on i-3", "llumctl restart i-3"),
+    "restart": ("r on i-3", "llumctl restart i-3 --now"),
     "drain": ("d on i-3", "llumctl drain i-3"),
     "look": ("Enter on i-3", "Enter on i-3"),
     "logs": (":logs i-3", ":logs i-3"),
