@@ -2,7 +2,8 @@
 an ASCII terminal, the key of a series. Also has their scales. All functions are pure.
 
 A curve has its key, a character, behind its last value, so that curves can be told apart without
-colours. docs/decisions/0071-graphs-in-the-console.md says why this is no library.
+colours. Keys at the same height stand side by side. docs/decisions/0071-graphs-in-the-console.md
+says why this is no library.
 """
 
 import math
@@ -18,7 +19,9 @@ DOTS_ACROSS, DOTS_DOWN = 2, 4
 _BRAILLE = 0x2800
 _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """The bit of each dot of a cell, by its column and its row."""
-KEY_WIDTH = 1
+KEY_WIDTH = 4
+"""So many curves may end at the same height: with two levels, their running and waiting
+requests."""
 _LEAST_LOG = 1e-6
 """A logarithmic scale has no smaller values."""
 
@@ -104,27 +107,22 @@ def plot(
     draw = _in_ascii if glyphs is ASCII else _in_braille
     for curve in reversed(curves):
         draw(cells, curve, scale, room, height)
-    taken: set[int] = set()
+    num_taken = [0] * height
+    """How many keys stand on each line."""
     for curve in curves:
         last = next((each for each in reversed(curve.values[-8:]) if each is not None), None)
         if last is None or room <= 0:
             continue
-        place = _free(_row(scale.height(last), height), taken, height)
-        if place is not None:
-            taken.add(place)
-            cells[place][room] = curve.tone, curve.key
+        y = _row(scale.height(last), height)
+        if num_taken[y] < KEY_WIDTH:
+            cells[y][room + num_taken[y]] = curve.tone, curve.key
+            num_taken[y] += 1
     return [_joined(row) for row in cells]
 
 
 def _row(share: float, height: int) -> int:
     """The line for this height, from the top."""
     return min(height - 1, int((1.0 - share) * height))
-
-
-def _free(wanted: int, taken: set[int], height: int) -> int | None:
-    """The nearest line without a key; None if all have one."""
-    found = [each for each in range(height) if each not in taken]
-    return min(found, key=lambda each: abs(each - wanted), default=None)
 
 
 def _in_ascii(

@@ -35,24 +35,26 @@ def graphed(seconds: int = 300) -> DashboardState:
     return reduce(after(synthetic.overloaded(1)), [HistoryArrived((history,), 0.0)])
 
 
-def plotted(*curves: Curve, glyphs: Glyphs = UNICODE, width: int = 5, height: int = 2) -> list[str]:
+def plotted(*curves: Curve, glyphs: Glyphs = UNICODE, width: int = 8, height: int = 2) -> list[str]:
     scale = plotting.linear([4.0], drawing.number, 4.0)
     return [text_of(line) for line in plotting.plot(curves, scale, width, height, glyphs)]
 
 
 def test_curves_are_dots_and_their_keys_stand_behind_their_last_values() -> None:
     rising = Curve("r", Tone.CURVE_1, (0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 4.0, 4.0))
-    assert plotted(rising) == ["  ⡜⠉r", "⣀⠜   "]
-    assert plotted(rising, glyphs=ASCII) == ["    r", "rrrr "]
+    assert plotted(rising) == ["  ⡜⠉r   ", "⣀⠜      "]
+    assert plotted(rising, glyphs=ASCII) == ["    r   ", "rrrr    "]
     flat = Curve("f", Tone.CURVE_2, (None, None, *(1.0,) * 4, None, None))
-    assert plotted(flat) == ["     ", " ⠤⠤ f"]
+    assert plotted(flat) == ["        ", " ⠤⠤ f   "]
 
 
-def test_keys_of_equal_values_stand_on_lines_of_their_own() -> None:
-    same = [Curve(key, Tone.CURVE_1, (2.0,) * 8) for key in "abc"]
-    shown = plotted(*same, height=3)
-    assert sorted(line[-1] for line in shown) == ["a", "b", "c"]
-    assert {line[-1] for line in plotted(*same, height=2)} == {"a", "b"}
+def test_keys_of_equal_values_stand_side_by_side() -> None:
+    """On another line, a key would say another value."""
+    same = [Curve(key, Tone.CURVE_1, (2.0,) * 8) for key in "abcde"]
+    assert [line[-plotting.KEY_WIDTH :].strip() for line in plotted(*same, height=2)] == [
+        "",
+        "abcd",
+    ]
 
 
 @given(
