@@ -14,7 +14,6 @@ from controller.api.text.quantities import (
     counted,
     duration,
     latency,
-    percent,
     price,
     price_of_million,
     time_of_day,
@@ -160,7 +159,7 @@ def _price(value: float | None) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else percent(value)
+    return "-" if value is None else f"{100 * value:.0f}%"
 
 
 def _time(value: float | None) -> str:

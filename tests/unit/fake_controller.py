@@ -16,6 +16,7 @@ from controller.api.explain import explain
 from controller.api.operations.on_instances import DrainList, DrainReport
 from controller.api.state import run_state
 from controller.api.wire import ErrorBody
+from controller.api.wire.history import HistoryReport
 from controller.api.wire.requests import (
     Event,
     EventPage,
@@ -101,6 +102,7 @@ class FakeController:
         self.num_forgotten = 0
         self.requests = RequestList(requests=(), num_matching=0)
         self.details: dict[str, RequestDetail] = {}
+        self.history = HistoryReport()
         self.asked: list[str] = []
         self.drains: Sequence[DrainReport] = ()
         self.orders: dict[str, Orders] = {}
@@ -220,6 +222,8 @@ class FakeController:
             return 200, self._page(query.get("after", [""])[0], int(query["limit"][0]))
         if path == "/v1/requests":
             return 200, self.requests
+        if path == "/v1/history":
+            return 200, self.history
         if path == "/v1/drains":
             return 200, DrainList(drains=tuple(self.drains))
         reference = unquote(path.removeprefix("/v1/requests/"))

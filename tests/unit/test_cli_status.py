@@ -14,7 +14,7 @@ from _pytest.capture import CaptureResult
 from controller.api.errors import UsageError
 from controller.api.operations.on_instances import DrainList, DrainReport
 from controller.api.state import run_state
-from controller.api.wire.history import HistoryReport
+from controller.api.wire.history import HistoryReport, LevelHistory
 from controller.api.wire.requests import RequestDetail, RequestState
 from controller.api.wire.status import (
     ClusterState,
@@ -266,6 +266,56 @@ def test_the_history_has_the_output_that_the_controller_told() -> None:
     heads, cells = (line.split() for line in status_history.table(report, 2.5).splitlines())
     row = dict(zip(heads, cells, strict=True))
     assert [row[each] for each in ("TOK/s", "TOK/INST-H", "COST/M")] == ["1234", "740k", "3.38"]
+
+
+NAMES = (*GAUGES, *COUNTS, "tokens_per_s", "tokens_per_instance_hour")
+WAITING = LevelHistory(ttft_p99_s=(None, 0.2, 34.0))
+HISTORY = HistoryReport(
+    time_s=(1000.0, 1010.0, 1020.0),
+    span_s=(10.0, 10.0, 10.0),
+    cluster=dict.fromkeys(NAMES, (0.0, 0.0, 0.0))
+    | {"num_waiting_reqs": (0.0, 3.0, 106.0), "kv_held_share": (0.0812, 0.5, 0.91)},
+    levels={"normal": WAITING},
+)
+
+
+def test_the_history_as_a_table_as_json_and_as_curves(fake: FakeController, cli: Cli) -> None:
+    assert "there is no history yet" in cli("status", "--since", "1m").err
+    fake.history = HISTORY
+    head, *rows = cli.out("status", "--since", "1m").splitlines()
+    table = [dict(zip(head.split(), row.split(), strict=True)) for row in rows]
+    assert [row["WAIT"] for row in table] == ["0", "3", "106"]
+    assert [row["KV"] for row in table] == ["8%", "50%", "91%"]
+    assert [row["TTFT99"] for row in table] == ["-", "200ms", "34s"]
+    whole = json.loads(cli.out("status", "--since", "1m", "-o", "json"))
+    assert whole["levels"]["normal"]["ttft_p99_s"] == [None, 0.2, 34.0]
+    curves = cli.out("status", "--since", "1m", "--plot", "-").splitlines()
+    assert [line.split()[0] for line in curves] == ["FIGURE", "WAIT", "KV", "TTFT99"], (
+        "what is always the same has no curve"
+    )
+    assert curves[1].split()[1::2] == ["0", "106"]
+    asked = {
+        int(path.split("points=")[1].split("&")[0]) for path in fake.asked if "history" in path
+    }
+    rows_and_cells = {status_history.MAX_ROWS, status_history.NUM_CELLS}
+    assert asked == {*rows_and_cells, status_history.PLOT_POINTS}
+
+
+def test_the_history_as_a_picture_and_what_does_not_go_together(
+    fake: FakeController, cli: Cli, tmp_path: Path
+) -> None:
+    fake.history = HISTORY
+    cli("status", "--since", "1m", "--plot", str(tmp_path / "h.png"))
+    assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")
+    for words in (
+        ("--since", "1m", "--check"),
+        ("--since", "1m", "-o", "name"),
+        ("--since", "1m", "-o", "json", "--plot", "-"),
+        ("--since", "1m", "--plot", "h.pdf"),
+        ("--plot", "-"),
+        ("--since", "1m", "--wait", "ready"),
+    ):
+        assert cli("status", *words, code=2).err.startswith("error: ")
 
 
 def test_check(fake: FakeController, cli: Cli) -> None:
