@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from controller.adapters.http.observer import present_of, seen_of, verdict_status
 from controller.api.recording import RecordingHeader, RecordingWriter
+from controller.api.text.alarms import ABSENT_STATES
 from controller.api.wire.requests import Event
 from controller.api.wire.status import (
     AutoscaleStatus,
@@ -232,7 +233,7 @@ class Cluster:
         found = tuple(self._instance(each) for each in self.instances)
         slowest = max((item.ttft_p99_s for item in found if item.ttft_p99_s), default=None)
         slowest_by_level = _slowest(item.ttft_p99_by_level_s for item in found)
-        absent = [item for item in found if item.state in _ABSENT]
+        absent = [item for item in found if item.state in ABSENT_STATES]
         num_live = sum((i.num_running_reqs or 0) + (i.num_waiting_reqs or 0) for i in found)
         return ClusterStatus(
             cluster="prod-a",
@@ -380,8 +381,6 @@ def _slowest(of_instances: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _p99(took_s: list[float]) -> float:
     return round(sorted(took_s)[-1 - len(took_s) // 100], 3)
 
-
-_ABSENT = (InstanceState.STALLED, InstanceState.RESTARTING, InstanceState.FAILED)
 
 # The incidents
 

@@ -4,8 +4,9 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -134,23 +135,36 @@ def top(
         if not in_browser:
             check_terminal("top", ELSEWHERE)
         shown_before.append(name)
-        with contextlib.ExitStack() as stack:
-            writer = None
-            title = f"{name}  + connecting"
-            frame = _first_frame(title, ascii_only=ascii_only, in_browser=in_browser)
-            with frame, startup.collector_paused():
-                look = _look(chosen, ascii_only=ascii_only, in_browser=in_browser)
-                called = reached(name)
-                if record is not None:
-                    recording = new_recording(record, name, called, refresh)
-                    writer = stack.enter_context(recording)
-                app = _live(name, called, look, refresh, writer, shown_before, readonly=readonly)
-            _run(app)
-        name = app.switch_to
-        if name:
-            meant.cluster_is(name)
+        asked = partial(_look, chosen, ascii_only=ascii_only, in_browser=in_browser)
+        frame = _first_frame(f"{name}  + connecting", ascii_only=ascii_only, in_browser=in_browser)
+        name = _show_live(shown_before, frame, asked, record, refresh, readonly=readonly)
+
+
+def _show_live(
+    shown_before: Sequence[str],
+    frame: contextlib.AbstractContextManager[None],
+    asked: Callable[[], Look],
+    record: Path | None,
+    refresh_s: float,
+    *,
+    readonly: bool,
+) -> str:
+    """Shows the last of these clusters until the operator leaves. Returns the cluster to show next;
+    empty if there is none."""
+    name, writer = shown_before[-1], None
+    with contextlib.ExitStack() as stack:
+        with frame, startup.collector_paused():
+            look = asked()
+            called = reached(name)
+            if record is not None:
+                writer = stack.enter_context(new_recording(record, name, called, refresh_s))
+            app = _live(name, called, look, refresh_s, writer, shown_before, readonly=readonly)
+        _run(app)
     if writer is not None:
         output.say(f"recorded {writer.num_frames} frames in {writer.path}")
+    if app.switch_to:
+        meant.cluster_is(app.switch_to)
+    return app.switch_to
 
 
 def show_replay(

@@ -3,8 +3,9 @@ tone that says how bad the figure is. Where there is no room for figures, a cell
 higher, the worse."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text.quantities import latency, printable
@@ -74,7 +75,8 @@ def lines(
         for node, items in nodes.items():
             if len(nodes) > 1:
                 found.append((Span(f" {_node_words(node, items)}", Tone.STRONG),))
-            found += draw(items, heat, state.limits, alarmed, width, glyphs)
+            cells = {each.id: _cell(each, heat, state.limits, alarmed) for each in items}
+            found += draw(cells, heat.width, width, glyphs)
         if len(found) <= height:
             return found
     left = len(found) - height + 1
@@ -99,7 +101,7 @@ def _node_words(node: str, items: Sequence[InstanceStatus]) -> str:
 
 def _cell(
     item: InstanceStatus, heat: Heat, limits: ConsoleTable, alarmed: Collection[str]
-) -> tuple[str, str, Tone, float | None]:
+) -> "_Cell":
     """The mark, the figure, the tone and the heat. An instance in a bad state, or with an alarm, is
     marked; a state that has no figures stands in their place."""
     figure, tone, share = heat.figure_of(item, limits)
@@ -112,49 +114,42 @@ def _cell(
     return mark, figure, tone, share
 
 
+_Cell = tuple[str, str, Tone, float | None]
+
+
 def _with_figures(
-    items: Sequence[InstanceStatus],
-    heat: Heat,
-    limits: ConsoleTable,
-    alarmed: Collection[str],
-    width: int,
-    glyphs: Glyphs,
+    cells: Mapping[str, _Cell], figure_width: int, width: int, glyphs: Glyphs
 ) -> list[Line]:
     """` !i-3 ▇  -196`"""
-    ids = max(num_cells(printable(item.id)) for item in items)
-    across = max(1, (width - 1) // (2 + ids + 2 + heat.width))
-    found: list[Line] = []
-    for begin in range(0, len(items), across):
-        line: list[Span] = []
-        for item in items[begin : begin + across]:
-            mark, figure, tone, share = _cell(item, heat, limits, alarmed)
-            mark_tone = Tone.BAD if mark == "!" else Tone.WARN
-            line += [
-                Span(f" {mark}", mark_tone if mark.strip() else Tone.PLAIN),
-                Span(f"{fitted(printable(item.id), ids, glyphs)} ", Tone.DIM),
-                Span(f"{_glyph(share, glyphs)}{figure:>{heat.width}}", tone),
-            ]
-        found.append(tuple(line))
-    return found
+    ids = max(num_cells(printable(each)) for each in cells)
+
+    def drawn(instance_id: str, cell: _Cell) -> Line:
+        mark, figure, tone, share = cell
+        mark_tone = Tone.BAD if mark == "!" else Tone.WARN
+        return (
+            Span(f" {mark}", mark_tone if mark.strip() else Tone.PLAIN),
+            Span(f"{fitted(printable(instance_id), ids, glyphs)} ", Tone.DIM),
+            Span(f"{_glyph(share, glyphs)}{figure:>{figure_width}}", tone),
+        )
+
+    return _in_rows([drawn(*each) for each in cells.items()], 2 + ids + 2 + figure_width, width)
 
 
-def _as_glyphs(
-    items: Sequence[InstanceStatus],
-    heat: Heat,
-    limits: ConsoleTable,
-    alarmed: Collection[str],
-    width: int,
-    glyphs: Glyphs,
-) -> list[Line]:
-    across = max(1, width - 2)
-    found: list[Line] = []
-    for begin in range(0, len(items), across):
-        line = [Span(" ")]
-        for item in items[begin : begin + across]:
-            mark, _, tone, share = _cell(item, heat, limits, alarmed)
-            line.append(Span("!", Tone.BAD) if mark == "!" else Span(_glyph(share, glyphs), tone))
-        found.append(tuple(line))
-    return found
+def _as_glyphs(cells: Mapping[str, _Cell], _: int, width: int, glyphs: Glyphs) -> list[Line]:
+    def drawn(cell: _Cell) -> Line:
+        mark, _, tone, share = cell
+        return (Span("!", Tone.BAD) if mark == "!" else Span(_glyph(share, glyphs), tone),)
+
+    rows = _in_rows([drawn(each) for each in cells.values()], 1, width - 1)
+    return [(Span(" "), *row) for row in rows]
+
+
+def _in_rows(drawn: Sequence[Line], cell_width: int, width: int) -> list[Line]:
+    across = max(1, (width - 1) // cell_width)
+    return [
+        tuple(chain.from_iterable(drawn[begin : begin + across]))
+        for begin in range(0, len(drawn), across)
+    ]
 
 
 def _glyph(share: float | None, glyphs: Glyphs) -> str:

@@ -19,7 +19,7 @@ from controller.api.figures import (
     wanted_blocks,
 )
 from controller.api.settings.settings import ConsoleTable
-from controller.api.text.alarms import Alarm, alarms
+from controller.api.text.alarms import ABSENT_STATES, Alarm, alarms
 from controller.api.text.quantities import per_instance_hour
 from controller.api.text.status_words import free_blocks, head_wait_s, is_reserved, no_requests
 from controller.api.wire.history import Column, HistoryReport, LevelHistory
@@ -63,9 +63,6 @@ from controller.core.record.windows import MINUTE_S, ServedInAll
 from controller.ports.processes import HistoryStore
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.repeating import GuardedTurns
-
-_ABSENT = frozenset({"failed", "stalled", "restarting"})
-
 
 MAX_ENDED_ALARMS = 20
 """A status has the last ones that ended."""
@@ -127,8 +124,10 @@ class Observer:
         sample = self.history.latest
         assert sample is not None
         self._output = _output_of(self.history.since(sample.time_s - MINUTE_S))
+        loss = self._controller.launcher_loss
+        launcher = "" if loss is None else loss.what
         moves = self._controller.live.rescheduling.enabled
-        self._judge(present_of(status, sample, moves=moves))
+        self._judge(present_of(status, sample, launcher, moves=moves))
         self._look_for_alarms(status)
 
     def with_findings(self, status: ClusterStatus) -> ClusterStatus:
@@ -210,19 +209,8 @@ class Observer:
 
 
 def verdict_status(verdict: Verdict) -> VerdictStatus:
-    order = verdict.order
-    return VerdictStatus(
-        word=str(verdict.word),
-        severity=str(verdict.severity),
-        about=verdict.about,
-        since_s=round(verdict.since_s, 3),
-        why=verdict.why,
-        order=None
-        if order is None
-        else VerdictOrder(
-            deed=str(order.deed), target=order.target, expected=order.expected, to=order.to
-        ),
-    )
+    order = None if verdict.order is None else shown(VerdictOrder, verdict.order)
+    return shown(VerdictStatus, verdict, since_s=round(verdict.since_s, 3), order=order)
 
 
 def _output_of(found: Sequence[Sample] | Sequence[Point]) -> tuple[float, float | None] | None:
@@ -301,14 +289,16 @@ def seen_of(
     )
 
 
-def present_of(status: ClusterStatus, sample: Sample, *, moves: bool = True) -> Present:
-    """`moves`: whether requests may move."""
+def present_of(
+    status: ClusterStatus, sample: Sample, launcher: str = "", *, moves: bool = True
+) -> Present:
+    """`launcher`: why no process can be started; empty if it can. `moves`: whether requests may
+    move."""
     absent = [
-        *(_absent(each) for each in status.instances if each.state in _ABSENT),
-        *(_absent(each) for each in status.frontends if each.state in _ABSENT),
+        *(_absent(each, launcher) for each in status.instances if each.state in ABSENT_STATES),
+        *(_absent(each, launcher) for each in status.frontends if each.state in ABSENT_STATES),
     ]
     serving = serving_instances(status)
-    is_degraded = status.state is ClusterState.DEGRADED
     autoscale = status.autoscale
     num_adding = sum(each.state == "starting" for each in status.instances)
     if autoscale.mode == "on" and autoscale.held is None and autoscale.num_wanted is not None:
@@ -318,7 +308,7 @@ def present_of(status: ClusterStatus, sample: Sample, *, moves: bool = True) -> 
         is_stopping=status.state is ClusterState.STOPPING,
         is_starting=status.state is ClusterState.STARTING,
         absent=absent,
-        launcher=status.detail if is_degraded and not absent else "",
+        launcher=launcher,
         num_wanted=len(status.instances),
         num_serving=len(serving),
         num_waiting_on=sum(bool(each.num_waiting_reqs) for each in serving),
@@ -360,12 +350,13 @@ def present_of(status: ClusterStatus, sample: Sample, *, moves: bool = True) -> 
     )
 
 
-def _absent(member: InstanceStatus | FrontendStatus) -> Absent:
+def _absent(member: InstanceStatus | FrontendStatus, launcher: str) -> Absent:
     words, num_requests = "failed to start", 0
     if member.state == "restarting":
         drain = member.drain if isinstance(member, InstanceStatus) else None
         is_ordered = drain is not None and drain.restarts
-        words = "is being restarted" if is_ordered else "died and starts again"
+        dead = "died" if launcher else "died and starts again"
+        words = "is being restarted" if is_ordered else dead
     elif member.state == "stalled":
         words = "" if member.age_s is None else f" for {member.age_s:.0f} s"
         words = f"is silent{words}"

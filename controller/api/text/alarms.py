@@ -36,9 +36,9 @@ CLEARED_SHARE = 0.8
 """A figure that has passed its limit stays an alarm until it is below this share of the limit.
 Otherwise an alarm would come and go with every status when its figure goes up and down around the
 limit."""
-_STATES = ("failed", "stalled", "restarting")
+ABSENT_STATES = ("failed", "stalled", "restarting")
 """The states of a member that are alarms by themselves, the worst first."""
-_CORRUPT, _LOAD, _MOVES, _BUSY = range(len(_STATES), len(_STATES) + 4)
+_CORRUPT, _LOAD, _MOVES, _BUSY = range(len(ABSENT_STATES), len(ABSENT_STATES) + 4)
 
 GIANT_RATIO = 0.25
 """The words about a queue head that needs at least this share of an instance name the share."""
@@ -111,7 +111,7 @@ def alarms(
 def _of_instance(item: "InstanceStatus", status: "ClusterStatus", limits: _Limits) -> Alarm | None:
     causes = list(_of_state(item))
     if_well = _CORRUPT if item.corrupt_links else _LOAD
-    rank = _STATES.index(item.state) if causes else if_well
+    rank = ABSENT_STATES.index(item.state) if causes else if_well
     causes += _of_links(item)
     if item.state == "stalled":
         causes += _hurt_by_silence(item)
@@ -165,7 +165,7 @@ def _of_frontend(item: "FrontendStatus", limits: _Limits, *, slow: bool) -> Alar
     run on the instances."""
     causes = list(_of_state(item))
     if causes:
-        return Alarm(item.id, tuple(causes), (_STATES.index(item.state), 0.0))
+        return Alarm(item.id, tuple(causes), (ABSENT_STATES.index(item.state), 0.0))
     name = "alarm_ttft_p99_s"
     if not (slow and limits.over(item.id, name, item.ttft_p99_s or 0.0)):
         return None
@@ -174,7 +174,7 @@ def _of_frontend(item: "FrontendStatus", limits: _Limits, *, slow: bool) -> Alar
 
 
 def _of_state(item: "InstanceStatus | FrontendStatus") -> Iterator[str]:
-    if item.state in _STATES:
+    if item.state in ABSENT_STATES:
         silent = f", last heard of {duration(item.age_s)} ago" if item.age_s is not None else ""
         yield f"{item.state}{f' ({item.detail})' if item.detail else silent}"
 

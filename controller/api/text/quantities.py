@@ -5,6 +5,7 @@ alike. Every command imports this module, so it imports the standard library onl
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
 from datetime import datetime, tzinfo
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -72,22 +73,25 @@ def latency(seconds: float | None) -> str:
 
 def sized(num_bytes: float) -> str:
     """512 B, 1.5 KiB, 32.0 MiB, 2.1 GiB."""
-    amount, unit = float(num_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if amount < 1023.95:  # an amount that rounds to 1024.0 is one of the next unit
-            break
-        amount, unit = amount / 1024, larger
-    return f"{num_bytes:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+    amount, unit = _scaled(num_bytes, 1024, 1023.95, ("KiB", "MiB", "GiB"))
+    return f"{amount:.1f} {unit}" if unit else f"{num_bytes:.0f} B"
 
 
 def counted(number: float) -> str:
     """9.5, 950, 12.4k, 4.4M, 1.2G."""
-    amount, unit = float(number), ""
-    for larger in ("k", "M", "G"):
-        if amount < 999.5:  # an amount that rounds to 1000 is one of the next unit
-            break
-        amount, unit = amount / 1000, larger
+    amount, unit = _scaled(number, 1000, 999.5, ("k", "M", "G"))
     return f"{amount:.3g}{unit}"
+
+
+def _scaled(number: float, step: float, most: float, units: Sequence[str]) -> tuple[float, str]:
+    """The number in the smallest unit in which it is below `most`, which rounds to `step`. The unit
+    is empty for a number that needs none."""
+    amount, unit = float(number), ""
+    for larger in units:
+        if amount < most:
+            break
+        amount, unit = amount / step, larger
+    return amount, unit
 
 
 def per_instance_hour(tokens_per_s: float, num_instances: float) -> float | None:

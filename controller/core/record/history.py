@@ -240,7 +240,7 @@ class History:
         ttft = self._ttft.of({key: each.ttft for key, each in served.items()})
         tpot = self._tpot.of({key: each.tpot for key, each in served.items()})
         ids = tuple(seen.instances)
-        if ids != self._ids:
+        if ids != self._ids:  # else all samples share one tuple
             self._ids = ids
         return Sample(
             seen.time_s,

@@ -621,6 +621,8 @@ class _Judgement:
         return Order(Deed.MOVE, blocked.request_id, f"{roomy} has room for it", roomy)
 
     def _order_for_absent(self) -> Order | None:
+        if self._present.launcher or not self._present.absent:
+            return None  # nothing comes back by itself while no process can be started
         for state, deed, expected in (
             ("failed", Deed.LOGS, "says why it could not start"),
             ("stalled", Deed.RESTART, "its requests go on elsewhere"),
@@ -628,8 +630,6 @@ class _Judgement:
             for each in self._present.absent:
                 if each.state == state:
                     return Order(deed, each.member_id, expected)
-        if not self._present.absent:
-            return None
         cold_s = self._present.cold_start_s
         longest = max(self._absent_for_s, key=lambda each: self._absent_for_s[each])
         if cold_s is not None and self._absent_for_s[longest] > OVERDUE * cold_s:

@@ -17,6 +17,7 @@ from controller.core.record.event_log import EventKind
 from controller.core.record.history import Sample
 from controller.core.record.verdict import RAISED_AFTER_S
 from controller.core.record.windows import ServedInAll, bucket_of
+from controller.ports.processes import LauncherLoss
 from tests.unit.control.control_support import AUTHORIZED, Cluster, Listener, listening
 
 LIMITS = ConsoleTable(alarm_waiting_reqs=20)
@@ -138,6 +139,16 @@ async def test_a_member_that_is_gone_makes_the_cluster_degraded_at_once(bed: Bed
     found = bed.look()
     assert found.verdict is not None
     assert found.verdict.why == "i-1 died and starts again, 1 of 2 serve"
+
+
+async def test_what_is_gone_does_not_come_back_while_no_process_can_be_started(bed: Bed) -> None:
+    bed.look()
+    bed.cluster.mailbox.lose("mem://i-1")
+    bed.cluster.launcher.loss = lambda: LauncherLoss("Ray's head is gone", 9.0, None)
+    found = bed.look().verdict
+    assert found is not None
+    assert found.why == "i-1 died, Ray's head is gone, 1 of 2 serve"
+    assert (found.severity, found.order) == ("bad", None)
 
 
 async def test_the_next_controller_has_the_samples_that_were_kept() -> None:

@@ -159,6 +159,8 @@ CASES: dict[str, tuple[dict[str, Any], Word, str, Order | None]] = {
         Order(Deed.LOGS, "i-1", "says why it could not start")),
     "Ray is gone": ({"launcher": "Ray's head is gone"}, Word.DEGRADED,
         "Ray's head is gone, 3 of 3 serve", None),
+    "Ray is gone, and a member with it": ({"launcher": "Ray's head is gone", "absent": [DEAD]},
+        Word.DEGRADED, "i-2 died and starts again, Ray's head is gone, 3 of 3 serve", None),
     "it starts": ({"is_starting": True, "num_serving": 1}, Word.STARTING, "1 of 3 serve", None),
     "it stops": ({"is_stopping": True, "absent": [SILENT]}, Word.STOPPING, "12 run", None),
 }  # fmt: skip
