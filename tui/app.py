@@ -36,6 +36,7 @@ from tui.live import Caller, Source
 from tui.own_commands import OWN
 from tui.replay import Replaying, ReplaySource
 from tui.screens.base import PaintedScreen
+from tui.screens.cluster_views import AlarmScreen, GraphScreen, HeatScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.details import (
     HelpScreen,
@@ -47,7 +48,6 @@ from tui.screens.details import (
 )
 from tui.screens.dialogs import Dialog
 from tui.screens.tuning import TuningScreen
-from tui.screens.views import AlarmScreen, GraphScreen, HeatScreen
 from tui.session import Options, Session
 from tui.themes import THEMES, VARIABLES
 from tui.typed_commands import Command

@@ -68,7 +68,7 @@ def wanted_blocks(item: InstanceStatus) -> int:
     if item.queued_demand_blocks is None:
         usage = (item.virtual_usage_blocks or 0) - (item.headroom_blocks or 0)
         return max(held_blocks(item), usage)
-    return held_blocks(item) + (item.fill_blocks or 0) + (item.queued_demand_blocks or 0)
+    return held_blocks(item) + (item.fill_blocks or 0) + item.queued_demand_blocks
 
 
 def _held_demand(status: ClusterStatus) -> int:

@@ -15,13 +15,14 @@ from controller.api.figures import (
     held_blocks,
     loads_by_level,
     serving_instances,
+    takes_requests,
     usable_blocks,
     wanted_blocks,
 )
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text.alarms import ABSENT_STATES, Alarm, alarms
 from controller.api.text.quantities import per_instance_hour
-from controller.api.text.status_words import free_blocks, head_wait_s, is_reserved, no_requests
+from controller.api.text.status_words import free_blocks, head_wait_s, is_reserved
 from controller.api.wire.history import Column, HistoryReport, LevelHistory
 from controller.api.wire.status import (
     AlarmStatus,
@@ -316,7 +317,7 @@ def present_of(
         room_blocks={
             each.id: free_blocks(each) or 0
             for each in serving
-            if each.state == "active" and not no_requests(each) and not is_reserved(each)
+            if takes_requests(each) and not is_reserved(each)
         },
         step_times_s={
             each.id: each.step_time_s

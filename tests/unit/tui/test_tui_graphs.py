@@ -24,8 +24,8 @@ from tui.drawing import ASCII, UNICODE, Glyphs, Tone
 from tui.panes import graphs, heat
 from tui.panes.graphs import GRAPHS
 from tui.plotting import Curve
+from tui.screens.cluster_views import AlarmScreen, GraphScreen, HeatScreen
 from tui.screens.details import InstanceScreen
-from tui.screens.views import AlarmScreen, GraphScreen, HeatScreen
 from tui.session import PAST_EVERY_S
 from tui.state import DashboardState, HistoryArrived, reduce
 
