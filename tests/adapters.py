@@ -9,7 +9,7 @@ from controller.adapters.embedded_model.model_folder import (
     HEAD_DIM,
     HIDDEN,
     NUM_KV_HEADS,
-    NUM_LAYERS,
+    LARGE,
 )
 
 RANK = 8
@@ -23,7 +23,7 @@ def make_adapter(
 
     dice = np.random.default_rng(seed)
     weights = {}
-    for layer in range(NUM_LAYERS):
+    for layer in range(LARGE.num_layers):
         name = f"base_model.model.model.layers.{layer}.{module}"
         for part, shape in [("A", (rank, HIDDEN)), ("B", (NUM_KV_HEADS * HEAD_DIM, rank))]:
             weights[f"{name}.lora_{part}.weight"] = dice.normal(0, 0.2, shape).astype(np.float32)

@@ -92,6 +92,20 @@ ANY_KEY: Mapping[str, str] = {
 [adapters]
 # sql = "/models/sql-lora"
 """,
+    "models": """\
+# Several models in one cluster, each by the name that clients ask for. Such a cluster has no
+# cluster.model and no cluster.instances. A model's tables replace values of the tables above, for
+# this model alone. docs/several-models.md
+[models]
+# [models.large]
+# model = "meta-llama/Llama-3.1-70B-Instruct"
+# instances = 2
+# engine = { tensor_parallel_size = 4 }
+# autoscale = { min_instances = 1, max_instances = 4 }
+# [models.small]
+# model = "Qwen/Qwen3-0.6B"
+# instances = 4
+""",
     "keys": """\
 # Keys of the dashboard (llumctl top), by what they do; docs/console.md lists them all. A value is a
 # key, or several keys with commas between them: a character, or a name such as slash, f5, ctrl+x.

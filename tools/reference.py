@@ -33,6 +33,7 @@ from controller.api.operations.order import Danger, Order, SpecOrderBody
 from controller.api.operations.table import ORDERS
 from controller.api.settings.setting_values import allowed, is_live, live_settings
 from controller.api.settings.settings import (
+    ModelTable,
     OwnCommandTable,
     PriorityTable,
     Settings,
@@ -186,6 +187,10 @@ def _settings() -> Iterator[str]:
                 for each in value
             )
             yield f"Without such a table the levels are {levels}."
+        elif name == "models":
+            yield "## [models.NAME]"
+            yield _about(ModelTable)
+            yield _fields(ModelTable, None, set())
         elif name == "commands":
             yield "## [commands.NAME]"
             yield _about(OwnCommandTable)

@@ -64,14 +64,24 @@ class ClusterPlan(BaseModel):
     """The LoRA adapters of the configuration."""
     profile: LatencyProfile | None = None
     """The profile of emulated engines; None if the engines are vLLM's."""
+    models: tuple["ClusterPlan", ...] = ()
+    """The plan of each model of a cluster that serves several: the plan as the processes of that
+    model read it. Empty with one model, whose plan this is."""
+
+    @property
+    def by_model(self) -> tuple["ClusterPlan", ...]:
+        """The plan of each model that the cluster serves."""
+        return self.models or (self,)
 
     def for_instances(self) -> "ClusterPlan":
-        """The plan without the secrets that an instance does not need."""
+        """The plan of one model without the secrets that an instance does not need."""
         return self.model_copy(update={"control_token": "", "view_token": "", "api_keys": ()})
 
     def for_frontends(self) -> "ClusterPlan":
         """The plan without the control API's tokens."""
-        return self.model_copy(update={"control_token": "", "view_token": ""})
+        without = {"control_token": "", "view_token": ""}
+        models = tuple(each.model_copy(update=without) for each in self.models)
+        return self.model_copy(update=without | {"models": models})
 
     @property
     def python(self) -> str:
@@ -95,7 +105,13 @@ class ClusterPlan(BaseModel):
 
     @property
     def model_name(self) -> str:
-        return self.settings.model_names[0]
+        """The name of the model for clients; of several models all names."""
+        return ", ".join(each.settings.model_names[0] for each in self.by_model)
+
+    @property
+    def all_instances(self) -> int:
+        """How many instances all models have at the start."""
+        return sum(each.num_instances for each in self.by_model)
 
 
 def refuse_other_version(plan_json: str) -> None:

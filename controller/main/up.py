@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from controller.adapters.zmq.zmq_mailbox import new_secret_key
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
 from controller.api.interrupts import no_interrupts, stops_interrupt
-from controller.api.settings.settings import Settings
+from controller.api.settings.settings import EMBEDDED_MODEL, Settings
 from controller.api.state import run_state, user_files
 from controller.api.state.audit import DOWN, last_stop_words
 from controller.api.state.run_state import RunState
@@ -131,23 +131,27 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     preflight.check_port(endpoint.host, endpoint.port, "the endpoint", "--port")
     preflight.check_port(control.host, control.port, "the control API", "--control-port")
     state_dir = run_state.state_dir(cluster.name)
+    of_models = tuple(settings.by_model().values())
     if emulation.is_emulated(settings):
-        choices = _emulated_engines(settings)
+        choices = _emulated_engines(of_models)
     else:
-        choices = choose_vllm_engines(settings, progress)
-    adapters = planned_adapters(settings, choices["engine_args"])
-    preflight.check_threads(choices["num_instances"], choices["num_frontends"])
+        choices = choose_vllm_engines(of_models, progress)
+    num_frontends = choices[0]["num_frontends"]
+    for of_model, chosen in zip(of_models, choices, strict=True):
+        chosen["adapters"] = planned_adapters(of_model, chosen["engine_args"])
+    preflight.check_threads(sum(each["num_instances"] for each in choices), num_frontends)
+    num_threads = preflight.threads_per_rank(
+        sum(each["num_instances"] * preflight.num_ranks(each["engine_args"]) for each in choices),
+        num_frontends,
+    )
     log_dir = state_dir / "logs"
     log_dir.mkdir(mode=0o700, exist_ok=True)
     run_folders.put_aside(log_dir)
     nonce = secrets.token_hex(8)
-    return ClusterPlan(
+    plan = ClusterPlan(
         settings=settings,
-        **choices,
-        num_threads_per_instance=preflight.threads_per_rank(
-            choices["num_instances"] * preflight.num_ranks(choices["engine_args"]),
-            choices["num_frontends"],
-        ),
+        **choices[0],
+        num_threads_per_instance=num_threads,
         members_key=new_secret_key(),
         control_token=secrets.token_urlsafe(32),
         view_token=secrets.token_urlsafe(32),
@@ -159,44 +163,63 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
         state_dir=str(state_dir),
         log_dir=str(log_dir),
         temp_dir=str(run_folders.make_temp(nonce)),
-        adapters=adapters,
     )
+    if not settings.models:
+        return plan
+    models = [
+        plan.model_copy(update={"settings": of_model, **chosen})
+        for of_model, chosen in zip(of_models, choices, strict=True)
+    ]
+    return plan.model_copy(update={"models": tuple(models)})
 
 
-def choose_vllm_engines(settings: Settings, progress: Progress) -> dict[str, Any]:
-    """The fields of the plan that depend on the kind of engine."""
-    planned = preflight.planned(settings)
-    model, config_file = preflight.resolve_model(settings.cluster.model)
-    args = planned.engine_args | {"model": model}
-    num_instances, num_gpus = planned.num_instances, planned.num_gpus
-    if num_gpus:
-        memory = preflight.instance_memory(args, num_gpus=num_gpus, hub_timeout_s=None)
-    else:
-        preflight.check_kv_cache(args, config_file)
-        memory = preflight.check_memory(args, num_instances)
-    if memory.unknown:
-        progress(f"whether the weights fit this machine's memory was not checked: {memory.unknown}")
-    return {
-        "engine_args": args,
-        "num_instances": num_instances,
-        "num_frontends": _num_frontends(settings, num_instances * memory.num_bytes),
-        "num_gpus_per_instance": planned.num_gpus_per_instance,
-    }
+def choose_vllm_engines(
+    of_models: Sequence[Settings], progress: Progress
+) -> tuple[dict[str, Any], ...]:
+    """For each model, the fields of its plan that depend on the kind of engine. `of_models`: the
+    settings of each model."""
+    planned = preflight.planned_together(of_models)
+    num_bytes, choices = 0, list[dict[str, Any]]()
+    for settings, of_model in zip(of_models, planned, strict=True):
+        model, config_file = preflight.resolve_model(settings.cluster.model)
+        args = of_model.engine_args | {"model": model}
+        if of_model.num_gpus:
+            memory = preflight.instance_memory(args, num_gpus=of_model.num_gpus, hub_timeout_s=None)
+        else:
+            preflight.check_kv_cache(args, config_file)
+            memory = preflight.check_memory(args, of_model.num_instances, num_bytes)
+        num_bytes += of_model.num_instances * memory.num_bytes
+        if memory.unknown:
+            what = "whether the weights fit this machine's memory was not checked"
+            progress(f"{what}: {memory.unknown}")
+        choices.append(
+            {
+                "engine_args": args,
+                "num_instances": of_model.num_instances,
+                "num_gpus_per_instance": of_model.num_gpus_per_instance,
+            }
+        )
+    frontends = {"num_frontends": _num_frontends(of_models[0], num_bytes)}
+    return tuple(each | frontends for each in choices)
 
 
-def _emulated_engines(settings: Settings) -> dict[str, Any]:
-    profile = emulation.profile_of(settings.emulated)
-    num_instances = preflight.planned(settings).num_instances
-    num_frontends = _num_frontends(settings, num_instances * emulation.INSTANCE_BYTES)
-    emulation.check_memory(num_instances, num_frontends)
-    model, _ = preflight.resolve_model(settings.cluster.model)
-    return {
-        "engine_args": emulation.engine_args(settings, profile, model),
-        "num_instances": num_instances,
-        "num_frontends": num_frontends,
-        "num_gpus_per_instance": 0,
-        "profile": profile,
-    }
+def _emulated_engines(of_models: Sequence[Settings]) -> tuple[dict[str, Any], ...]:
+    """For each model, the fields of its plan, as in `choose_vllm_engines`."""
+    numbers = [preflight.planned(each).num_instances for each in of_models]
+    profiles = [emulation.profile_of(each.emulated) for each in of_models]
+    num_frontends = _num_frontends(of_models[0], sum(numbers) * emulation.INSTANCE_BYTES)
+    emulation.check_memory(sum(numbers), num_frontends)
+    model, _ = preflight.resolve_model(EMBEDDED_MODEL)
+    return tuple(
+        {
+            "engine_args": emulation.engine_args(settings, profile, model),
+            "num_instances": num_instances,
+            "num_frontends": num_frontends,
+            "num_gpus_per_instance": 0,
+            "profile": profile,
+        }
+        for settings, num_instances, profile in zip(of_models, numbers, profiles, strict=True)
+    )
 
 
 def _num_frontends(settings: Settings, instances_bytes: int) -> int:
@@ -249,7 +272,7 @@ def start_head(
 
 def _deed(plan: ClusterPlan) -> str:
     """The action of this start in the audit log."""
-    return f"up: {plan.num_instances} instances of {plan.model_name}"
+    return f"up: {plan.all_instances} instances of {plan.model_name}"
 
 
 def _on_loopback(plan: ClusterPlan) -> bool:
@@ -266,7 +289,7 @@ def watch_start(
     progress: Progress,
 ) -> ClusterStatus:
     what = plan.model_name if plan.profile is None else f"the emulated {plan.profile.name}"
-    progress(f"starting {plan.num_instances} instances of {what}; logs: {plan.log_dir}")
+    progress(f"starting {plan.all_instances} instances of {what}; logs: {plan.log_dir}")
     log_dir, awaits = Path(plan.log_dir), "Ray"
     began_s = time.monotonic()
     patience = Patience(began_s)

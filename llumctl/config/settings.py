@@ -37,6 +37,7 @@ from controller.api.settings.setting_values import (
 )
 from controller.api.settings.settings import (
     EMBEDDED_MODEL,
+    EMBEDDED_MODELS,
     OPEN_TABLES,
     ConsoleTable,
     EndpointTable,
@@ -213,13 +214,15 @@ def _from_file(file: config_file.ConfigFile | None, origins: Origins) -> dict[st
     return data
 
 
-def _engine_table(table: dict[str, Any], origins: Origins) -> dict[str, Any]:
+def _engine_table(
+    table: Mapping[str, Any], origins: Origins, place: KeyPath = ("engine",)
+) -> dict[str, Any]:
     normal: dict[str, Any] = {}
     for name, value in table.items():
         key = engine_key(name)
         if key in normal:
             raise UsageError(
-                f"{origins.of(('engine', name))}: duplicate key engine.{key}"
+                f"{origins.of((*place, name))}: duplicate key engine.{key}"
                 " (written once with a dash and once with an underscore)"
             )
         normal[key] = value
@@ -266,6 +269,11 @@ def _converted(variable: str, table: str, key: str, raw: str) -> Any:
             f"{variable}: priority levels can only be set in the config file",
             f"write [[priority]] into it and unset {variable}",
         )
+    if table == "models":
+        raise UsageError(
+            f"{variable}: models can only be set in the config file",
+            f"write [models.NAME] into it and unset {variable}",
+        )
     if table == "commands":
         raise UsageError(
             f"{variable}: commands of your own can only be set in the config file",
@@ -291,6 +299,8 @@ def _assign(data: dict[str, Any], origins: Origins, dotted: str, text: str) -> N
         raise unknown_key("--set", (table, key) if key else (table,))
     if not key:
         raise UsageError(f"--set: {table} is a table: name a key of it", SET_EXAMPLE)
+    if table == "models":
+        raise UsageError("--set: models can only be set in the config file", "llumctl config path")
     if table == "priority":
         _assign_to_level(data, origins, key, text)
         return
@@ -343,6 +353,7 @@ ENDPOINT_FILES = (
 def checked(settings: Settings, origins: Origins) -> Settings:
     """The settings with absolute paths, after all checks. Raises UsageError."""
     _check_addresses(settings, origins)
+    settings = _with_models(settings, origins)
     cluster, endpoint = settings.cluster, settings.endpoint
     model = _model(cluster.model, origins)
     emulated = settings.emulated
@@ -357,9 +368,7 @@ def checked(settings: Settings, origins: Origins) -> Settings:
     if endpoint.api_key_file is not None:
         _check_key_file(endpoint.api_key_file, settings, origins)
     _check_code(settings, origins)
-    engine = dict(settings.engine)
-    if isinstance(python := engine.get(PYTHON), str):
-        engine[PYTHON] = interpreter(_absolute(python, ("engine", PYTHON), origins))
+    engine = _with_interpreter(settings.engine, origins, ("engine", PYTHON))
     return settings.model_copy(
         update={
             "engine": engine,
@@ -398,19 +407,82 @@ def _check_addresses(settings: Settings, origins: Origins) -> None:
         )
 
 
-def _check_emulated(settings: Settings, origins: Origins) -> None:
+def _with_models(settings: Settings, origins: Origins) -> Settings:
+    """The settings with absolute paths in `[models.NAME]`, after the checks of these tables."""
+    if not settings.models:
+        return settings
+    for key, instead in ONE_MODEL_KEYS.items():
+        if origins.given(key) or (key[0] == "adapters" and settings.adapters):
+            raise UsageError(
+                f"{origins.of(key)}: {'.'.join(map(str, key))} is for a cluster of one model,"
+                f" and the file has [models.NAME]: each model says it for itself ({instead})",
+                origins.cure(key),
+            )
+    models = {
+        name: table.model_copy(
+            update={
+                "model": _model(table.model or name, origins, ("models", name)),
+                "engine": _with_interpreter(
+                    _engine_table(table.engine, origins, ("models", name, "engine")),
+                    origins,
+                    ("models", name),
+                ),
+                "adapters": {
+                    adapter: str(_absolute(path, ("models", name), origins))
+                    for adapter, path in table.adapters.items()
+                },
+                "emulated": _model_profile(name, table.emulated, origins),
+            }
+        )
+        for name, table in settings.models.items()
+    }
+    settings = settings.model_copy(update={"models": models})
+    for name in models:
+        try:
+            of_model = settings.of_model(name)
+        except ValidationError as error:
+            raise explain(error, origins, ("models", name)) from error
+        if settings.cluster.engine == "emulated":
+            _check_emulated(of_model, origins, ("models", name))
+        if code := next(iter(code_in(settings.models[name].engine)), ""):
+            raise UsageError(
+                f"{origins.of(('models', name))}: engine.{code} names code to run: only [engine]"
+                " may have it",
+                origins.cure(("models", name)),
+            )
+    return settings
+
+
+ONE_MODEL_KEYS: Mapping[KeyPath, str] = {
+    ("adapters",): "adapters",
+    ("cluster", "model"): "model",
+    ("cluster", "instances"): "instances",
+    ("endpoint", "served_model_name"): "its name",
+}
+"""Settings that a cluster of several models does not have, and what its models have instead."""
+
+
+def _model_profile(name: str, table: Mapping[str, Any], origins: Origins) -> dict[str, Any]:
+    if not isinstance(profile := table.get("profile"), str):
+        return dict(table)
+    return {**table, "profile": _profile(profile, origins, ("models", name))}
+
+
+def _check_emulated(
+    settings: Settings, origins: Origins, place: KeyPath = ("cluster", "model")
+) -> None:
     """Refuses settings that an engine that computes nothing cannot use, instead of ignoring
     them."""
     model = settings.cluster.model
     if model != EMBEDDED_MODEL:
         raise UsageError(
-            f"{origins.of(('cluster', 'model'))}: an emulated engine computes nothing, so it"
+            f"{origins.of(place)}: an emulated engine computes nothing, so it"
             f" serves no model but {EMBEDDED_MODEL!r} (for its tokenizer), not {model!r}",
             "llumctl up --engine emulated      or      llumctl up --engine vllm MODEL",
         )
     if settings.vllm_args:
         name = next(iter(settings.vllm_args))
-        key: KeyPath = ("engine", name)
+        key: KeyPath = ("engine", name) if place[0] == "cluster" else place
         raise UsageError(
             f"{origins.of(key)}: engine.{name} is an argument of vLLM's engine; an emulated one"
             " has only what [emulated] says",
@@ -418,12 +490,11 @@ def _check_emulated(settings: Settings, origins: Origins) -> None:
         )
 
 
-def _profile(profile: str, origins: Origins) -> str:
+def _profile(profile: str, origins: Origins, key: KeyPath = ("emulated", "profile")) -> str:
     """The absolute path of a profile's file, or the name of a built-in profile, which `up`
     knows."""
     if not (_is_path(profile) or "/" in profile or profile.endswith(".toml")):
         return profile
-    key: KeyPath = ("emulated", "profile")
     path = _absolute(profile, key, origins)
     if not path.is_file():
         raise UsageError(
@@ -433,13 +504,12 @@ def _profile(profile: str, origins: Origins) -> str:
     return str(path)
 
 
-def _model(model: str, origins: Origins) -> str:
+def _model(model: str, origins: Origins, key: KeyPath = ("cluster", "model")) -> str:
     """The absolute path of a model's folder, or `embedded` or a Hugging Face id unchanged."""
     if not model:
-        raise UsageError(f"{origins.of(('cluster', 'model'))}: cluster.model is empty")
-    key: KeyPath = ("cluster", "model")
+        raise UsageError(f"{origins.of(key)}: {'.'.join(map(str, key))} is empty")
     path = _absolute(model, key, origins)
-    if model == EMBEDDED_MODEL or (not _is_path(model) and not path.is_dir()):
+    if model in EMBEDDED_MODELS or (not _is_path(model) and not path.is_dir()):
         return model
     if not path.is_dir():
         raise UsageError(
@@ -510,6 +580,13 @@ def _check_key_file(name: str, settings: Settings, origins: Origins) -> None:
         raise UsageError(f"{where}: {path}: {error}", "llumctl config show") from error
 
 
+def _with_interpreter(table: Mapping[str, Any], origins: Origins, key: KeyPath) -> dict[str, Any]:
+    """The engine arguments with the absolute path of their Python interpreter, if they name one."""
+    if not isinstance(python := table.get(PYTHON), str):
+        return dict(table)
+    return {**table, PYTHON: interpreter(_absolute(python, key, origins))}
+
+
 def interpreter(path: Path) -> str:
     """The interpreter of a Python environment, or the path of an interpreter as it is."""
     return str(path / "bin" / "python" if path.is_dir() else path)
@@ -529,10 +606,11 @@ def _absolute(name: str, key: KeyPath, origins: Origins) -> Path:
 MAX_SHOWN = 10
 
 
-def explain(error: ValidationError, origins: Origins) -> UsageError:
-    """One error that reports everything that is wrong, a line for each mistake."""
+def explain(error: ValidationError, origins: Origins, below: KeyPath = ()) -> UsageError:
+    """One error that reports everything that is wrong, a line for each mistake. `below`: the table
+    that contains the validated ones."""
     found = error.errors(include_url=False)
-    told = [_one(details, origins) for details in found]
+    told = [_one(details, origins, (*below, *details["loc"])) for details in found]
     if len(told) == 1:
         return told[0]
     lines = [item.message for item in told[:MAX_SHOWN]]
@@ -606,8 +684,7 @@ def _all_keys() -> Iterator[tuple[str, str]]:
                 yield table, key
 
 
-def _one(details: ErrorDetails, origins: Origins) -> UsageError:
-    path = details["loc"]
+def _one(details: ErrorDetails, origins: Origins, path: KeyPath) -> UsageError:
     where = origins.of(path)
     if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown_key(where, path)

@@ -1,7 +1,8 @@
-"""A tiny language model made on the spot, so that llumctl runs without weights or network.
+"""Tiny language models made on the spot, so that llumctl runs without weights or network.
 
-It writes grammatical nonsense that depends on every token before it, ends by itself, and follows
-guided decoding. Making it needs neither torch nor vLLM.
+They write grammatical nonsense that depends on every token before it, ends by itself, and follows
+guided decoding. Making one needs neither torch nor vLLM. `embedded` is the one that llumctl serves
+by default; `embedded-small` is there for clusters of several models.
 """
 
 import shutil
@@ -14,7 +15,7 @@ __all__ = ["ensure", "folder_of"]
 _RECIPE_SUFFIXES = (".py", ".txt", ".jinja")
 
 
-def ensure(cache_dir: Path) -> Path:
+def ensure(cache_dir: Path, model: str = "embedded") -> Path:
     """Returns the model's folder below `cache_dir`, and makes it on first use.
 
     The folder's name contains a fingerprint of this package, so a changed recipe gets another
@@ -23,16 +24,16 @@ def ensure(cache_dir: Path) -> Path:
     by a builder that was killed.
 
     Raises OSError if `cache_dir` cannot be written."""
-    folder = folder_of(cache_dir)
+    folder = folder_of(cache_dir, model)
     if folder.is_dir():
         return folder
     # This imports numpy, so it is done only when it is needed.
-    from controller.adapters.embedded_model.model_folder import build
+    from controller.adapters.embedded_model.model_folder import SHAPES, build
 
     cache_dir.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".building-", dir=cache_dir))
     try:
-        build(draft)
+        build(draft, SHAPES[model])
         draft.chmod(0o755)
         _publish(draft, folder)
     finally:
@@ -40,9 +41,9 @@ def ensure(cache_dir: Path) -> Path:
     return folder
 
 
-def folder_of(cache_dir: Path) -> Path:
+def folder_of(cache_dir: Path, model: str = "embedded") -> Path:
     """The path of the model's folder, whether or not it exists yet."""
-    return cache_dir / f"embedded-{_fingerprint()}"
+    return cache_dir / f"{model}-{_fingerprint()}"
 
 
 def _publish(draft: Path, folder: Path) -> None:

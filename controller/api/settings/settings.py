@@ -32,6 +32,8 @@ Limit = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 
 EMBEDDED_MODEL = "embedded"
+EMBEDDED_MODELS = (EMBEDDED_MODEL, "embedded-small")
+"""The names of the models that llumctl makes itself."""
 
 
 class ClusterTable(Table):
@@ -40,7 +42,7 @@ class ClusterTable(Table):
     name: ClusterName = "default"
     """The name of the cluster, and of its folder for state and logs."""
     model: str = EMBEDDED_MODEL
-    """`embedded`, a local path, or a Hugging Face id."""
+    """`embedded` or `embedded-small`, a local path, or a Hugging Face id."""
     engine: Literal["vllm", "emulated"] = "vllm"
     """What runs in an instance: vLLM, or a model of its timing that computes nothing."""
     instances: Annotated[int, Field(ge=1, le=MAX_INSTANCES)] | None = None
@@ -201,14 +203,45 @@ class OwnCommandTable(Table):
     """The program is ended after this time, unless it has the terminal."""
 
 
+AdapterName = Annotated[str, Field(pattern=ADAPTER_NAME)]
+FolderName = Annotated[str, Field(min_length=1)]
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,95}$")]
+
+
+class ModelTable(Table):
+    """`[models.NAME]`: one of several models of the cluster, by the name that clients ask for. Its
+    tables (`[models.NAME.autoscale]`) have the same keys as the tables of the cluster, and replace
+    their values for this model."""
+
+    model: str | None = None
+    """`embedded` or `embedded-small`, a local path, or a Hugging Face id. None: the name is the
+    id."""
+    instances: Annotated[int, Field(ge=1, le=MAX_INSTANCES)] = 1
+    """How many instances of the model there are at the start."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """vLLM engine arguments that only this model has, or that differ from those in `[engine]`."""
+    adapters: dict[AdapterName, FolderName] = Field(default_factory=dict)
+    """LoRA adapters of this model, as in `[adapters]`."""
+    emulated: dict[str, Any] = Field(default_factory=dict)
+    """The profile of the model, and what else differs from `[emulated]`."""
+    scheduler: dict[str, Any] = Field(default_factory=dict)
+    """What differs from `[scheduler]`. Each model has a scheduler of its own."""
+    holding: dict[str, Any] = Field(default_factory=dict)
+    """What differs from `[holding]`."""
+    limits: dict[str, Any] = Field(default_factory=dict)
+    """What differs from `[limits]`. What an API key uses is counted for each model."""
+    migration: dict[str, Any] = Field(default_factory=dict)
+    """What differs from `[migration]`."""
+    autoscale: dict[str, Any] = Field(default_factory=dict)
+    """What differs from `[autoscale]`. Each model is scaled by its own load."""
+    replay: dict[str, Any] = Field(default_factory=dict)
+    """What differs from `[replay]`."""
+
+
 DEFAULT_PRIORITIES = (
     PriorityTable(name="normal", rank=0),
     PriorityTable(name="high", rank=1, target_load_tokens=1600),
 )
-
-
-AdapterName = Annotated[str, Field(pattern=ADAPTER_NAME)]
-FolderName = Annotated[str, Field(min_length=1)]
 
 
 class Settings(Table):
@@ -229,12 +262,31 @@ class Settings(Table):
     adapters: dict[AdapterName, FolderName] = Field(default_factory=dict)
     """LoRA adapters: the name by which clients call each, and the folder with its files."""
     emulated: EmulatedTable = EmulatedTable()
+    models: dict[ModelName, ModelTable] = Field(default_factory=dict)
+    """The models of a cluster that serves several; empty: it serves `cluster.model`."""
     console: ConsoleTable = ConsoleTable()
     keys: dict[str, str] = Field(default_factory=dict)
     """Keys of the dashboard: action id -> a key, or several between commas. Only `llumctl top`
     reads them."""
     commands: dict[str, OwnCommandTable] = Field(default_factory=dict)
     """Commands of your own in the dashboard, by their names. Only `llumctl top` reads them."""
+
+    def by_model(self) -> dict[str, "Settings"]:
+        """The settings of each model that the cluster serves, by the name that clients ask for. A
+        cluster without `models` serves one. Raises ValidationError for a value that a model's table
+        cannot have."""
+        if not self.models:
+            return {self.model_names[0]: self}
+        return {name: self.of_model(name) for name in self.models}
+
+    def of_model(self, name: str) -> "Settings":
+        """The settings of one of `models`. Raises ValidationError as `by_model` does."""
+        table, values = self.models[name], self.model_dump(exclude={"models"})
+        for key in MODEL_TABLES:
+            values[key] |= getattr(table, key)
+        values["cluster"] |= {"model": table.model or name, "instances": table.instances}
+        values["endpoint"]["served_model_name"] = (name,)
+        return Settings.model_validate(values)
 
     @property
     def engine_python(self) -> str:
@@ -269,7 +321,11 @@ class Settings(Table):
         return levels
 
 
-OPEN_TABLES = ("adapters", "commands", "engine", "keys")
+MODEL_TABLES = tuple(
+    name for name, info in ModelTable.model_fields.items() if info.default_factory is not None
+)
+"""The tables that a model may have for itself."""
+OPEN_TABLES = ("adapters", "commands", "engine", "keys", "models")
 """These tables take any key."""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.api.errors import one_line
-from controller.api.settings.settings import EMBEDDED_MODEL
+from controller.api.settings.settings import EMBEDDED_MODELS
 from controller.api.state import user_files
 
 MAX_INDEX_BYTES = 64 << 20
@@ -43,7 +43,7 @@ def weights_of(args: Mapping[str, Any], *, hub_timeout_s: float | None) -> Memor
     load_format = args.get("load_format", "auto")
     if load_format not in ("auto", "hf", "safetensors", "pt"):
         return MemorySize(unknown=f"load_format={load_format} does not read them from known files")
-    if model == EMBEDDED_MODEL:  # `up` has not made it yet; it has a few megabytes
+    if model in EMBEDDED_MODELS:  # `up` has not made it yet; it has a few megabytes
         return MemorySize()
     folder = Path(model)
     if not folder.is_dir():

@@ -12,7 +12,7 @@ import resource
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +23,7 @@ import psutil
 from controller.adapters.embedded_model import ensure
 from controller.adapters.listener import listen
 from controller.api.errors import LlumctlError, UsageError, one_line
-from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
+from controller.api.settings.settings import EMBEDDED_MODELS, ControlTable, EndpointTable, Settings
 from controller.api.settings.vllm_options import engine_options
 from controller.api.state import user_files
 from controller.api.state.user_files import user_folder
@@ -111,18 +111,31 @@ def installed(distribution: str) -> str | None:
         return None
 
 
-def planned(settings: Settings, gpus: int | None = None) -> Planned:
+def planned(settings: Settings, gpus: int | None = None, num_others: int = 0) -> Planned:
     """What these settings mean on this machine, before a model is looked for: `engine_args` has the
-    model's name as it was given. `gpus`: the number of visible GPUs, if it is known. Raises
-    LlumctlError."""
+    model's name as it was given. `gpus`: the number of visible GPUs, if it is known.
+    `num_others`: how many instances other models have. Raises LlumctlError."""
     if emulation.is_emulated(settings):
         num_instances = settings.cluster.instances or emulation.DEFAULT_INSTANCES
         return Planned(0, 0, num_instances, {})
     gpus = num_gpus() if gpus is None else gpus
     per_instance = gpus_per_instance(settings) if gpus else 0
     num_instances = settings.cluster.instances or default_instances(gpus, per_instance)
-    args = engine_args(settings, settings.cluster.model, num_instances, gpus)
+    args = engine_args(settings, settings.cluster.model, num_instances + num_others, gpus)
     return Planned(gpus, per_instance, num_instances, args)
+
+
+def planned_together(of_models: Sequence[Settings]) -> list[Planned]:
+    """What these settings of several models mean on this machine, as in `planned`. On CPUs the
+    instances of all models share the memory for KV caches. Raises LlumctlError."""
+    if len(of_models) == 1:
+        return [planned(of_models[0])]
+    numbers = [each.cluster.instances or 1 for each in of_models]
+    gpus = num_gpus()
+    return [
+        planned(each, gpus, sum(numbers) - number)
+        for each, number in zip(of_models, numbers, strict=True)
+    ]
 
 
 def num_gpus() -> int:
@@ -291,8 +304,8 @@ def cache_dir() -> Path:
 def resolve_model(model: str) -> tuple[str, Path]:
     """The name by which vLLM will find the model (a folder or a Hugging Face id), and the model's
     config.json. If the embedded model is meant, it is made."""
-    if model == EMBEDDED_MODEL:
-        made = _embedded_model()
+    if model in EMBEDDED_MODELS:
+        made = _embedded_model(model)
         return str(made), made / "config.json"
     path = local_folder(model)
     if path is not None:
@@ -306,10 +319,10 @@ def resolve_model(model: str) -> tuple[str, Path]:
     return model, _config_from_hub(model)
 
 
-def _embedded_model() -> Path:
+def _embedded_model(model: str) -> Path:
     folder = cache_dir()
     try:
-        return ensure(folder)
+        return ensure(folder, model)
     except OSError as error:
         raise LlumctlError(
             f"the embedded model cannot be made in {folder}: {error.strerror or error}",
@@ -364,7 +377,7 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
             share = int(available_bytes() * CPU_KV_SHARE / num_instances)
             args["kv_cache_memory_bytes"] = min(MAX_CPU_KV_BYTES, share) // ranks
             args["max_model_len"] = AUTO_FIT
-    if settings.cluster.model == EMBEDDED_MODEL:
+    if settings.cluster.model in EMBEDDED_MODELS:
         args |= {
             "dtype": "float32",
             "max_model_len": 8192,
@@ -380,12 +393,13 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
     return args
 
 
-def check_memory(args: Mapping[str, Any], num_instances: int) -> MemorySize:
+def check_memory(args: Mapping[str, Any], num_instances: int, others_bytes: int = 0) -> MemorySize:
     """On CPUs, checks the memory. Returns the memory of one instance. On GPUs vLLM itself checks
-    the memory once it has loaded the weights."""
+    the memory once it has loaded the weights. `others_bytes`: what the instances of other models
+    take."""
     memory = instance_memory(args, num_gpus=0, hub_timeout_s=HUB_TIMEOUT_S)
     each = memory.num_bytes
-    available = available_bytes()
+    available = available_bytes() - others_bytes
     if each * num_instances > available:
         fits = available // each
         raise LlumctlError(

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from controller.adapters.embedded_model import folder_of
 from controller.api.errors import LlumctlError
-from controller.api.settings.settings import EMBEDDED_MODEL, Settings
+from controller.api.settings.settings import EMBEDDED_MODELS, Settings
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
 from controller.api.text.hints import engines_command
@@ -223,9 +223,9 @@ def temp_dir_check() -> Check:
 
 def cache_dir_check(settings: Settings) -> Check:
     name, path = "model cache", preflight.cache_dir()
-    if settings.cluster.model != EMBEDDED_MODEL:
+    if settings.cluster.model not in EMBEDDED_MODELS:
         return row(name, OK, "not needed: only the embedded model is made here")
-    if folder_of(path).is_dir():
+    if folder_of(path, settings.cluster.model).is_dir():
         return row(name, OK, str(path))
     if problem := probe.unwritable(str(path)):
         return row(name, FAIL, problem, "XDG_CACHE_HOME=<a folder of yours>")
@@ -452,8 +452,8 @@ def _questions(settings: Settings) -> Questions:
     log_dir = str(run_state.state_path(settings.cluster.name) / "logs")
     if emulated:  # frontends read the model, and they are on this machine
         return Questions(log_dir=log_dir)
-    if model == EMBEDDED_MODEL:
-        return Questions(model_folder=str(folder_of(preflight.cache_dir())), log_dir=log_dir)
+    if model in EMBEDDED_MODELS:
+        return Questions(model_folder=str(folder_of(preflight.cache_dir(), model)), log_dir=log_dir)
     if (path := preflight.local_folder(model)) is not None:
         return Questions(model_folder=str(path.resolve()), log_dir=log_dir)
     return Questions(hub_model=model, log_dir=log_dir)

@@ -24,7 +24,7 @@ from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.interrupts import no_interrupts, stops_interrupt
 from controller.api.settings import PYTHON
-from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
+from controller.api.settings.settings import EMBEDDED_MODELS, ControlTable, EndpointTable, Settings
 from controller.api.state import run_state
 from controller.api.text.hints import own_version
 from controller.api.text.quantities import sized
@@ -98,7 +98,7 @@ def trial_settings(settings: Settings) -> Settings:
             "max_num_seqs": max(MIN_NUM_SEQS, min(MAX_NUM_SEQS, wanted)),
         }
     if shares_gpus(settings):
-        is_embedded = settings.cluster.model == EMBEDDED_MODEL
+        is_embedded = settings.cluster.model in EMBEDDED_MODELS
         engine = SHARED | ({} if is_embedded else SHARED_KV) | engine
     return Settings(
         cluster=settings.cluster.model_copy(
