@@ -8,8 +8,8 @@ import numpy as np
 from controller.adapters.embedded_model.model_folder import (
     HEAD_DIM,
     HIDDEN,
-    NUM_KV_HEADS,
     LARGE,
+    NUM_KV_HEADS,
 )
 
 RANK = 8

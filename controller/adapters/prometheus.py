@@ -142,16 +142,18 @@ FRONTEND_GAUGES = (
 FRONTEND_COUNTERS = _MEMBER_COUNTERS
 
 
-def render(
-    status: ClusterStatus, event_counts: Mapping[EventKind, int], move_log: MoveLog
-) -> bytes:
-    """Renders the controller's page. `event_counts`: how many events of each kind there were since
-    the controller started. Kinds without any event may be missing."""
-    return generate_latest(ClusterMetrics(status, event_counts, move_log))
+def render(of_models: Mapping[str, "ClusterMetrics"]) -> bytes:
+    """Renders the controller's page, from the metrics of each model by name. With several models
+    each sample has the label `model`."""
+    if len(of_models) == 1:
+        (only,) = of_models.values()
+        return generate_latest(only)
+    return generate_latest(ModelMetrics(of_models))
 
 
 class ClusterMetrics(Collector):
-    """The metrics that `render` writes."""
+    """The metrics of one model. `event_counts`: how many events of each kind there were since the
+    controller started. Kinds without any event may be missing."""
 
     def __init__(
         self, status: ClusterStatus, event_counts: Mapping[EventKind, int], move_log: MoveLog
@@ -178,6 +180,22 @@ class ClusterMetrics(Collector):
         yield from _by_level(status)
         yield _adapters(status)
         yield from _queue_heads(status.instances)
+
+
+class ModelMetrics(Collector):
+    def __init__(self, of_models: Mapping[str, ClusterMetrics]) -> None:
+        self._of_models = of_models
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for model, metrics in self._of_models.items():
+            for metric in metrics.collect():
+                known = found.setdefault(metric.name, metric)
+                labelled = [
+                    each._replace(labels={"model": model, **each.labels}) for each in metric.samples
+                ]
+                known.samples = labelled if known is metric else [*known.samples, *labelled]
+        yield from found.values()
 
 
 def _of_cluster(status: ClusterStatus) -> Iterator[Metric]:

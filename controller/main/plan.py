@@ -7,6 +7,7 @@ plan: when the cluster starts, and again if the run state is lost."""
 import json
 import sys
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,9 @@ class ClusterPlan(BaseModel):
     """The LoRA adapters of the configuration."""
     profile: LatencyProfile | None = None
     """The profile of emulated engines; None if the engines are vLLM's."""
+    number: int = 0
+    """Which of several models the plan is about, from 1 on; 0: the cluster serves one model, or the
+    plan is about all."""
     models: tuple["ClusterPlan", ...] = ()
     """The plan of each model of a cluster that serves several: the plan as the processes of that
     model read it. Empty with one model, whose plan this is."""
@@ -107,6 +111,15 @@ class ClusterPlan(BaseModel):
     def model_name(self) -> str:
         """The name of the model for clients; of several models all names."""
         return ", ".join(each.settings.model_names[0] for each in self.by_model)
+
+    def with_ports(self, ports: Sequence[int]) -> "ClusterPlan":
+        """The plan with the port of the inbox for each model's members."""
+        first, *_ = ports
+        models = tuple(
+            each.model_copy(update={"members_port": port})
+            for each, port in zip(self.models, ports, strict=False)
+        )
+        return self.model_copy(update={"members_port": first, "models": models})
 
     @property
     def all_instances(self) -> int:

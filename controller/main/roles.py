@@ -22,10 +22,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -37,6 +37,7 @@ from controller.adapters.ray.ray_starts import Start
 from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox
 from controller.api.settings import without_python
 from controller.api.settings.setting_values import changed
+from controller.api.settings.settings import Settings
 from controller.api.settings.vllm_options import frontend_options
 from controller.api.state.audit import AuditLog
 from controller.core.fleet.adapters import AdapterFacts
@@ -54,6 +55,10 @@ from controller.ports.engine import Engine, EngineFactory, KvTransfer
 from controller.runtime import log_records
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.messages.members import LAUNCHING, MemberKind
+
+if TYPE_CHECKING:
+    from controller.adapters.files.state_files import EventFile
+    from controller.runtime.controller.cluster import ControllerProcess
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +102,9 @@ def head(endpoint: int, control: int, plan_file: str) -> None:
     if stop.is_set():
         return
     (Path(plan.state_dir) / NOT_JOINED_FILE).unlink(missing_ok=True)
-    inbox = controller_ports.bound_apart(bind_host(plan))
-    keepers += controller_ports.keep(plan, for_control, inbox)
-    plan = plan.model_copy(update={"members_port": inbox.getsockname()[1]})
+    inboxes = [controller_ports.bound_apart(bind_host(plan)) for _ in plan.by_model]
+    keepers += controller_ports.keep(plan, for_control, inboxes)
+    plan = plan.with_ports([each.getsockname()[1] for each in inboxes])
     as_actor = ActorPlan(
         "controller.main.roles:controller",
         {"plan_json": plan.model_dump_json()},
@@ -170,14 +175,106 @@ async def controller(plan_json: str, start: Start) -> None:
         log.error("the controller is given up: %s", start.failure)
         await asyncio.Event().wait()
     from controller.adapters import prometheus
-    from controller.adapters.files.state_files import (
-        EventFile,
-        HistoryFile,
-        IncarnationFile,
-        SpecFile,
-    )
+    from controller.adapters.files.state_files import EventFile, HistoryFile
     from controller.adapters.http.cluster_view import ClusterLabels
     from controller.adapters.http.control_server import Access, ControlServer
+    from controller.adapters.http.model_api import ModelApi
+    from controller.api.wire.status import ClusterStatus
+
+    plan = _plan(plan_json, start)
+    table, host = plan.settings.control, bind_host(plan)
+    events = EventFile(plan.state_dir, plan.nonce)
+    mailboxes = [
+        ZmqMailbox(host, key=ClusterKey(plan.members_key), listening=inbox_socket(each, host))
+        for each in plan.by_model
+    ]
+    # Frontends run next to the controller, on the machine of `up`, because that machine has the
+    # endpoint's address.
+    frontends = ActorPlan(
+        f"{__name__}:frontend",
+        {
+            "plan_json": plan.for_frontends().model_dump_json(),
+            "controller_addresses": [each.address for each in mailboxes],
+        },
+        node_id=_ray_node_id(),
+    )
+    head, audit = _head_watch(), AuditLog(plan.state_dir)
+    services: dict[str, ControllerProcess] = {}
+    histories: list[HistoryFile] = []
+    apis: dict[str, ModelApi] = {}
+    for of_model, mailbox in zip(plan.by_model, mailboxes, strict=True):
+        name = of_model.settings.model_names[0]
+        beside = next(iter(services.values()), None)
+        service, settings = _controller_of(of_model, mailbox, frontends, head, events, beside)
+        services[name] = service
+        histories.append(HistoryFile(plan.state_dir, plan.nonce, model=of_model.number))
+        labels = ClusterLabels(
+            cluster=plan.settings.cluster.name,
+            model=of_model.model_name,
+            engine=plan.settings.cluster.engine,
+            endpoint_url=endpoint_url(plan),
+            started_at_s=plan.started_at_s,
+        )
+        apis[name] = ModelApi(
+            service,
+            labels,
+            audit,
+            settings,
+            log_dir=Path(plan.log_dir),
+            check_engine=partial(_check_engine, of_model),
+            check_python=partial(_check_python, of_model),
+            check_adapter=partial(_check_adapter, of_model),
+            history=histories[-1],
+        )
+    for service in services.values():
+        service.start(plan.num_frontends)
+    if plan.models:
+        histories.append(HistoryFile(plan.state_dir, plan.nonce))
+
+    def metrics(statuses: Mapping[str, ClusterStatus]) -> bytes:
+        found = {
+            name: prometheus.ClusterMetrics(
+                statuses[name], service.journal.counts, service.operator_moves.log
+            )
+            for name, service in services.items()
+        }
+        return prometheus.render(found)
+
+    server = ControlServer(
+        apis,
+        Access(table.host, table.port, plan.control_token, plan.view_token),
+        metrics=metrics,
+        metrics_type=prometheus.CONTENT_TYPE,
+        listening=control_socket(plan),
+        history=histories[-1],
+    )
+    gc.freeze()  # else each full collection stops the loop for 40 ms to look at imported objects
+    start.succeeded()
+    try:
+        await server.run_beside(_together(services.values()))
+    finally:
+        events.close()
+        for each in histories:
+            each.close()
+
+
+async def _together(services: Iterable["ControllerProcess"]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for each in services:
+            group.create_task(each.run())
+
+
+def _controller_of(
+    plan: ClusterPlan,
+    mailbox: ZmqMailbox,
+    frontends: ActorPlan,
+    head: HeadWatch,
+    events: "EventFile",
+    beside: "ControllerProcess | None",
+) -> tuple["ControllerProcess", Settings]:
+    """The controller of one model, and its present settings. `plan`: the model's. `beside`: the
+    controller of the first model."""
+    from controller.adapters.files.state_files import IncarnationFile, SpecFile
     from controller.adapters.http.live_settings import live_config
     from controller.adapters.ray.ray_launcher import RayLauncher
     from controller.api.settings.key_file import own_limits
@@ -185,35 +282,28 @@ async def controller(plan_json: str, start: Start) -> None:
     from controller.runtime.controller.cluster import ControllerProcess
     from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 
-    plan = _plan(plan_json, start)
-    store = SpecFile(plan.state_dir, plan.nonce)
-    keeper = SpecKeeper(store.load() or ClusterSpec.first(plan.num_instances, plan.adapters), store)
-    host = bind_host(plan)
-    inbox = inbox_socket(plan, host)
-    mailbox = ZmqMailbox(host, key=ClusterKey(plan.members_key), listening=inbox)
-    for_instances = {"plan_json": plan.for_instances().model_dump_json()}
-    for_frontends = {"plan_json": plan.for_frontends().model_dump_json()}
-    address = {"controller_address": mailbox.address}
+    store = SpecFile(plan.state_dir, plan.nonce, plan.number)
+    first_number = 0 if beside is None else beside.keeper.next_instance
+    spec = store.load() or ClusterSpec.first(plan.num_instances, plan.adapters, first_number)
+    keeper = SpecKeeper(spec, store, None if beside is None else beside.keeper)
     launcher = RayLauncher(
         plan.namespace,
         plan.log_dir,
         instance=ActorPlan(
             f"{__name__}:llumlet",
-            for_instances | address,
+            {
+                "plan_json": plan.for_instances().model_dump_json(),
+                "controller_address": mailbox.address,
+            },
             plan.num_gpus_per_instance,
         ),
-        # Frontends run next to the controller, on the machine of `up`, because that machine has the
-        # endpoint's address.
-        frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
+        frontend=frontends,
         available_bytes=available_bytes,
         instance_memory=lambda: instance_memory(plan, keeper.spec.engine.args),
-        head=_head_watch(),
+        head=head,
         python_of=lambda instance_id: keeper.spec.engine_of(instance_id).python or plan.python,
     )
-    table = plan.settings.control
     settings = changed(plan.settings, keeper.spec.settings)
-    events = EventFile(plan.state_dir, plan.nonce)
-    history = HistoryFile(plan.state_dir, plan.nonce)
     service = ControllerProcess(
         mailbox,
         launcher,
@@ -221,40 +311,11 @@ async def controller(plan_json: str, start: Start) -> None:
         keeper,
         events,
         own_limits(plan.api_keys),
-        IncarnationFile(plan.state_dir, plan.nonce),
+        IncarnationFile(plan.state_dir, plan.nonce, plan.number),
+        model=plan.settings.model_names[0] if plan.number else "",
+        beside=beside,
     )
-    service.start(plan.num_frontends)
-    labels = ClusterLabels(
-        cluster=plan.settings.cluster.name,
-        model=plan.model_name,
-        engine=plan.settings.cluster.engine,
-        endpoint_url=endpoint_url(plan),
-        started_at_s=plan.started_at_s,
-    )
-    server = ControlServer(
-        service,
-        labels,
-        Access(table.host, table.port, plan.control_token, plan.view_token),
-        AuditLog(plan.state_dir),
-        settings,
-        metrics=lambda status: prometheus.render(
-            status, service.journal.counts, service.operator_moves.log
-        ),
-        metrics_type=prometheus.CONTENT_TYPE,
-        log_dir=Path(plan.log_dir),
-        listening=control_socket(plan),
-        check_engine=partial(_check_engine, plan),
-        check_python=partial(_check_python, plan),
-        check_adapter=partial(_check_adapter, plan),
-        history=history,
-    )
-    gc.freeze()  # else each full collection stops the loop for 40 ms to look at imported objects
-    start.succeeded()
-    try:
-        await server.run_beside(service.run())
-    finally:
-        events.close()
-        history.close()
+    return service, settings
 
 
 def _check_engine(

@@ -167,8 +167,8 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     if not settings.models:
         return plan
     models = [
-        plan.model_copy(update={"settings": of_model, **chosen})
-        for of_model, chosen in zip(of_models, choices, strict=True)
+        plan.model_copy(update={"settings": of_model, "number": number, **chosen})
+        for number, (of_model, chosen) in enumerate(zip(of_models, choices, strict=True), 1)
     ]
     return plan.model_copy(update={"models": tuple(models)})
 

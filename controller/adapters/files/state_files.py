@@ -48,9 +48,16 @@ class _Kept(BaseModel):
     spec: ClusterSpec
 
 
+def of_model(file: str, number: int) -> str:
+    """The name of the file for the cluster's model of this number: `spec-1.json`."""
+    stem, dot, rest = file.partition(".")
+    return f"{stem}-{number}{dot}{rest}" if number else file
+
+
 class SpecFile:
-    def __init__(self, state_dir: str | Path, nonce: str) -> None:
-        self.path = Path(state_dir) / SPEC_FILE
+    def __init__(self, state_dir: str | Path, nonce: str, model: int = 0) -> None:
+        """`model`: the number of the model whose spec it is."""
+        self.path = Path(state_dir) / of_model(SPEC_FILE, model)
         self._nonce = nonce
 
     def load(self) -> ClusterSpec | None:
@@ -116,8 +123,9 @@ _line_decoder = msgspec.json.Decoder(tuple[str, LastIncarnation])
 
 
 class IncarnationFile:
-    def __init__(self, state_dir: str | Path, nonce: str) -> None:
-        self.path = Path(state_dir) / INCARNATION_FILE
+    def __init__(self, state_dir: str | Path, nonce: str, model: int = 0) -> None:
+        """`model`: the number of the model whose members they are."""
+        self.path = Path(state_dir) / of_model(INCARNATION_FILE, model)
         self._header = msgspec.json.encode({"run": nonce})
 
     def load(self) -> dict[str, LastIncarnation]:
@@ -310,9 +318,15 @@ class EventFile(LineFile[Kept]):
 
 class HistoryFile(LineFile[Sample]):
     def __init__(
-        self, state_dir: str | Path, nonce: str, max_bytes: int = MAX_HISTORY_BYTES
+        self,
+        state_dir: str | Path,
+        nonce: str,
+        max_bytes: int = MAX_HISTORY_BYTES,
+        model: int = 0,
     ) -> None:
-        path, decoder = Path(state_dir) / HISTORY_FILE, msgspec.json.Decoder(Sample)
+        """`model`: 1 for the first of several models, and so on; 0: of all of them."""
+        path = Path(state_dir) / of_model(HISTORY_FILE, model)
+        decoder = msgspec.json.Decoder(Sample)
         super().__init__(path, nonce, decoder, "samples of the history", max_bytes)
 
     def load(self) -> list[Sample]:

@@ -41,7 +41,7 @@ class _AdapterHandler(Handler[Wanted, AdapterReport]):
             number=adapter.number,
             changes=self.changes,
             in_use_on=adapter_in_use_on(self.controller, adapter.number),
-            revision=self.controller.keeper.spec.revision,
+            revision=self.controller.keeper.revision,
         )
 
 

@@ -93,7 +93,7 @@ class RollingHandler(_OnRolling[RollingRequest]):
             cold_start_s=controller.autoscaling.cold_start_s,
             dry_run=True,
             changes=True,
-            revision=spec.revision,
+            revision=controller.keeper.revision,
         )
 
     async def carry_out(self, operation: Operation) -> None:
@@ -231,7 +231,7 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
         self.holds = self.controller.autoscaling.would_hold(self.scaling.target)
         if self.holds and not self.scaling.changes and not wanted.dry_run:
             self.operated.check_revision(wanted.if_revision)
-        self.revision = self.controller.keeper.spec.revision
+        self.revision = self.controller.keeper.revision
 
     def check(self) -> None:
         """Checks that this very plan can still be carried out, because the audit log names it."""
@@ -266,7 +266,7 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
         self.added = self.controller.scaling.carry_out(plan, claim, hold)
         if hold is not None:
             autoscaling.tell_held(operation.cause_id, hold)
-        self.revision = self.controller.keeper.spec.revision
+        self.revision = self.controller.keeper.revision
 
     async def report(self) -> ScaleReport:
         plan = self.scaling

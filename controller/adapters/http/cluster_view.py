@@ -120,7 +120,7 @@ def cluster_status(
         cluster=labels.cluster,
         state=state,
         detail=detail,
-        revision=controller.keeper.spec.revision,
+        revision=controller.keeper.revision,
         model=labels.model,
         policy=controller.live.scheduler.policy,
         engine=labels.engine,
@@ -532,7 +532,7 @@ def _saved(controller: ControllerProcess) -> tuple[SavedStatus, ...]:
 
 
 def rolling_report(controller: ControllerProcess) -> RollingReport:
-    order, revision = controller.rolling.order, controller.keeper.spec.revision
+    order, revision = controller.rolling.order, controller.keeper.revision
     if order is None:
         return RollingReport(revision=revision)
     return shown(
@@ -618,6 +618,7 @@ def instance_status(
     record = controller.scheduler.instances.get(member.member_id)
     status = InstanceStatus(
         **_of_process(member, now_s),
+        model=controller.model,
         state=_instance_state(controller, member, record),
         generation=member.said.generation,
         fingerprint=member.said.fingerprint,
@@ -659,6 +660,7 @@ def not_launched(controller: ControllerProcess) -> list[InstanceStatus]:
     return [
         InstanceStatus(
             id=instance_id,
+            model=controller.model,
             state=InstanceState.STOPPING if controller.stopping else InstanceState.STARTING,
             detail="" if controller.stopping else "could not be launched; it is tried again",
             incarnation=0,

@@ -61,7 +61,7 @@ class _OnInstance(Handler[Wanted, Report]):
 
     async def look(self) -> None:
         self.check()
-        self.revision = self.controller.keeper.spec.revision
+        self.revision = self.controller.keeper.revision
 
     def check_instance(self, if_revision: int | None) -> None:
         self.check_still_there(self.instance_id)
@@ -115,7 +115,7 @@ class _Emptying(_OnInstance[Wanted, DrainReport]):
         if can_undo and self.claims is None:
             operation.undo = self.undone_by()
         self.controller.drains.begin({self.instance_id: caused_by(operation, claim)})
-        self.revision = self.controller.keeper.spec.revision
+        self.revision = self.controller.keeper.revision
 
     async def report(self) -> DrainReport:
         report = await self.reports.of(self.instance_id, self.revision)
@@ -228,7 +228,7 @@ class UndrainHandler(_Emptying[UndrainRequest]):
         self.controller.drains.end(self.instance_id, why_ended, operation.actor)
         if claims is not None and claims.goes:
             self.controller.autoscaling.hold_planned(operation.cause_id, operation.actor)
-        self.revision = self.controller.keeper.spec.revision
+        self.revision = self.controller.keeper.revision
 
     @classmethod
     def why_not(cls, operated: Operated, entry_id: str, undo: Undo, known: Found) -> str:
@@ -280,7 +280,7 @@ class _Marking(_OnInstance[Any, MarkReport]):
             spec = spec.without_mark(self.reason, self.instance_id)
         operation.undo = self.undone_by()
         self.controller.keeper.change(spec)
-        self.revision = spec.revision
+        self.revision = self.controller.keeper.revision
 
     async def report(self) -> MarkReport:
         return self._reported(marked=self.mark is not None)
@@ -392,7 +392,7 @@ class SteerReports:
     ) -> DrainReport:
         """The effect that this claim would have now. `going`: instances that are drained together
         with this one."""
-        revision = self._controller.keeper.spec.revision
+        revision = self._controller.keeper.revision
         leaving = await self._controller.drain_forecasts.of(instance_id, going)
         progress = self._controller.drains.progress(instance_id)
         before = progress.claims
@@ -439,7 +439,7 @@ class SteerReports:
     async def planned_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> ScaleReport:
         """Plans each drain as if it were the only one, except that no request moves to another
         instance that would be removed."""
-        revision = self._controller.keeper.spec.revision
+        revision = self._controller.keeper.revision
         added = self._controller.scaling.added(plan)
         going = await asyncio.gather(
             *(self.planned(each, remove_claim(wanted), plan.drained) for each in plan.drained)

@@ -68,7 +68,7 @@ class LiveSettings:
                 )
                 for each in live_settings(self._settings).values()
             ),
-            revision=self._controller.keeper.spec.revision,
+            revision=self._controller.keeper.revision,
         )
 
     def _origin(self, setting: LiveSetting) -> Origin:
@@ -101,7 +101,7 @@ class LiveSettings:
             changes=changes,
             roles=self._roles(config) if patch.dry_run else (),
             releases_autoscale=releases,
-            revision=keeper.spec.revision,
+            revision=keeper.revision,
         )
         return PlannedChanges(patch, after, config, answer)
 
@@ -135,7 +135,7 @@ class LiveSettings:
         keeper.change(keeper.spec.with_settings(values, releases=releases))
         self._settings = planned.after
         self._controller.configure(planned.config)
-        return planned.answer.model_copy(update={"revision": keeper.spec.revision})
+        return planned.answer.model_copy(update={"revision": keeper.revision})
 
 
 def live_config(settings: Settings) -> LiveConfig:

@@ -87,16 +87,18 @@ class HistoryQuery(BaseModel):
 
 class Observer:
     """`new_status` makes a status. `limits`: at which figures alarms are raised. Without a `store`
-    the history lasts as long as this process."""
+    the history lasts as long as this process. The status may be about several models, each with its
+    controller; then there are only the history, and no verdict and no alarms of their own."""
 
     def __init__(
         self,
-        controller: ControllerProcess,
+        controllers: Sequence[ControllerProcess],
         new_status: Callable[[], ClusterStatus],
         limits: ConsoleTable,
         store: HistoryStore | None = None,
     ) -> None:
-        self._controller = controller
+        self._controllers = controllers
+        self._controller = controllers[0]
         self._new_status = new_status
         self._limits = limits
         self._store = store
@@ -125,21 +127,27 @@ class Observer:
         sample = self.history.latest
         assert sample is not None
         self._output = _output_of(self.history.since(sample.time_s - MINUTE_S))
+        if len(self._controllers) > 1:
+            return
         loss = self._controller.launcher_loss
         launcher = "" if loss is None else loss.what
         moves = self._controller.live.rescheduling.enabled
         self._judge(present_of(status, sample, launcher, moves=moves))
         self._look_for_alarms(status)
 
+    def with_output(self, status: ClusterStatus) -> ClusterStatus:
+        """The status with the output of the last minute."""
+        tokens_per_s, per_hour = self._output or (None, None)
+        return status.model_copy(
+            update={"tokens_per_s": tokens_per_s, "tokens_per_instance_hour": per_hour}
+        )
+
     def with_findings(self, status: ClusterStatus) -> ClusterStatus:
         """The status with the verdict and the alarms of the latest look."""
         raised, ended = self.alarm_book.view()
         verdict = self.verdicts.view()
-        tokens_per_s, per_hour = self._output or (None, None)
-        return status.model_copy(
+        return self.with_output(status).model_copy(
             update={
-                "tokens_per_s": tokens_per_s,
-                "tokens_per_instance_hour": per_hour,
                 "verdict": None if verdict is None else verdict_status(verdict),
                 "alarms": (
                     *(shown(AlarmStatus, each) for each in raised),
@@ -165,10 +173,15 @@ class Observer:
         self._controller.journal.note(
             EventKind.VERDICT,
             f"verdict-{verdict.word}",
-            f"{verdict.word}: {verdict.why}",
+            f"{self._of_model}{verdict.word}: {verdict.why}",
             numbers={"lasted_s": round(changed.lasted_s, 1)},
             labels={"before": str(before.word), "word": str(verdict.word)},
         )
+
+    @property
+    def _of_model(self) -> str:
+        """`small: `, where the words are about one of several models."""
+        return f"{self._controller.model}: " if self._controller.model else ""
 
     def _look_for_alarms(self, status: ClusterStatus) -> None:
         self._alarms = alarms(status, self._limits, self._alarms)
@@ -183,26 +196,34 @@ class Observer:
             self._controller.journal.note(
                 EventKind.ALARM_RAISED if lasted_s is None else EventKind.ALARM_CLEARED,
                 f"alarm-{event.subject}",
-                event.text if is_instance else f"{event.subject}: {event.text}",
+                event.text if is_instance else f"{self._of_model}{event.subject}: {event.text}",
                 instance_id=event.subject if is_instance else None,
                 numbers={} if lasted_s is None else {"lasted_s": round(lasted_s, 1)},
             )
 
     def _served(self) -> Mapping[str, ServedInAll]:
-        frontends = self._controller.roster.frontends()
-        return {f"{each.member_id}/{each.said.nonce}": each.said.served for each in frontends}
+        return {
+            f"{each.model}/{frontend.member_id}/{frontend.said.nonce}": frontend.said.served
+            for each in self._controllers
+            for frontend in each.roster.frontends()
+        }
 
     def _totals(self, status: ClusterStatus) -> Mapping[str, Mapping[str, int]]:
-        by_outcome = self._controller.operator_moves.log.num_by_outcome
-        num_replayed = sum(self._controller.replays.counts().values())
+        by_outcome = {
+            each.model: each.operator_moves.log.num_by_outcome for each in self._controllers
+        }
         return {
             "num_evictions": {
                 f"{each.id}/{each.incarnation}": each.num_evictions or 0
                 for each in status.instances
             },
-            "num_migrated": {"": by_outcome["migrated"]},
-            "num_failed_moves": {"": by_outcome["kept"] + by_outcome["resumed"]},
-            "num_replayed": {"": num_replayed},
+            "num_migrated": {model: each["migrated"] for model, each in by_outcome.items()},
+            "num_failed_moves": {
+                model: each["kept"] + each["resumed"] for model, each in by_outcome.items()
+            },
+            "num_replayed": {
+                each.model: sum(each.replays.counts().values()) for each in self._controllers
+            },
         }
 
 

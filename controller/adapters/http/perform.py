@@ -13,6 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Generic
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -164,6 +165,7 @@ class Handler(Generic[Wanted, Report]):
             {
                 "kind": self.row.undone_by,
                 "target": self.order.target,
+                "model": self.controller.model,
                 "previous": previous or {},
                 "made": made or {},
             }
@@ -318,11 +320,15 @@ class Orders:
     """Makes the routes of orders. `once` makes an endpoint idempotent."""
 
     def __init__(
-        self, operated: Operated, log: OperatorLog, once: Callable[[Endpoint], Endpoint]
+        self,
+        operated: Operated,
+        log: OperatorLog,
+        once: Callable[[Endpoint], Endpoint],
+        changing: asyncio.Lock,
     ) -> None:
+        """`changing`: held from the check of the cluster's revision until a spec is changed."""
         self._operated, self._log, self._once = operated, log, once
-        self._changing = asyncio.Lock()
-        """Held from the check of the spec's revision until the spec is changed."""
+        self._changing = changing
 
     def routes(
         self, handlers: Sequence[type[Handler[Any, Any]]], looks: Mapping[str, Endpoint]
@@ -384,14 +390,15 @@ class OperationsQuery(BaseModel):
 
 
 async def operations_done(
-    operated: Operated,
+    operated_of: Callable[[Undo | None], Operated],
     handlers: Mapping[str, type[Handler[Any, Any]]],
     audit: AuditLog,
     *,
     since_s: float,
     limit: int,
 ) -> OperationList:
-    """The operations that operators made in this cluster, the newest first. `handlers`: the handler
+    """The operations that operators made in this cluster, the newest first. `operated_of`: on what
+    an operation was made, by the order that takes it back. `handlers`: the handler
     of each kind of order. `since_s`: when the cluster was started; the audit log may have earlier
     entries."""
     found = [
@@ -402,13 +409,21 @@ async def operations_done(
     ][:limit]
     undos = [each.undo for each in found if each.undo is not None]
     ids = [each.target for each in undos if ORDERS[each.kind].about is Kind.REQUEST]
-    known = await find_by_ids(operated.controller, ids)
-    revision = operated.controller.keeper.spec.revision
+    controllers = operated_of(None).controller.all
+    known = found_together([await find_by_ids(each, ids) for each in controllers])
     judged = [
-        each.model_copy(update={"why_not": _why_not(each, operated, handlers, known)})
+        each.model_copy(update={"why_not": _why_not(each, operated_of(each.undo), handlers, known)})
         for each in found
     ]
-    return OperationList(operations=tuple(judged), revision=revision)
+    return OperationList(operations=tuple(judged), revision=controllers[0].keeper.revision)
+
+
+def found_together(found: Sequence[Found]) -> Found:
+    return Found(
+        tuple(chain(*(each.requests for each in found))),
+        sum(each.num_matching for each in found),
+        tuple(sorted({frontend for each in found for frontend in each.silent})),
+    )
 
 
 def _entries(lines: Iterable[Mapping[str, Any]]) -> list[OperationEntry]:

@@ -82,7 +82,7 @@ async def list_requests(controller: ControllerProcess, query: RequestsQuery) -> 
         )
         for record in found.requests
     ]
-    listed.sort(key=_listed_at)
+    listed.sort(key=listed_at)
     return RequestList(
         requests=tuple(listed[: query.limit]),
         num_matching=found.num_matching,
@@ -127,7 +127,7 @@ async def _matching(controller: ControllerProcess, query: RequestsQuery) -> Foun
     )
 
 
-def _listed_at(item: RequestStatus) -> tuple[int, int]:
+def listed_at(item: RequestStatus) -> tuple[int, int]:
     """The place of a request in a list. Held requests come behind requests that wait on instances;
     others stay in their order."""
     is_live = item.state in LIVE_STATES

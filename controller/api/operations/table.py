@@ -39,6 +39,8 @@ class Undo(WireModel):
     kind: Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*UNDOING]})]
     target: str = ""
     """An instance, or a request."""
+    model: str = ""
+    """The model that the operation was about, if the cluster serves several."""
     previous: dict[str, SettingValue]
     """The values that are restored, by key. A key is the name of a setting, or else `instances`,
     `level`, `instance`, or a field of an order about adapters."""

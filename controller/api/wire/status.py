@@ -104,6 +104,8 @@ class MemberStatus(WireModel):
 class InstanceStatus(MemberStatus):
     """One instance. Figures of its load are null until its first report."""
 
+    model: str = ""
+    """The name of its model, if the cluster serves several."""
     generation: int | None = None
     """The generation of the process's engine arguments: 0 for the arguments of the cluster's start;
     null until it is known."""
@@ -550,6 +552,24 @@ class VerdictStatus(WireModel):
     order: VerdictOrder | None = None
 
 
+class ModelStatus(WireModel):
+    """One of the models of a cluster that serves several. `num_running_reqs`, `num_waiting_reqs`:
+    on its instances; `num_held_reqs`: at the controller."""
+
+    name: str
+    num_serving: int
+    """How many of its instances take requests."""
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_held_reqs: int
+    tokens_per_s: float | None = None
+    ttft_p99_s: float | None = None
+    autoscale: AutoscaleStatus
+    """It has the number of planned instances, too."""
+    rolling: RollingReport | None = None
+    verdict: VerdictStatus | None = None
+
+
 class AlarmStatus(WireModel):
     """An alarm about a member or the cluster. Times are seconds since the epoch. `ended_s`: null
     while it is raised."""
@@ -572,6 +592,10 @@ class ClusterStatus(AnswerModel):
     revision: int = 0
     """The number of changes of the cluster's spec."""
     model: str
+    """The name of the model; of several models all names."""
+    models: tuple[ModelStatus, ...] = ()
+    """The models of a cluster that serves several; empty with one. The other fields are then about
+    all of them together."""
     policy: str
     engine: str = "vllm"
     endpoint_url: str

@@ -180,8 +180,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """One revision of the spec. `next_instance`: the number of the next new instance. A number is
-    used only once, so that all records of `i-3` are about one instance. `settings`: the settings
+    """One revision of the spec of one model. `next_instance`: the number of the next new instance,
+    unless another model has taken it meanwhile. A number is used only once, so that all records of
+    `i-3` are about one instance. `settings`: the settings
     that differ from the cluster's start, by key. `autoscale_hold`: set until auto-scaling is
     released, or set to another mode. `rolling`: the latest rolling restart, even if it is over.
     `engine`: the arguments of all instances that `engines` does not name."""
@@ -207,9 +208,13 @@ class ClusterSpec:
     """The number of the next adapter. A number is used only once."""
 
     @staticmethod
-    def first(num_instances: int, adapters: tuple[Adapter, ...] = ()) -> "ClusterSpec":
-        ids = tuple(f"i-{number}" for number in range(num_instances))
-        return ClusterSpec(0, ids, num_instances, adapters=adapters, next_adapter=1 + len(adapters))
+    def first(
+        num_instances: int, adapters: tuple[Adapter, ...] = (), from_number: int = 0
+    ) -> "ClusterSpec":
+        """`from_number`: the number of the first instance; other models have those before it."""
+        end = from_number + num_instances
+        ids = tuple(f"i-{number}" for number in range(from_number, end))
+        return ClusterSpec(0, ids, end, adapters=adapters, next_adapter=1 + len(adapters))
 
     def check(self) -> None:
         """Raises ValueError if the methods below cannot have made this spec."""
@@ -266,9 +271,11 @@ class ClusterSpec:
             known.append(self.rolling.engine)
         return 1 + max(each.generation for each in known)
 
-    def with_instances_added(self, count: int) -> "ClusterSpec":
-        last = self.next_instance + count
-        added = tuple(f"i-{number}" for number in range(self.next_instance, last))
+    def with_instances_added(self, count: int, from_number: int = 0) -> "ClusterSpec":
+        """Adds instances. `from_number`: all numbers before it are taken."""
+        first = max(self.next_instance, from_number) if count else self.next_instance
+        last = first + count
+        added = tuple(f"i-{number}" for number in range(first, last))
         return self._next(instance_ids=self.instance_ids + added, next_instance=last)
 
     def without_instance(self, instance_id: str) -> "ClusterSpec":
@@ -322,11 +329,16 @@ class ClusterSpec:
         return self._next(drains=self._drains_but(instance_id))
 
     def scaled(
-        self, num_added: int, kept: Collection[str], removed: Mapping[str, Remove]
+        self,
+        num_added: int,
+        kept: Collection[str],
+        removed: Mapping[str, Remove],
+        from_number: int = 0,
     ) -> "ClusterSpec":
         """Makes a whole scale in one step: adds new instances, lets the instances in `kept` stay
-        after all, and makes the claims to the instances in `removed`."""
-        grown = self.with_instances_added(num_added)
+        after all, and makes the claims to the instances in `removed`. `from_number`: as in
+        `with_instances_added`."""
+        grown = self.with_instances_added(num_added, from_number)
         drains = _made(_taken_back(self.drains, kept, Remove), removed)
         return replace(grown, drains=drains)
 

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from controller.adapters.listener import Keeper, receive
@@ -49,9 +49,16 @@ def bound_apart(host: str) -> socket.socket:
     return bound(host, 0, again=False)
 
 
-def keep(plan: ClusterPlan, control: socket.socket, inbox: socket.socket) -> list[Keeper]:
-    """Keeps the sockets for all later processes of the controller. Called by the head process."""
-    return [Keeper(control, _control(plan)), Keeper(inbox, _inbox(plan))]
+def keep(
+    plan: ClusterPlan, control: socket.socket, inboxes: Sequence[socket.socket]
+) -> list[Keeper]:
+    """Keeps the sockets for all later processes of the controller: `inboxes` has one for each
+    model. Called by the head process."""
+    kept = [
+        Keeper(inbox, _inbox(of_model))
+        for inbox, of_model in zip(inboxes, plan.by_model, strict=True)
+    ]
+    return [Keeper(control, _control(plan)), *kept]
 
 
 def control_socket(plan: ClusterPlan) -> socket.socket:
@@ -62,8 +69,8 @@ def control_socket(plan: ClusterPlan) -> socket.socket:
 
 
 def inbox_socket(plan: ClusterPlan, host: str) -> socket.socket:
-    """The inbox's socket, which listens. The members know its address by `plan.members_port`.
-    Called by the controller."""
+    """The socket of the inbox for the members of one model, which listens. The members know its
+    address by `plan.members_port`. Called by the controller."""
     found = _received(_inbox(plan), lambda: bound(host, plan.members_port, again=True))
     return _listening(found, INBOX_BACKLOG)
 
@@ -95,4 +102,4 @@ def _control(plan: ClusterPlan) -> Path:
 
 
 def _inbox(plan: ClusterPlan) -> Path:
-    return plan.ports_dir / "inbox.sock"
+    return plan.ports_dir / (f"inbox-{plan.number}.sock" if plan.number else "inbox.sock")

@@ -501,7 +501,16 @@ class ControllerProcess:
         own_key_limits: OwnLimits = NO_KEYS,
         incarnations: IncarnationStore | None = None,
         wall_clock: Callable[[], float] = time.time,
+        model: str = "",
+        beside: "ControllerProcess | None" = None,
     ) -> None:
+        """`model`: the name of the model, if the cluster serves several. `beside`: the controller
+        of another of its models, made before, in the same process."""
+        self.model = model
+        self.all: list[ControllerProcess] = [] if beside is None else beside.all
+        """The controllers of all models. They share the event log, and the processes of frontends,
+        which the first one starts and ends."""
+        self.all.append(self)
         self._mailbox = mailbox
         self._launcher = launcher
         self.live = config
@@ -514,7 +523,13 @@ class ControllerProcess:
         self.statuses: dict[str, StatusPushed] = {}
         """The last status of each instance, perhaps of a dead incarnation."""
         epoch = secrets.token_hex(4)
-        self.journal = Journal(epoch, config.max_events, store=events, wall_clock=wall_clock)
+        self.journal: Journal = Journal(
+            epoch,
+            config.max_events,
+            wall_clock,
+            events,
+            None if beside is None else beside.journal,
+        )
         self.queries = MemberQueries(self.mail.send_to, epoch)
         cooling = Cooling()
         inexact = config.rescheduling.allow_inexact
@@ -551,7 +566,7 @@ class ControllerProcess:
             self.roster, self.scheduler, self.mail.send_to_all, lambda: self.now_s(), epoch
         )
         self.launching = LauncherWatch(
-            launcher, self.journal, lambda: self.stop(drain=False, grace_s=0.0)
+            launcher, self.journal, lambda: self.stop_all(drain=False, grace_s=0.0)
         )
         self.admission_records = AdmissionRecords(self.scheduler)
         self.traffic = Traffic(self.mail.send_to_frontends)
@@ -577,12 +592,14 @@ class ControllerProcess:
     def start(self, num_frontends: int) -> None:
         """Launches the frontends and the spec's instances."""
         self._mailbox.start(Inbox(self._handlers()).take, self.member_events.lost)
-        self.journal.controller_started()
+        if self.is_first:
+            self.journal.controller_started()
         self._close_instances()
         self.drains.resume()
         for index in range(num_frontends):
             self.roster.expect("frontend", f"f-{index}")
-            self._launcher.launch_frontend(f"f-{index}")
+            if self.is_first:
+                self._launcher.launch_frontend(f"f-{index}")
         self.scaling.launch_all()
 
     def launch(self, instance_ids: Sequence[str]) -> None:
@@ -604,6 +621,10 @@ class ControllerProcess:
             self.member_events.removed(member)
             self.statuses.pop(instance_id, None)
 
+    @property
+    def is_first(self) -> bool:
+        return self.all[0] is self
+
     async def run(self) -> None:
         rounds = asyncio.create_task(self.rescheduler.run())
         try:
@@ -623,7 +644,7 @@ class ControllerProcess:
             ("the records of admission", lambda: self._put_on_record(Ticked())),
         )
         unless_stopping: Turns = (
-            ("the watch of Ray", self.launching.tick),
+            *((("the watch of Ray", self.launching.tick),) if self.is_first else ()),
             ("the watch for slow instances", self.fleet.look_for_slow),
             ("the look at drains", self.drains.tick),
             ("the filling of new instances", self.member_events.fill_newcomers),
@@ -651,6 +672,11 @@ class ControllerProcess:
         """Whether `stop` would change anything: the first call does, and so does a call that cuts a
         drain short."""
         return self._stopping is None or not (drain or self._cut or self.stopped)
+
+    def stop_all(self, drain: bool, grace_s: float) -> None:
+        """Begins to stop all models of the cluster, as `stop` does."""
+        for each in self.all:
+            each.stop(drain, grace_s)
 
     def stop(self, drain: bool, grace_s: float) -> None:
         """Begins to stop: the cluster takes no new requests. With `drain`, live requests may end
@@ -711,7 +737,8 @@ class ControllerProcess:
         return asyncio.get_running_loop().time()
 
     async def _stop(self) -> None:
-        while self.now_s() < self._stop_by_s and any(f.serving for f in self.roster.frontends()):
+        frontends = [frontend for each in self.all for frontend in each.roster.frontends()]
+        while self.now_s() < self._stop_by_s and any(f.serving for f in frontends):
             await asyncio.sleep(0.02)
         for member_id in self.roster.members:
             try:

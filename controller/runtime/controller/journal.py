@@ -24,9 +24,24 @@ _MEMBER_EVENTS = {
 _CAUSES = {"started": "start", "died": "lost", "failed": "start"}
 
 
+class News:
+    """A signal for those who wait for the next event."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._next.wait()
+
+    def came(self) -> None:
+        self._next.set()
+        self._next = asyncio.Event()
+
+
 class Journal:
     """The controller's event log. Without a `store`, events last only as long as this process
-    lives."""
+    lives. `beside`: the journal of another model of the cluster, which keeps its events in the same
+    log."""
 
     def __init__(
         self,
@@ -34,9 +49,14 @@ class Journal:
         max_events: int = 10_000,
         wall_clock: Callable[[], float] = time.time,
         store: EventStore | None = None,
+        beside: "Journal | None" = None,
     ) -> None:
-        self.log = EventLog(epoch, max_events, store.load(max_events) if store else ())
-        self._store = store
+        self._store: EventStore | None = store if beside is None else beside._store
+        if beside is None:
+            self.log = EventLog(epoch, max_events, store.load(max_events) if store else ())
+            self._news = News()
+        else:
+            self.log, self._news = beside.log, beside._news
         self.counts: Counter[EventKind] = Counter()
         """How many events of each kind there were since this controller started."""
         self._num_told: dict[str, tuple[int, int]] = {}
@@ -45,11 +65,10 @@ class Journal:
         self.on_event: Callable[[LoggedEvent], None] = lambda event: None
         """Called with each event as it is logged."""
         self._wall_clock = wall_clock
-        self._appended = asyncio.Event()
 
     async def wait(self) -> None:
-        """Returns at the next event."""
-        await self._appended.wait()
+        """Returns at the next event, of whichever model."""
+        await self._news.wait()
 
     def append(self, event: LoggedEvent) -> None:
         position = self.log.append(event)
@@ -57,8 +76,7 @@ class Journal:
             self._store.keep(position, event)
         self.counts[event.kind] += 1
         self.on_event(event)
-        self._appended.set()
-        self._appended = asyncio.Event()
+        self._news.came()
 
     def note(
         self,

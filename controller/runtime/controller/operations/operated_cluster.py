@@ -88,17 +88,36 @@ class SpecKeeper:
     """The present spec, which is on disk before it counts. Without a `store` the spec only lasts as
     long as this process lives."""
 
-    def __init__(self, spec: ClusterSpec, store: SpecStore | None = None) -> None:
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        store: SpecStore | None = None,
+        beside: "SpecKeeper | None" = None,
+    ) -> None:
+        """`beside`: the keeper of another model of the cluster."""
         self.spec = spec
         """The present spec; only `change` replaces it."""
+        self._all: list[SpecKeeper] = [] if beside is None else beside._all
+        self._all.append(self)
         self._store = store
         self.on_change: Callable[[ClusterSpec], None] = lambda _: None
         """Called with the spec before, when another spec has become the present one."""
 
+    @property
+    def revision(self) -> int:
+        """The revision of the cluster: the number of changes of the specs of all its models."""
+        return sum(each.spec.revision for each in self._all)
+
+    @property
+    def next_instance(self) -> int:
+        """The number of the cluster's next new instance, of whichever model."""
+        return max(each.spec.next_instance for each in self._all)
+
     def check_revision(self, if_revision: int | None) -> None:
-        """Raises RevisionConflictError unless `if_revision` is None or the present revision."""
-        if if_revision is not None and if_revision != self.spec.revision:
-            raise RevisionConflictError(if_revision, self.spec.revision)
+        """Raises RevisionConflictError unless `if_revision` is None or the present revision of the
+        cluster."""
+        if if_revision is not None and if_revision != self.revision:
+            raise RevisionConflictError(if_revision, self.revision)
 
     def change(self, spec: ClusterSpec) -> None:
         """Saves the spec, then makes it the present one. Its revision must be one after the present

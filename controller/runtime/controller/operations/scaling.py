@@ -102,7 +102,8 @@ class Scaling:
         """Carries out a plan; returns the ids of the new instances. `claim`: the claim to each
         instance that is to go. With `hold`, auto-scaling is held from now on."""
         added, removed = self.added(plan), dict.fromkeys(plan.drained, claim)
-        spec = self._cluster.keeper.spec.scaled(plan.num_added, plan.undrained, removed)
+        keeper = self._cluster.keeper
+        spec = keeper.spec.scaled(plan.num_added, plan.undrained, removed, keeper.next_instance)
         if hold is not None:
             spec = replace(spec, autoscale_hold=hold)
         self._drains.carry_out(spec, "it is wanted again", claim.actor)
@@ -149,7 +150,8 @@ class Scaling:
         return set(self._cluster.keeper.spec.instance_ids) - set(self._cluster.roster.members)
 
     def added(self, plan: ScalePlan) -> tuple[str, ...]:
-        after = self._cluster.keeper.spec.with_instances_added(plan.num_added)
+        keeper = self._cluster.keeper
+        after = keeper.spec.with_instances_added(plan.num_added, keeper.next_instance)
         return after.instance_ids[len(after.instance_ids) - plan.num_added :]
 
     def _num_running(self) -> dict[str, int]:
