@@ -431,47 +431,69 @@ def _kv_transfer(plan: ClusterPlan, member: ControllerLink, address: str) -> KvT
     return TcpKvTransfer(me, bind_host(plan))
 
 
-async def frontend(member_id: str, plan_json: str, controller_address: str, start: Start) -> None:
+async def frontend(
+    member_id: str, plan_json: str, controller_addresses: list[str], start: Start
+) -> None:
     plan = _plan(plan_json, start)
     if start.failure:
-        await _stay_failed("frontend", member_id, plan, controller_address, start.failure)
+        stays = (
+            _stay_failed("frontend", member_id, plan, address, start.failure)
+            for address in controller_addresses
+        )
+        await asyncio.gather(*stays)
     if plan.num_frontends > 1:  # before anything imports prometheus_client
         from controller.adapters.vllm.process_setup import share_metrics
 
         share_metrics(Path(plan.temp_dir) / f"metrics-{plan.nonce}")
     from controller.adapters.listener import SharedListener
     from controller.adapters.prometheus import RequestMetrics
-    from controller.adapters.vllm.endpoint.frontend import FrontendConfig, OpenAIFrontend
+    from controller.adapters.vllm.endpoint.frontend import (
+        FrontendConfig,
+        ModelConfig,
+        OpenAIFrontend,
+        ServedModel,
+    )
     from controller.adapters.vllm.endpoint.gate import GateLimits
 
-    mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
-    member = ControllerLink(
-        "frontend",
-        member_id,
-        mailbox,
-        controller_address,
-        _node(),
-        num_live_reqs=lambda: service.router.num_live_reqs,
-        served_lately=lambda: service.book.served_lately(),
-        on_active=start.succeeded,
-    )
     table = plan.settings.endpoint
     config = FrontendConfig(
-        engine_args=plan.engine_args,
         options=frontend_options(table),
         level_names={level.rank: level.name for level in plan.settings.priority},
-        num_instances=plan.num_instances,
         host=table.host,
         port=table.port,
         api_keys=plan.api_keys,
         hosts=(table.host, *table.allowed_hosts),
         limits=GateLimits(table.max_body_bytes, table.max_live_requests, table.request_timeout_s),
-        expects_grammars=plan.profile is None,
     )
     metrics = RequestMetrics(level.name for level in plan.settings.priority)
+
+    def served(of_model: ClusterPlan, controller_address: str) -> ServedModel:
+        mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
+        member = ControllerLink(
+            "frontend",
+            member_id,
+            mailbox,
+            controller_address,
+            _node(),
+            num_live_reqs=lambda: model.router.num_live_reqs,
+            served_lately=lambda: model.book.served_lately(),
+            on_active=start.succeeded,
+        )
+        about = ModelConfig(
+            of_model.engine_args,
+            of_model.num_instances,
+            expects_grammars=of_model.profile is None,
+            is_one_of_several=bool(of_model.number),
+        )
+        model = ServedModel(config, about, member, mailbox, metrics)
+        return model
+
+    models = [
+        served(of_model, address)
+        for of_model, address in zip(plan.by_model, controller_addresses, strict=True)
+    ]
     listener = SharedListener(plan.listener_dir, member_id)
-    service = OpenAIFrontend(config, member, mailbox, listener, metrics)
-    await service.run()
+    await OpenAIFrontend(config, models, listener).run()
 
 
 def _plan(plan_json: str, start: Start) -> ClusterPlan:

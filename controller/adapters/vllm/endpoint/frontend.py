@@ -1,8 +1,8 @@
-"""The frontend: vLLM's OpenAI app over the cluster."""
+"""The frontend: vLLM's OpenAI app over the cluster, one for each model that it serves."""
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
@@ -26,6 +26,7 @@ from controller.runtime.messages.members import (
     EngineInfo,
     FrontendLimits,
     InstanceEntry,
+    Phase,
 )
 
 log = logging.getLogger(__name__)
@@ -42,12 +43,10 @@ CUT = "the cluster stopped before this request ended"
 
 @dataclass(frozen=True, slots=True)
 class FrontendConfig:
-    engine_args: dict[str, Any]
     options: Mapping[str, Any]
     """vLLM's frontend arguments."""
     level_names: Mapping[int, str]
     """The name of each rank."""
-    num_instances: int
     host: str
     port: int
     api_keys: tuple[str, ...] = field(repr=False)
@@ -55,115 +54,215 @@ class FrontendConfig:
     hosts: tuple[str, ...]
     """Names and addresses under which clients may call the frontend, besides loopback addresses."""
     limits: GateLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What a frontend has to know of one model that it serves."""
+
+    engine_args: dict[str, Any]
+    num_instances: int
     expects_grammars: bool = True
     """False with emulated instances, because these follow no grammar."""
+    is_one_of_several: bool = False
+    """Whether the frontend serves other models, too."""
 
 
-class OpenAIFrontend:
-    """A frontend. If its process dies, the listening socket and connections that were not accepted
-    yet survive. Its own connections end with it, and the instances abort its requests as soon as
-    its inbox closes."""
+@dataclass(frozen=True, slots=True)
+class OnModel:
+    """What the frontend does when the controller of a model tells it something."""
+
+    drain: Callable[[DrainFrontend], None]
+    limits: Callable[[FrontendLimits], None]
+
+
+class ServedModel:
+    """One model at a frontend: its member of the cluster, its requests, and vLLM's app."""
 
     def __init__(
         self,
         config: FrontendConfig,
+        model: ModelConfig,
         member: ControllerLink,
         mailbox: Mailbox,
-        listener: Listener,
         observer: RequestObserver,
     ) -> None:
         self._config = config
-        self._listener = listener
-        self._member = member
-        self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._llm: Any = None
-        self._server: Any = None
+        self._model = model
+        self.member = member
+        self.info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self.llm: Any = None
         self._models: Any = None
-        """vLLM's list of the models that clients may name."""
+        """vLLM's list of the models that clients may name: this one and its LoRA adapters."""
+        self.on = OnModel(lambda _: None, lambda _: None)
         self.book = RequestBook(member.member_id, config.level_names, member.tell, observer)
         self.router = Router(
             member,
             mailbox,
             self.book,
             RouterEvents(
-                on_failed=self._fail,
-                on_refused=partial(self._fail, status=HTTPStatus.BAD_REQUEST),
-                on_aborted=partial(self._fail, status=ABORTED, outcome=RequestState.ABORTED),
+                on_failed=self.fail,
+                on_refused=partial(self.fail, status=HTTPStatus.BAD_REQUEST),
+                on_aborted=partial(self.fail, status=ABORTED, outcome=RequestState.ABORTED),
                 on_directory=self._on_directory,
-                on_drain=self._on_drain,
+                on_drain=lambda drain: self.on.drain(drain),
                 on_limits=self._on_limits,
                 on_adapters=self._on_adapters,
             ),
             own_limits(config.api_keys),
         )
+
+    def configure(self) -> None:
+        """Configures vLLM. It takes seconds, and may be called on any thread."""
+        from controller.adapters.vllm.endpoint import openai_app
+        from controller.adapters.vllm.grammars import app_checks as grammar_checks
+
+        cfg = self._config
+        keys = [parse_line(line).key for line in cfg.api_keys]
+        self.args = openai_app.parse_args(
+            self._model.engine_args, cfg.options, keys, cfg.host, cfg.port
+        )
+        self._vllm = openai_app.build_config(self.args)
+        self._tries: Tries = grammar_checks.make_process(self._vllm)
+        self.grammars = GrammarTrials(self._tries)
+
+    async def app(self, why_not_ready: Callable[[], str]) -> Any:
+        """vLLM's app of this model, once an instance of it has said how large it is."""
+        from controller.adapters.vllm.endpoint import openai_app
+        from controller.adapters.vllm.endpoint.pool_client import PoolLimits, PoolLLM
+
+        info, config = await self.info, self._vllm
+        openai_app.adopt_engine_info(config, info, self._model.num_instances)
+        limits = PoolLimits(
+            info.supported_tasks,
+            {name: rank for rank, name in self._config.level_names.items()},
+            self._model.num_instances - 1,
+            bool(config.cache_config.enable_prefix_caching),
+            self._model.is_one_of_several,
+        )
+        log_stats = not self.args.disable_log_stats
+        self.llm = PoolLLM(config, self.router, limits, self.grammars, log_stats)
+        app = await openai_app.build_model_app(
+            self.llm, self.args, info.supported_tasks, why_not_ready
+        )
+        self._models = app.state.openai_serving_models
+        return app
+
+    async def start_grammars(self) -> None:
+        """Starts the process that tries grammars, unless the instances follow none."""
+        if not self._model.expects_grammars or not isinstance(self._tries, GrammarProcess):
+            return
+        try:
+            await self._tries.start()
+        except OSError as error:
+            log.warning("the process that tries grammars did not start: %s", error)
+
+    @property
+    def is_at_work(self) -> bool:
+        return bool(self.router.num_live_reqs or self.grammars.num_waiting)
+
+    def fail(
+        self,
+        request_id: str,
+        why: str,
+        status: HTTPStatus = HTTPStatus.SERVICE_UNAVAILABLE,
+        outcome: RequestState = RequestState.FAILED,
+    ) -> None:
+        from vllm.exceptions import GracefulHTTPError
+
+        self.llm.fail(request_id, GracefulHTTPError(why, status), outcome)
+
+    def cut(self) -> None:
+        """Ends all requests."""
+        self.grammars.stop(CUT)
+        for request_id in self.router.live_request_ids:
+            self.fail(request_id, CUT)
+
+    def _on_directory(self, instances: Sequence[InstanceEntry]) -> None:
+        if instances and not self.info.done():
+            self.info.set_result(instances[0].info)
+        if self.llm is not None:
+            serve = {each.instance_id: each.incarnation for each in instances}
+            self.llm.engine_core.instances_are(serve)
+
+    def _on_limits(self, limits: FrontendLimits) -> None:
+        self.book.set_targets(limits.levels)
+        self.on.limits(limits)
+
+    def _on_adapters(self, message: AdaptersSet) -> None:
+        """Called once when this frontend serves, and at each change."""
+        from controller.adapters.vllm.endpoint import openai_app
+
+        openai_app.offer_adapters(self._models, message.adapters, message.loaded)
+
+
+class OpenAIFrontend:
+    """A frontend. If its process dies, the listening socket and connections that were not accepted
+    yet survive. Its own connections end with it, and the instances abort its requests as soon as
+    its inbox closes. `models`: the models that it serves, at least one."""
+
+    def __init__(
+        self, config: FrontendConfig, models: Sequence[ServedModel], listener: Listener
+    ) -> None:
+        self._config = config
+        self.models = models
+        self._listener = listener
+        self._server: Any = None
+        for each in models:
+            each.on = OnModel(self._on_drain, self._on_limits)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serves until the cluster stops, then waits for the process to be ended. If the start
         fails, the failure is reported and the start is not repeated, because it would fail
         again."""
-        self.router.start()
+        for each in self.models:
+            each.router.start()
         try:
             serving = await self._start()
         except Exception as error:
             log.exception("the frontend could not start")
-            self._member.report("failed", f"{type(error).__name__}: {error}")
+            self._report("failed", f"{type(error).__name__}: {error}")
         else:
-            self._member.report("active")
+            self._report("active")
             await serving
-            self._member.report("stopped")
+            self._report("stopped")
         await asyncio.Event().wait()
+
+    def _report(self, phase: Phase, detail: str = "") -> None:
+        for each in self.models:
+            each.member.report(phase, detail)
 
     async def _start(self) -> asyncio.Task[None]:
         """Imports and configures vLLM on another thread. Meanwhile this process can report its
         progress and get messages about the instances."""
-        self._member.report("starting", IMPORTING)
-        args, config, tries = await asyncio.to_thread(self._configure)
-        self._member.report("starting", "waiting for an instance")
-        info = await self._info
-        if self._config.expects_grammars and isinstance(tries, GrammarProcess):
-            self._tasks.add(asyncio.get_running_loop().create_task(_start_later(tries)))
-        self._grammars = GrammarTrials(tries)
-        return await self._serve(args, config, info)
+        self._report("starting", IMPORTING)
+        await asyncio.to_thread(self._configure)
+        self._report("starting", "waiting for an instance")
+        await asyncio.gather(*(each.info for each in self.models))
+        for each in self.models:
+            later = _later(TRIALS_START_AFTER_S, each.start_grammars)
+            self._tasks.add(asyncio.get_running_loop().create_task(later))
+        return await self._serve()
 
-    def _configure(self) -> tuple[Any, Any, Tries]:
+    def _configure(self) -> None:
         process_setup.prepare()
-        from controller.adapters.vllm.endpoint import openai_app
-        from controller.adapters.vllm.grammars import app_checks as grammar_checks
+        for each in self.models:
+            each.configure()
 
-        cfg = self._config
-        keys = [parse_line(line).key for line in cfg.api_keys]
-        args = openai_app.parse_args(cfg.engine_args, cfg.options, keys, cfg.host, cfg.port)
-        config = openai_app.build_config(args)
-        return args, config, grammar_checks.make_process(config)
-
-    async def _serve(self, args: Any, config: Any, info: EngineInfo) -> asyncio.Task[None]:
+    async def _serve(self) -> asyncio.Task[None]:
         from controller.adapters.connections import KeepAlive, max_kept_connections
         from controller.adapters.vllm.endpoint import openai_app
-        from controller.adapters.vllm.endpoint.pool_client import PoolLimits, PoolLLM
 
         cfg = self._config
-        openai_app.adopt_engine_info(config, info, cfg.num_instances)
+        apps = [await each.app(self._why_not_ready) for each in self.models]
+        longest = max(each.info.result().max_model_len for each in self.models)
+        bounds = replace(cfg.limits, max_token_ids=max_token_ids(longest))
         levels = {name: rank for rank, name in cfg.level_names.items()}
-        limits = PoolLimits(
-            info.supported_tasks,
-            levels,
-            cfg.num_instances - 1,
-            bool(config.cache_config.enable_prefix_caching),
-        )
-        log_stats = not args.disable_log_stats
-        self._llm = PoolLLM(config, self.router, limits, self._grammars, log_stats)
-        bounds = replace(cfg.limits, max_token_ids=max_token_ids(info.max_model_len))
         self._gate = Gate(bounds, cfg.api_keys, levels, cfg.hosts)
         self._keep_alive = KeepAlive(max_kept_connections(), error_body)
-        self._server, self._models = await openai_app.build_server(
-            self._llm,
-            args,
-            self._gate,
-            self._keep_alive,
-            info.supported_tasks,
-            self._why_not_ready,
-        )
+        args = self.models[0].args
+        self._server = openai_app.build_server(apps, args, self._gate, self._keep_alive)
         listening = await self._listener.open()
         serving = asyncio.create_task(self._server.serve(sockets=[listening]))
         while not self._server.started and not serving.done():
@@ -173,50 +272,29 @@ class OpenAIFrontend:
         return serving
 
     def _why_not_ready(self) -> str:
-        return STOPPING if self._gate.closed else self.router.why_not_ready()
-
-    def _fail(
-        self,
-        request_id: str,
-        why: str,
-        status: HTTPStatus = HTTPStatus.SERVICE_UNAVAILABLE,
-        outcome: RequestState = RequestState.FAILED,
-    ) -> None:
-        from vllm.exceptions import GracefulHTTPError
-
-        self._llm.fail(request_id, GracefulHTTPError(why, status), outcome)
-
-    def _on_directory(self, instances: Sequence[InstanceEntry]) -> None:
-        if instances and not self._info.done():
-            self._info.set_result(instances[0].info)
-        if self._llm is not None:
-            serve = {each.instance_id: each.incarnation for each in instances}
-            self._llm.engine_core.instances_are(serve)
+        """Of several models, one that can serve is enough: a request to another one is refused by
+        itself."""
+        if self._gate.closed:
+            return STOPPING
+        reasons = [each.router.why_not_ready() for each in self.models]
+        return reasons[0] if all(reasons) else ""
 
     def _on_limits(self, limits: FrontendLimits) -> None:
-        """Called once when this frontend serves, and at each change of the limits. Requests that
-        came before keep the limits that were in force when they came."""
+        """Called once for each model when this frontend serves, and at each change of the limits.
+        Requests that came before keep the limits that were in force when they came."""
         self._gate.limits = replace(
             self._gate.limits,
             max_live_requests=limits.max_live_requests,
             request_timeout_s=limits.request_timeout_s,
         )
         self._listener.set_write_timeout(limits.write_timeout_s)
-        self.book.set_targets(limits.levels)
-
-    def _on_adapters(self, message: AdaptersSet) -> None:
-        """Called once when this frontend serves, and at each change."""
-        from controller.adapters.vllm.endpoint import openai_app
-
-        openai_app.offer_adapters(self._models, message.adapters, message.loaded)
 
     def _on_drain(self, drain: DrainFrontend) -> None:
+        """Called once for each model; the first time counts."""
+        if self._server is not None and self._gate.closed:
+            return
         task = asyncio.get_running_loop().create_task(self._drain(drain.grace_s))
         self._tasks.add(task)
-
-    @property
-    def _is_at_work(self) -> bool:
-        return bool(self.router.num_live_reqs or self._grammars.num_waiting)
 
     async def _drain(self, grace_s: float) -> None:
         """Ends the requests, and then the server in any case, because `down` waits for that."""
@@ -235,16 +313,15 @@ class OpenAIFrontend:
         self._gate.closed = True
         self._keep_alive.ends = True
         deadline_s = asyncio.get_running_loop().time() + grace_s
-        while self._is_at_work and asyncio.get_running_loop().time() < deadline_s:
+        while (
+            any(each.is_at_work for each in self.models)
+            and asyncio.get_running_loop().time() < deadline_s
+        ):
             await asyncio.sleep(0.02)
-        self._grammars.stop(CUT)
-        for request_id in self.router.live_request_ids:
-            self._fail(request_id, CUT)
+        for each in self.models:
+            each.cut()
 
 
-async def _start_later(process: GrammarProcess) -> None:
-    await asyncio.sleep(TRIALS_START_AFTER_S)
-    try:
-        await process.start()
-    except OSError as error:
-        log.warning("the process that tries grammars did not start: %s", error)
+async def _later(after_s: float, call: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.sleep(after_s)
+    await call()

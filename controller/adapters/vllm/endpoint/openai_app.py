@@ -12,7 +12,7 @@ tool_parsers/abstract_tool_parser.py `ToolParserManager`; reasoning/abs_reasonin
 
 import logging
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -58,6 +58,7 @@ from controller.adapters.vllm.endpoint.gate import (
     within,
     without_outermost,
 )
+from controller.adapters.vllm.endpoint.model_switch import ModelSwitch
 from controller.adapters.vllm.endpoint.pool_client import PoolLLM
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.lora import request_of
@@ -131,23 +132,29 @@ def adopt_engine_info(config: VllmConfig, info: EngineInfo, num_instances: int) 
     config.cache_config.block_size = info.block_size
 
 
-async def build_server(
-    llm: PoolLLM,
-    args: Namespace,
-    gate: Gate,
-    keep_alive: KeepAlive,
-    tasks: tuple[str, ...],
-    why_not_ready: Callable[[], str],
-) -> tuple[NoSignalServer, OpenAIServingModels]:
-    """Builds the server with vLLM's app behind the gate; returns it with the models that clients
-    may name. `why_not_ready`: returns an empty text while new requests are accepted."""
+async def build_model_app(
+    llm: PoolLLM, args: Namespace, tasks: tuple[str, ...], why_not_ready: Callable[[], str]
+) -> FastAPI:
+    """Builds vLLM's app of one model. `why_not_ready`: returns an empty text while new requests are
+    accepted."""
     make_models_fail_fast()
     app = routed(args, tasks, llm.model_config, why_not_ready)
     await init_app_state(llm, app.state, args, tasks)
     shorten_refusals()
     tell_errors(app.state.anthropic_serving_messages)
     mend_calls(app.state.anthropic_serving_messages)
-    gate.app, gate.json_paths = within(app, args), json_paths(app)
+    return app
+
+
+def build_server(
+    apps: Sequence[FastAPI], args: Namespace, gate: Gate, keep_alive: KeepAlive
+) -> NoSignalServer:
+    """Builds the server with vLLM's apps, one for each model, behind the gate. `args`: the
+    arguments of the first one."""
+    app = apps[0]
+    gate.json_paths = frozenset().union(*map(json_paths, apps))
+    inner = app if len(apps) == 1 else ModelSwitch(apps, gate.json_paths)
+    gate.app = within(inner, args)
     config = Config(
         around(gate, args),
         log_level="warning",
@@ -166,8 +173,10 @@ async def build_server(
         app.state.certificates = SSLCertRefresher(
             config.ssl, args.ssl_keyfile or args.ssl_certfile, args.ssl_certfile, args.ssl_ca_certs
         )
-    app.state.server = server = NoSignalServer(config)
-    return server, app.state.openai_serving_models
+    server = NoSignalServer(config)
+    for each in apps:
+        each.state.server = server
+    return server
 
 
 def offer_adapters(

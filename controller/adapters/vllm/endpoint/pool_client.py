@@ -35,6 +35,7 @@ from controller.adapters.vllm.endpoint.headers import (
     AskedPriority,
     RefusedError,
 )
+from controller.adapters.vllm.endpoint.model_metrics import ModelStatLogger
 from controller.adapters.vllm.grammar_guard import NOT_COMPILED
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.trial_program import MAX_STEP_S
@@ -84,6 +85,8 @@ class PoolLimits:
     prefix_caching: bool
     """Whether the engines cache prefixes. If they do not, prompts with the same beginning share
     nothing."""
+    is_one_of_several: bool = False
+    """Whether the frontend serves other models, too."""
 
 
 class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
@@ -118,7 +121,11 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
         self.engine_core = PoolClient(router, limits, grammars, self)
         self._turns = Turns(PROMPTS_PER_TURN)
         self.logger_manager = (
-            StatLoggerManager(config, engine_idxs=self.engine_core.engine_ranks_managed)
+            StatLoggerManager(
+                config,
+                engine_idxs=self.engine_core.engine_ranks_managed,
+                custom_stat_loggers=[ModelStatLogger] if limits.is_one_of_several else None,
+            )
             if log_stats
             else None
         )
