@@ -78,7 +78,9 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
         token = _token()
         from controller.api.client import ControlClient
 
-        return ControlClient(cluster, token, timeout_s, unreachable_hint=TUNNEL_HINT)
+        return ControlClient(
+            cluster, token, timeout_s, unreachable_hint=TUNNEL_HINT, model=meant.model()
+        )
     state = running(cluster)
     from controller.api.client import UNREACHABLE_HINT, ControlClient
     from controller.api.state import run_state
@@ -86,7 +88,13 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
     hint = UNREACHABLE_HINT
     if run_state.is_being_changed(cluster):
         hint = "llumctl status --wait=ready      as another command starts or stops it now"
-    return ControlClient(state.control_url, state.control_token, timeout_s, unreachable_hint=hint)
+    return ControlClient(
+        state.control_url,
+        state.control_token,
+        timeout_s,
+        unreachable_hint=hint,
+        model=meant.model(),
+    )
 
 
 def check(cluster: str) -> None:

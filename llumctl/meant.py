@@ -18,6 +18,7 @@ from controller.api.text import hints
 class _Meant:
     cluster: str | None = None
     config: Path | None = None
+    model: str = ""
 
 
 _meant = _Meant()
@@ -27,6 +28,7 @@ def forget() -> None:
     """Forgets the cluster and the config file. Must be called before each command, because tests
     run many commands in one process."""
     _meant.cluster = _meant.config = None
+    _meant.model = ""
 
 
 def cluster_is(name: str | None) -> str | None:
@@ -35,6 +37,17 @@ def cluster_is(name: str | None) -> str | None:
     if name is not None:
         _meant.cluster = "URL" if "://" in name and "@" in name else name
     return name
+
+
+def model_is(name: str | None) -> str | None:
+    """Notes which model of the cluster this command is about."""
+    _meant.model = name or ""
+    return name
+
+
+def model() -> str:
+    """The model that this command is about; empty: all models of the cluster."""
+    return _meant.model
 
 
 def config_is(path: Path | None) -> Path | None:

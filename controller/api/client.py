@@ -126,9 +126,11 @@ class ControlClient:
         *,
         unreachable_hint: str = UNREACHABLE_HINT,
         transport: httpx.BaseTransport | None = None,
+        model: str = "",
     ) -> None:
-        """`unreachable_hint`: what to try if no controller answers."""
-        self._url = base_url.rstrip("/")
+        """`unreachable_hint`: what to try if no controller answers. `model`: the calls are about
+        this model of the cluster; empty: about all of them."""
+        self._url = base_url.rstrip("/") + (f"/models/{quote(model)}" if model else "")
         self._unreachable_hint = unreachable_hint
         self._timeout_s = timeout_s
         try:

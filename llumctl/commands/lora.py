@@ -17,6 +17,7 @@ from llumctl.commands.options import (
     Detach,
     DryRun,
     IfRevision,
+    Model,
     OutputFormat,
     Reason,
 )
@@ -37,6 +38,7 @@ Name = Annotated[
 def list_adapters(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
+    model: Model = None,  # noqa: ARG001  # its callback notes it
 ) -> None:
     """Show the adapters: which instances have each, and which use it."""
     with connect.client(connect.attached(cluster)) as client:
@@ -59,6 +61,7 @@ def load(
     if_revision: IfRevision = None,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
+    model: Model = None,  # noqa: ARG001  # its callback notes it
 ) -> None:
     """Load an adapter on all instances. Clients name it as a model.
 
@@ -97,6 +100,7 @@ def unload(
     reason: Reason = "",
     if_revision: IfRevision = None,
     cluster: Cluster = None,
+    model: Model = None,  # noqa: ARG001  # its callback notes it
 ) -> None:
     """Take an adapter away. Its requests go on until they end; new ones get 404."""
     _check_name(name)

@@ -110,6 +110,15 @@ ClusterName = Annotated[
 ]
 """The `--cluster` of commands that need the cluster's files. If no cluster is named, these commands
 never fall back to the only cluster there is, which may not be the one that was meant."""
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        callback=meant.model_is,
+        metavar="NAME",
+        help="Only this one of the cluster's models.",
+    ),
+]
 Config = Annotated[
     Path | None,
     typer.Option(

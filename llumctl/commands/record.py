@@ -19,7 +19,7 @@ from controller.api.errors import (
     UsageError,
 )
 from llumctl import arguments, connect, output
-from llumctl.commands.options import Cluster
+from llumctl.commands.options import Cluster, Model
 
 if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
@@ -48,6 +48,7 @@ def record(
         bool, typer.Option("--force", help="With --traffic: replace FILE if it exists.")
     ] = False,
     cluster: Cluster = None,
+    model: Model = None,  # noqa: ARG001  # its callback notes it
 ) -> None:
     """Record the cluster for replays, or its requests for simulations.
 

@@ -21,6 +21,7 @@ from llumctl import arguments, connect, output
 from llumctl.commands.options import (
     Cluster,
     DryRun,
+    Model,
     OutputFormat,
     Reason,
     Reference,
@@ -84,6 +85,7 @@ def requests(
     ] = None,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
+    model: Model = None,  # noqa: ARG001  # its callback notes it
 ) -> None:
     """Show requests, or explain why one of them is where it is.
 

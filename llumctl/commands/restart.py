@@ -34,6 +34,7 @@ from llumctl.commands.options import (
     Flags,
     Force,
     IfRevision,
+    Model,
     OutputFormat,
     Reason,
     Yes,
@@ -117,6 +118,7 @@ def restart(
     if_revision: IfRevision = None,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
+    model: Model = None,  # noqa: ARG001  # its callback notes it
 ) -> None:
     """Restart an instance, once its requests have moved to others.
 

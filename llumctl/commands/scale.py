@@ -19,6 +19,7 @@ from llumctl.commands.options import (
     DryRun,
     Flags,
     IfRevision,
+    Model,
     OutputFormat,
     Reason,
     Yes,
@@ -77,7 +78,7 @@ def scale(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="N|+N|-N|auto",
+            metavar="[MODEL=]N|+N|-N|auto",
             help="N instances in all, N more, N fewer, or as many as the load needs.",
             autocompletion=_autos,
         ),
@@ -140,6 +141,7 @@ def scale(
     if_revision: IfRevision = None,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
+    model: Model = None,  # noqa: ARG001  # its callback notes it
 ) -> None:
     """Add instances, or drain and remove some. Asks before it removes any.
 
@@ -150,6 +152,9 @@ def scale(
     overrides auto until llumctl scale auto on. Other settings of auto are autoscale.* in llumctl
     set.
     """
+    if "=" in target:
+        name, _, target = target.partition("=")
+        meant.model_is(name.strip())
     of_number = {
         "--deadline": deadline,
         "--warm": warm,

@@ -22,6 +22,7 @@ from llumctl.commands.options import (
     DryRun,
     Flags,
     IfRevision,
+    Model,
     OutputFormat,
     Reason,
 )
@@ -69,6 +70,7 @@ def set_settings(
     if_revision: IfRevision = None,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
+    model: Model = None,  # noqa: ARG001  # its callback notes it
 ) -> None:
     """Show the running cluster's settings, or change some.
 

@@ -13,7 +13,7 @@ import typer
 from controller.api.errors import EXIT_FAILED, UnreachableError, UsageError
 from controller.api.text.quantities import duration, time_of_day
 from llumctl import arguments, connect, output
-from llumctl.commands.options import Cluster, OutputFormat, check_plot
+from llumctl.commands.options import Cluster, Model, OutputFormat, check_plot
 from llumctl.output import Format
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def status(
         ),
     ] = False,
     cluster: Cluster = None,
+    model: Model = None,  # noqa: ARG001  # its callback notes it
     timeout: Annotated[
         str | None,
         typer.Option(

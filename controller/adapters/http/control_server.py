@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
 
 from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.http.calls import (
@@ -51,7 +51,7 @@ from controller.adapters.http.requests import (
     NameQuery,
     RequestsQuery,
 )
-from controller.adapters.http.several_models import SeveralModels
+from controller.adapters.http.several_models import SeveralModels, of_models
 from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import SettingList
 from controller.api.operations.on_instances import DrainList
@@ -114,7 +114,8 @@ class ControlServer:
         self._metrics, self._metrics_type = metrics, metrics_type
         answers, changing = AnswersByKey(), asyncio.Lock()
         if len(apis) == 1:
-            routes: list[BaseRoute] = [*first.routes(answers, changing)]
+            calls = first.routes(answers, changing)
+            routes: list[BaseRoute] = [*calls, *of_models({name: Router(calls) for name in apis})]
             self._observers, statuses = [first.observer], [first.statuses]
         else:
             several = SeveralModels(apis, answers, changing, history)

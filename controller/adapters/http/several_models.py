@@ -7,7 +7,8 @@ has its instance or its request. An order about a whole model must name it.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from itertools import chain
 from typing import TypeVar
 
@@ -54,6 +55,24 @@ SEVERITIES = ("quiet", "warn", "bad")
 SERVING_STATES = (InstanceState.ACTIVE, InstanceState.DRAINING)
 
 
+def of_models(apps: Mapping[str, ASGIApp]) -> list[BaseRoute]:
+    """The routes below `/models/NAME`, for each model."""
+
+    async def unknown(scope: Scope, _receive: Receive, _send: Send) -> None:
+        name = scope["path"].removeprefix("/models/").rpartition("/v1/")[0] or "(none)"
+        raise ApiError(
+            404,
+            "no_such_model",
+            f"there is no model {name[:60]!r}; the cluster serves {', '.join(apps)}",
+            "llumctl status",
+        )
+
+    return [
+        *(Mount(f"/models/{name}", app=each) for name, each in apps.items()),
+        Mount("/models", app=unknown),
+    ]
+
+
 class SeveralModels:
     """The calls about all models together. `apis`: the calls about each one, by its name. The
     history of all together is kept in `history`."""
@@ -77,18 +96,14 @@ class SeveralModels:
 
     def routes(self) -> list[BaseRoute]:
         return [
-            *(Mount(f"/models/{name}", app=each) for name, each in self._routers.items()),
+            *of_models(self._routers),
             Route("/v1/status", self._status, methods=["GET"]),
             Route("/v1/watch", self._watch, methods=["GET"]),
             Route("/v1/history", self._history, methods=["GET"]),
             Route("/v1/requests", self._requests, methods=["GET"]),
             Route("/v1/operations", self._operations, methods=["GET"]),
             Route("/v1/drains", self._drains, methods=["GET"]),
-            Mount("/v1/requests/{reference}", app=self._to(self._model_of_request)),
-            Mount("/v1/instances/{instance_id}", app=self._to(self._model_of_instance)),
-            Mount("/v1/members/{member_id}", app=self._to(self._model_of_member)),
-            *(Mount(path, app=self._to(self._any_model)) for path in ("/v1/events", "/v1/answers")),
-            Mount("/v1", app=self._to(self._no_model)),
+            Mount("/v1", app=self._hand_on),
         ]
 
     # -- looking -------------------------------------------------------------------------
@@ -125,19 +140,32 @@ class SeveralModels:
 
     # -- which model a call is about -----------------------------------------------------
 
-    def _to(self, choose: Callable[[Scope], Awaitable[str]]) -> ASGIApp:
-        """Hands a call on to the model that `choose` names. Raises the errors of `choose`."""
+    async def _hand_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands a call on to its model. Raises ApiError if it does not say which one that is."""
+        name = await self._model_of(scope)
+        # A mount has moved the beginning of the path into the root path.
+        inner = {**scope, "path_params": {}, "root_path": scope["app_root_path"]}
+        await self._routers[name](inner, receive, send)
 
-        async def hand_on(scope: Scope, receive: Receive, send: Send) -> None:
-            name = await choose(scope)
-            # A mount has moved the path so far into the root path.
-            inner = {**scope, "path_params": {}, "root_path": scope["app_root_path"]}
-            await self._routers[name](inner, receive, send)
-
-        return hand_on
-
-    async def _model_of_instance(self, scope: Scope) -> str:
-        return self._name_of_instance(scope["path_params"]["instance_id"])
+    async def _model_of(self, scope: Scope) -> str:
+        _, _, kind, *rest = scope["path"].split("/")
+        target = rest[0] if rest else ""
+        match kind:
+            case "instances":
+                return self._name_of_instance(target)
+            case "requests":
+                return await self._name_of_request(target)
+            case "members":
+                return self._name_of_member(target)
+            case "events" | "answers":  # all models share them
+                return next(iter(self._apis))
+        names = ", ".join(self._apis)
+        raise ApiError(
+            400,
+            "which_model",
+            f"{scope['method']} {scope['path']} is about one model, and the cluster serves {names}",
+            f"the same command with --model {next(iter(self._apis))}",
+        )
 
     def _name_of_instance(self, instance_id: str) -> str:
         for name, each in self._apis.items():
@@ -146,41 +174,25 @@ class SeveralModels:
                 return name
         raise no_such_instance(instance_id)
 
-    async def _model_of_member(self, scope: Scope) -> str:
-        member_id = scope["path_params"]["member_id"]
+    def _name_of_member(self, member_id: str) -> str:
         for name, each in self._apis.items():
             if member_id in each.controller.roster.members:
                 return name
         return next(iter(self._apis))
 
-    async def _model_of_request(self, scope: Scope) -> str:
-        """The model that knows the request best: one that knows only requests with the same
-        beginning comes after one that has a request of this id."""
-        reference = scope["path_params"]["reference"]
+    async def _name_of_request(self, reference: str) -> str:
+        """The first model that knows the request; the first of all if none does."""
 
-        async def error_of(api: ModelApi) -> ApiError | None:
+        async def is_known(api: ModelApi) -> bool:
             try:
                 await find_record(api.controller, reference)
             except ApiError as error:
-                return error
-            return None
+                return error.status != HTTPStatus.NOT_FOUND
+            return True
 
-        errors = await asyncio.gather(*(error_of(each) for each in self._apis.values()))
-        found = dict(zip(self._apis, errors, strict=True))
-        known = [name for name, error in found.items() if error is None or error.status != 404]
-        return known[0] if known else next(iter(found))
-
-    async def _any_model(self, _scope: Scope) -> str:
-        return next(iter(self._apis))
-
-    async def _no_model(self, scope: Scope) -> str:
-        names = ", ".join(self._apis)
-        raise ApiError(
-            400,
-            "which_model",
-            f"{scope['method']} {scope['path']} is about one model, and the cluster serves {names}",
-            f"the same command with --model {next(iter(self._apis))}",
-        )
+        known = await asyncio.gather(*map(is_known, self._apis.values()))
+        names = [name for name, is_its in zip(self._apis, known, strict=True) if is_its]
+        return names[0] if names else next(iter(self._apis))
 
     def _operated_of(self, undo: Undo | None) -> Operated:
         """The model on which an operation was made."""
