@@ -304,7 +304,8 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
     llm = PoolLLM(config, router, limits, grammars, log_stats=False)
     gate = openai_app.Gate(levels=limits.levels)
     tasks, stops = info.supported_tasks, lambda: "it stops" if gate.closed else ""
-    await openai_app.build_server(llm, args, gate, KeepAlive(9, error_body), tasks, stops)
+    app = await openai_app.build_model_app(llm, args, tasks, stops)
+    openai_app.build_server([app], args, gate, KeepAlive(9, error_body))
     bed = Bed(engine, llm, gate, router, process)
     stepping = asyncio.create_task(bed.step_for_ever())
     try:

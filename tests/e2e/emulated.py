@@ -55,13 +55,15 @@ class Answer(Stream):
         num_output: int,
         *,
         like: "Answer | None" = None,
+        name: str = "",
         **extra: Any,
     ) -> None:
+        """`name`: what its client's id contains, beside its number."""
         number = next(Answer._numbers)
         self.prompt: list[int] = like.prompt if like else [300 + number] * num_prompt
         self.num_output = num_output
         body = {"prompt": self.prompt, "max_tokens": num_output, "ignore_eos": True, **extra}
-        super().__init__(cluster, "/v1/completions", body, f"answer-{number}-")
+        super().__init__(cluster, "/v1/completions", body, f"answer-{number}-{name}")
 
     def check(self) -> None:
         (read,) = self.result()

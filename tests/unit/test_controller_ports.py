@@ -33,7 +33,7 @@ def held(tmp_path: Path) -> Iterator[Held]:
     made = plan(tmp_path).model_copy(
         update={"settings": settings, "members_port": inbox.getsockname()[1]}
     )
-    keepers = controller_ports.keep(made, control, inbox)
+    keepers = controller_ports.keep(made, control, [inbox])
     yield made, keepers
     head_dies(keepers)
 

@@ -101,7 +101,8 @@ def rendered(
     counts: Mapping[EventKind, int] | None = None,
     moves: MoveLog | None = None,
 ) -> str:
-    return cluster_metrics.render(status, counts or {}, moves or MoveLog()).decode()
+    found = cluster_metrics.ClusterMetrics(status, counts or {}, moves or MoveLog())
+    return cluster_metrics.render({"": found}).decode()
 
 
 def samples(text: str) -> Samples:

@@ -6,7 +6,7 @@ import asyncio
 from controller.adapters.http.cluster_view import cluster_status
 from controller.adapters.http.live_settings import live_config
 from controller.adapters.http.requests import RequestsQuery, list_requests
-from controller.adapters.prometheus import render
+from controller.adapters.prometheus import ClusterMetrics, render
 from controller.api.settings.settings import Settings
 from controller.core.load.snapshot import QueueHead
 from controller.core.migration.move_records import MoveLog
@@ -50,7 +50,7 @@ async def test_listings_and_metrics_name_them() -> None:
     ]
     urgent = ("urgent", URGENT, 1, 80, 0.5)
     assert listed == [("normal", NORMAL, 2, 0, None), urgent, ("batch", BATCH, 3, 0, None)]
-    text = render(status, {}, MoveLog()).decode()
+    text = render({"": ClusterMetrics(status, {}, MoveLog())}).decode()
     name = 'llumctl_instance_level_running_requests{instance_id="i-0",level="batch"}'
     assert f"{name} 3.0" in text
 

@@ -236,6 +236,11 @@ class Order(Generic[Wanted, Report]):
         """How many seconds longer the controller may take to answer this order than other calls."""
         return 0.0
 
+    def on(self, _model: str) -> Self:
+        """The same order about this model of the cluster. An order about an instance or a request
+        needs none: they have one."""
+        return self
+
     def but(self, **changes: object) -> Self:
         """The same order with other values in these fields of its body."""
         wanted = self.wanted.model_copy(update=changes)
@@ -316,12 +321,22 @@ class OnRequest(Order[Wanted, Report]):
 
 @dataclass(frozen=True)
 class OnCluster(Order[Wanted, Report]):
+    """The base of the orders about the whole cluster, or about one of several models of it."""
+
     wanted: Wanted
+    model: str = ""
     about = Kind.CLUSTER
 
     @classmethod
     def of(cls, _: str, wanted: Wanted) -> Self:
         return cls(wanted)
+
+    def on(self, model: str) -> Self:
+        return replace(self, model=model)
+
+    @property
+    def url(self) -> str:
+        return f"/models/{quote(self.model)}{self.path}" if self.model else self.path
 
 
 _STARTING = (InstanceState.STARTING, InstanceState.RESTARTING, InstanceState.FAILED)

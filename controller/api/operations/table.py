@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from controller.api.errors import NotFoundError, RefusedError
 from controller.api.operations import on_adapters, on_cluster, on_instances, on_requests
-from controller.api.operations.order import Order
+from controller.api.operations.order import Kind, Order
 from controller.api.wire import AnswerModel, SettingValue, WireModel
 
 ORDERS: Mapping[str, type[Order[Any, Any]]] = {
@@ -96,12 +96,14 @@ def chosen(done: OperationList, entry_id: str = "") -> OperationEntry:
 
 
 def taking_back(undo: Undo) -> Order[Any, Any]:
-    return ORDERS[undo.kind].taking_back(undo.target, undo.previous)
+    return ORDERS[undo.kind].taking_back(undo.target, undo.previous).on(undo.model)
 
 
 def words(undo: Undo) -> str:
     """`set migration.max_moves=4`: the undoing order as it can be typed after `llumctl`."""
-    return taking_back(undo).command.removeprefix("llumctl ")
+    order = taking_back(undo)
+    of_model = f" --model {undo.model}" if undo.model and order.about is Kind.CLUSTER else ""
+    return order.command.removeprefix("llumctl ") + of_model
 
 
 def inverse(entry: OperationEntry, revision: int, reason: str = "") -> Order[Any, Any]:

@@ -12,9 +12,10 @@ import httpx
 import pytest
 import uvicorn
 
-from controller.adapters.http import control_server
+from controller.adapters.http import model_api
 from controller.adapters.http.cluster_view import ClusterLabels, cluster_status
 from controller.adapters.http.control_server import Access, ControlServer
+from controller.adapters.http.model_api import ModelApi
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
 from controller.api.wire.status import ClusterStatus
@@ -178,19 +179,22 @@ class Listener:
         self.address = self.socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(control_server, "STATUS_LASTS_S", status_lasts_s)
+            patch.setattr(model_api, "STATUS_LASTS_S", status_lasts_s)
             patch.setattr(uvicorn, "Server", self._serving_quickly)
-            self.server = ControlServer(
+            self.api = ModelApi(
                 self.cluster.controller,
                 LABELS,
-                Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
                 self.audit,
                 settings or Settings(),
-                metrics=lambda status: f"of {status.cluster}".encode(),
-                metrics_type="text/plain; version=0.0.4",
                 log_dir=self.folder,
-                listening=self.socket,
                 **more,
+            )
+            self.server = ControlServer(
+                {LABELS.model: self.api},
+                Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
+                metrics=lambda found: f"of {found[LABELS.model].cluster}".encode(),
+                metrics_type="text/plain; version=0.0.4",
+                listening=self.socket,
             )
         self.close = self._folder.cleanup
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from controller.adapters.http import control_server
-from controller.adapters.http.control_server import MAX_LINES
+from controller.adapters.http.model_api import MAX_LINES
 from controller.api.wire import ErrorBody
 from controller.runtime.messages.requests import RequestsAsked
 from tests.unit.control.control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Both, listening

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.http import control_server
-from controller.adapters.http.control_server import MAX_LINE_CHARS, MAX_LINES
+from controller.adapters.http import control_server, model_api
+from controller.adapters.http.model_api import MAX_LINE_CHARS, MAX_LINES
 from controller.api.wire.status import ClusterState, ClusterStatus, StopProgress
 from controller.core.load.snapshot import QueueHead
 from controller.core.record.event_log import EventKind
@@ -235,7 +235,7 @@ async def test_each_action_is_in_the_audit_log_and_is_an_event(both: Both) -> No
 
 
 async def test_events_are_found_by_words(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_server, "SEARCHED_AT_ONCE", 3)
+    monkeypatch.setattr(model_api, "SEARCHED_AT_ONCE", 3)
     own, client = both
     journal = own.cluster.controller.journal
     for number in range(10):

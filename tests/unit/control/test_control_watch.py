@@ -116,7 +116,7 @@ async def test_a_stream_goes_on_after_a_position_or_begins_with_a_gap(bed: Bed) 
 
 
 async def test_a_quiet_stream_pings(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.adapters.http.control_server.PING_EVERY_S", 0.05)
+    monkeypatch.setattr("controller.adapters.http.model_api.PING_EVERY_S", 0.05)
     async with watching(bed, events="false") as lines:
         frames = await read(lines, 3, pings=True)
     assert all(isinstance(frame, PingFrame) for frame in frames)
@@ -125,7 +125,7 @@ async def test_a_quiet_stream_pings(bed: Bed, monkeypatch: pytest.MonkeyPatch) -
 async def test_watchers_that_leave_make_room_for_others(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.adapters.http.control_server.MAX_WATCHERS", 1)
+    monkeypatch.setattr("controller.adapters.http.model_api.MAX_WATCHERS", 1)
 
     async def status_code() -> int:
         async with bed.client.stream("GET", "/v1/watch") as stream:
@@ -152,7 +152,7 @@ async def test_watchers_share_one_status_until_an_operator_acts(
         async with watching(bed, events="false", status_every_s="0.05") as lines:
             await read(lines, 3)
 
-    monkeypatch.setattr("controller.adapters.http.control_server.cluster_status", counted)
+    monkeypatch.setattr("controller.adapters.http.model_api.cluster_status", counted)
     async with bed_of(status_lasts_s=60.0) as bed:
         await asyncio.gather(*(watch(bed) for _ in range(8)))
         assert ((await bed.status()).revision, len(built)) == (0, 1)

@@ -191,7 +191,7 @@ async def _history(client: httpx.AsyncClient, query: str) -> HistoryReport:
 
 
 def _observer(listener: Listener) -> Observer:
-    found = listener.server._observer
+    found = listener.api.observer
     assert isinstance(found, Observer)
     return found
 

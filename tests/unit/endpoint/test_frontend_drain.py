@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.endpoint.frontend import CUT, OpenAIFrontend
+from controller.adapters.vllm.endpoint.frontend import CUT, OpenAIFrontend, ServedModel
 from controller.adapters.vllm.grammars.trials import (
     Grammar,
     GrammarRefusedError,
@@ -29,16 +29,18 @@ def frontend(router: Any) -> Any:
     served._server = SimpleNamespace(should_exit=False)
     served._gate = SimpleNamespace(closed=False)
     served._keep_alive = SimpleNamespace(ends=False)
-    served._grammars = GrammarTrials(EndlessTrials())
-    served.router = router
+    model = ServedModel.__new__(ServedModel)
+    model.grammars = GrammarTrials(EndlessTrials())
+    model.router = router
+    served.models = [model]
     return served
 
 
 async def test_at_the_deadline_a_request_whose_grammar_is_tried_is_answered_503() -> None:
     served = frontend(SimpleNamespace(num_live_reqs=0, live_request_ids=[]))
-    waits = asyncio.create_task(served._grammars.check(Grammar("ebnf", "root ::= a")))
+    waits = asyncio.create_task(served.models[0].grammars.check(Grammar("ebnf", "root ::= a")))
     await asyncio.sleep(0)
-    assert served._grammars.num_waiting == 1
+    assert served.models[0].grammars.num_waiting == 1
     await served._drain(0.05)
     with pytest.raises(GrammarRefusedError, match=CUT) as refused:
         await waits
