@@ -31,7 +31,7 @@ emulated = { profile = "a10-llama-7b", speed = 2.0 }
 model = "embedded"
 instances = 2
 emulated = { profile = "h100-llama-8b", num_blocks = 300 }
-scheduler = { max_held_reqs = 4 }
+holding = { max_held_reqs = 4 }
 """
 REAL = """
 [models.large]
@@ -41,7 +41,7 @@ instances = 2
 [models.small]
 model = "embedded-small"
 instances = 2
-scheduler = { max_held_reqs = 4 }
+holding = { max_held_reqs = 4 }
 """
 cluster = own_cluster(EMULATED, "models")
 
@@ -108,7 +108,7 @@ def test_the_limits_of_one_do_not_touch_the_other(cluster: Cluster, client: Cont
             Stream(
                 cluster,
                 "/v1/completions",
-                {"model": name, "prompt": [400 + k] * 2000, "max_tokens": 200},
+                {"model": name, "prompt": [400 + k] * 2000, "max_tokens": 400},
                 f"full-{name}-{k}-",
             )
             for k in range(count)
