@@ -50,6 +50,7 @@ from controller.core.fleet.liveness import (
     StepsSeen,
     TellStall,
 )
+from controller.core.fleet.shares import Shares, SharesSeen
 from controller.core.load.closed import OPEN, Reasons
 from controller.core.load.snapshot import InstanceRef
 from controller.core.migration import handover
@@ -511,6 +512,7 @@ class ControllerProcess:
         """The controllers of all models. They share the event log, and the processes of frontends,
         which the first one starts and ends."""
         self.all.append(self)
+        self.shares = Shares() if beside is None else beside.shares
         self._mailbox = mailbox
         self._launcher = launcher
         self.live = config
@@ -643,8 +645,12 @@ class ControllerProcess:
             ("the watch for busy ones", self.fleet.look_for_busy),
             ("the records of admission", lambda: self._put_on_record(Ticked())),
         )
+        of_first: Turns = (
+            ("the watch of Ray", self.launching.tick),
+            ("the sharing of room between models", self._share),
+        )
         unless_stopping: Turns = (
-            *((("the watch of Ray", self.launching.tick),) if self.is_first else ()),
+            *(of_first if self.is_first else ()),
             ("the watch for slow instances", self.fleet.look_for_slow),
             ("the look at drains", self.drains.tick),
             ("the filling of new instances", self.member_events.fill_newcomers),
@@ -667,6 +673,16 @@ class ControllerProcess:
                     turns.take(name, turn)
             for name, turn in at_last:
                 turns.take(name, turn)
+
+    def _share(self) -> None:
+        """Has a model give an instance to one that has no room for its own."""
+        if len(self.all) == 1:
+            return
+        of = {each.model: each for each in self.all}
+        seen = SharesSeen([each.autoscaling.share() for each in self.all])
+        for give in self.shares.handle(seen, self.now_s()):
+            log.info("%s gives an instance to %s", give.name, give.to)
+            of[give.name].autoscaling.give_one(give.to)
 
     def would_stop(self, drain: bool) -> bool:
         """Whether `stop` would change anything: the first call does, and so does a call that cuts a

@@ -136,6 +136,7 @@ class SpecKeeper:
 class OperatedCluster(Protocol):
     """The part of the controller that draining and scaling use."""
 
+    model: str
     live: LiveConfig
     keeper: SpecKeeper
     scheduler: GlobalScheduler

@@ -9,6 +9,7 @@ carried out; launches that fail are repeated.
 """
 
 import logging
+import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -46,8 +47,10 @@ from controller.core.fleet.cluster_spec import (
     scale_refusal,
 )
 from controller.core.fleet.outlook import Launches, RecentLatencies
+from controller.core.fleet.shares import ModelNow
 from controller.core.load.closed import Closed
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.record.event_log import EventKind
 from controller.ports.processes import Launcher, LauncherLostError
 from controller.runtime.controller.operations.drain_runner import DrainRunner
 from controller.runtime.controller.operations.operated_cluster import (
@@ -293,7 +296,36 @@ class Autoscaling:
             max(0.0, wall_s - min(arrivals_s, default=wall_s)),
         )
 
+    def share(self) -> ModelNow:
+        """What the sharing of room between models goes by."""
+        cluster = self._cluster
+        spec, config = cluster.keeper.spec, cluster.live.autoscale.config
+        return ModelNow(
+            cluster.model,
+            len(planned_instances(spec)),
+            config.min_instances,
+            config.up_below_steps,
+            self.view().last,
+            sum(claims.goes for claims in spec.drains.values()),
+            is_automatic=config.mode == "on" and self.held is None,
+        )
+
     # -- what is done --------------------------------------------------------------------
+
+    def give_one(self, to: str) -> None:
+        """Removes an instance, so that another model has room. Raises OperationRefusedError."""
+        cause_id = f"share-{secrets.token_hex(4)}"
+        why = f"{to} wants an instance, and there is no room for it"
+        plan = self._scaling.plan(self._scaling.num_planned - 1, force=False)
+        claim = Remove(cause_id, self._wall_clock(), actor=ACTOR, reason=why, warm_s=WARM_S)
+        self._scaling.carry_out(plan, claim)
+        self._cluster.journal.note(
+            EventKind.AUTOSCALED,
+            cause_id,
+            f"remove {', '.join(plan.drained)}: {why}",
+            actor=ACTOR,
+            numbers={"num_wanted": plan.target},
+        )
 
     def _tell(self, event: Event) -> None:
         for instruction in self.machine.handle(event, self._cluster.now_s()):
