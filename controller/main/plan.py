@@ -112,6 +112,11 @@ class ClusterPlan(BaseModel):
         """The name of the model for clients; of several models all names."""
         return ", ".join(each.settings.model_names[0] for each in self.by_model)
 
+    def sharing_gpus(self) -> "ClusterPlan":
+        """The plan with instances that ask Ray for no GPU, so that each sees all GPUs."""
+        models = tuple(each.sharing_gpus() for each in self.models)
+        return self.model_copy(update={"num_gpus_per_instance": 0, "models": models})
+
     def with_ports(self, ports: Sequence[int]) -> "ClusterPlan":
         """The plan with the port of the inbox for each model's members."""
         first, *_ = ports

@@ -91,7 +91,7 @@ def run(
             _refuse_running(settings.cluster.name, progress)
             plan = make_plan(settings, progress)
             if share_gpus:  # Ray hides no GPU from a process that asks for none
-                plan = plan.model_copy(update={"num_gpus_per_instance": 0})
+                plan = plan.sharing_gpus()
             address = settings.cluster.ray_address or ""
             state = state_of(plan, ray_authentication(plan.state_dir, address), config_file)
             head = None
@@ -123,15 +123,16 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     cluster, endpoint, control = settings.cluster, settings.endpoint, settings.control
     check_vllm_version()
     preflight.check_policy(settings.scheduler.policy)
-    check_engine_args(settings.vllm_args)
-    check_settings(settings)
+    of_models = tuple(settings.by_model().values())
+    for each in of_models:
+        check_engine_args(each.vllm_args)
+        check_settings(each)
     check_endpoint(endpoint)
     if cluster.ray_address:
         preflight.check_ray_address(cluster.ray_address)
     preflight.check_port(endpoint.host, endpoint.port, "the endpoint", "--port")
     preflight.check_port(control.host, control.port, "the control API", "--control-port")
     state_dir = run_state.state_dir(cluster.name)
-    of_models = tuple(settings.by_model().values())
     if emulation.is_emulated(settings):
         choices = _emulated_engines(of_models)
     else:

@@ -173,15 +173,16 @@ def gpu_check(gpus: list[str], settings: Settings) -> Check:
     if emulation.is_emulated(settings):
         return row("gpu", OK, f"{len(gpus)} visible; emulated instances use none")
     try:
-        planned = preflight.planned(settings, len(gpus))
+        planned = [preflight.planned(each, len(gpus)) for each in settings.by_model().values()]
     except LlumctlError as error:
         return row("gpu", FAIL, error.message, error.hint)
-    wanted = planned.num_instances * planned.num_gpus_per_instance
+    wanted = sum(each.num_instances * each.num_gpus_per_instance for each in planned)
     if wanted > len(gpus) and settings.cluster.ray_address is None:
         return row(
             "gpu",
             FAIL,
-            f"{len(gpus)} visible, {wanted} wanted by {planned.num_instances} instances",
+            f"{len(gpus)} visible, {wanted} wanted by"
+            f" {sum(each.num_instances for each in planned)} instances",
             "llumctl up -n FEWER      or      --ray-address of a larger Ray cluster",
         )
     return row("gpu", OK, f"{len(gpus)} visible: {gpus[0]}")
@@ -190,10 +191,11 @@ def gpu_check(gpus: list[str], settings: Settings) -> Check:
 def options_check(settings: Settings) -> Check:
     name = "vLLM's options"
     try:
-        check_engine_args(settings.vllm_args)
-        check_settings(settings)
+        for each in settings.by_model().values():
+            check_engine_args(each.vllm_args)
+            check_settings(each)
+            planned_adapters(each, each.vllm_args)
         check_endpoint(settings.endpoint)
-        planned_adapters(settings, settings.vllm_args)
     except LlumctlError as error:
         return row(name, FAIL, error.message, error.hint)
     return row(name, OK, "all are known to vLLM and in their bounds")
