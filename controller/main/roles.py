@@ -24,6 +24,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from controller.main.plan import (
     refuse_other_version,
 )
 from controller.ports.engine import Engine, EngineFactory, KvTransfer
+from controller.ports.processes import Traces
 from controller.runtime import log_records
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.messages.members import LAUNCHING, MemberKind
@@ -406,11 +408,28 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
         hosts=(table.host, *table.allowed_hosts),
         limits=GateLimits(table.max_body_bytes, table.max_live_requests, table.request_timeout_s),
         expects_grammars=plan.profile is None,
+        receipts=table.receipt_headers,
     )
     metrics = RequestMetrics(level.name for level in plan.settings.priority)
     listener = SharedListener(plan.listener_dir, member_id)
-    service = OpenAIFrontend(config, member, mailbox, listener, metrics)
+    service = OpenAIFrontend(config, member, mailbox, listener, metrics, _traces(plan, member_id))
     await service.run()
+
+
+def _traces(plan: ClusterPlan, frontend_id: str) -> Traces | None:
+    if (url := plan.settings.endpoint.otlp_traces_endpoint) is None:
+        return None
+    # On somebody else's Ray this process has the environment of that Ray.
+    os.environ.update(plan.telemetry)
+    from controller.adapters.otel import OtelTraces
+
+    resource = {
+        "service.name": "llumctl",
+        "service.version": metadata.version("llumctl"),
+        "service.instance.id": frontend_id,
+        "llumctl.cluster": plan.settings.cluster.name,
+    }
+    return OtelTraces(url, resource)
 
 
 def _plan(plan_json: str, start: Start) -> ClusterPlan:

@@ -15,7 +15,7 @@ from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials, Tries
 from controller.api.settings.key_file import own_limits, parse_line
 from controller.core.record.request_record import RequestState
-from controller.ports.processes import Listener, Mailbox
+from controller.ports.processes import Listener, Mailbox, Traces
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook, RequestObserver
 from controller.runtime.frontend.router import Router, RouterEvents
@@ -57,6 +57,8 @@ class FrontendConfig:
     limits: GateLimits
     expects_grammars: bool = True
     """False with emulated instances, because these follow no grammar."""
+    receipts: bool = True
+    """Whether answers say in headers how their requests were served."""
 
 
 class OpenAIFrontend:
@@ -71,8 +73,10 @@ class OpenAIFrontend:
         mailbox: Mailbox,
         listener: Listener,
         observer: RequestObserver,
+        traces: Traces | None = None,
     ) -> None:
         self._config = config
+        self._traces = traces
         self._listener = listener
         self._member = member
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
@@ -111,6 +115,8 @@ class OpenAIFrontend:
         else:
             self._member.report("active")
             await serving
+            if self._traces is not None:
+                await asyncio.to_thread(self._traces.close)
             self._member.report("stopped")
         await asyncio.Event().wait()
 
@@ -154,7 +160,9 @@ class OpenAIFrontend:
         log_stats = not args.disable_log_stats
         self._llm = PoolLLM(config, self.router, limits, self._grammars, log_stats)
         bounds = replace(cfg.limits, max_token_ids=max_token_ids(info.max_model_len))
-        self._gate = Gate(bounds, cfg.api_keys, levels, cfg.hosts)
+        self._gate = Gate(
+            bounds, cfg.api_keys, levels, cfg.hosts, self._traces, receipts=cfg.receipts
+        )
         self._keep_alive = KeepAlive(max_kept_connections(), error_body)
         self._server, self._models = await openai_app.build_server(
             self._llm,

@@ -149,7 +149,7 @@ async def build_server(
     mend_calls(app.state.anthropic_serving_messages)
     gate.app, gate.json_paths = within(app, args), json_paths(app)
     config = Config(
-        around(gate, args),
+        around(gate, args, receipts=gate.receipts),
         log_level="warning",
         access_log=False,
         http=keep_alive,  # type: ignore[arg-type]  # uvicorn only calls it

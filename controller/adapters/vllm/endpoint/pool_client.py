@@ -265,6 +265,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 token_ids,
                 _not_replayable(request),
                 "" if request.lora_request is None else request.lora_request.lora_name,
+                placing.records.append if (placing := PLACING.get()) else lambda _: None,
             )
         except RefusedError as refused:
             self._refuse(request.request_id, refused)
