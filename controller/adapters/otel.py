@@ -94,9 +94,9 @@ class OtelTraces:
 
 
 class OtelTrace:
-    """The trace of one HTTP request. The SDK's own way to make spans takes five times as long as
-    this one, 70 us for each of some four spans, because each span is locked and bounded for its
-    whole life. Spans of the past need neither."""
+    """The trace of one HTTP request. The SDK's own way to make a span takes 40 us of the event loop,
+    mostly for locks and bounds that a span needs while it is under way. Spans of the past need
+    neither, and are made in 4 us."""
 
     def __init__(
         self,

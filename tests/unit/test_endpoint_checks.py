@@ -137,7 +137,9 @@ def test_traces_need_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.value.hint == "make install"
 
 
-@pytest.mark.parametrize("url", ["localhost:4318", "grpc://c:4317", "http://", "http://a b", ""])
+@pytest.mark.parametrize(
+    "url", ["localhost:4318", "grpc://c:4317", "http://", "http://a b", "http://u:p@c", ""]
+)
 def test_a_collector_has_a_url_of_http(url: str) -> None:
     with pytest.raises(ValueError, match="otlp_traces_endpoint"):
         EndpointTable(otlp_traces_endpoint=url)

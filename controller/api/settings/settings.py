@@ -28,7 +28,8 @@ ModelNames = Annotated[Words, Field(max_length=32)]
 
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,253}$")]
 HostNames = Annotated[tuple[HostName, ...], BeforeValidator(words)]
-HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$", max_length=2000)]
+# Without a name and a password, because everybody who sees the settings would see these too.
+HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/\S*)?$", max_length=2000)]
 Limit = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 

@@ -137,6 +137,8 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
         prompts kept the loop busy for 0.5 s. Returns when all choices have an instance, or when one
         has failed."""
         placing = PLACING.get()
+        # Frontends make the traces (adapters/otel.py). vLLM would log that there are none.
+        kwargs.pop("trace_headers", None)
         if placing is not None:
             placing.began()
         await self._turns.take()
