@@ -42,6 +42,7 @@ VALUES: Mapping[str, Any] = {
     "cluster.frontends": 2,
     "cluster.ray_address": "192.0.2.1:6379",
     "endpoint.api_key_file": "api-keys",
+    "endpoint.otlp_traces_endpoint": "http://localhost:4318",
     "endpoint.request_timeout_s": 600.0,
     "endpoint.tool_call_parser": "hermes",
     "endpoint.enable_auto_tool_choice": True,

@@ -63,6 +63,9 @@ class ClusterPlan(BaseModel):
     temp_dir: str
     adapters: tuple[Adapter, ...] = ()
     """The LoRA adapters of the configuration."""
+    telemetry: dict[str, str] = Field(default_factory=dict, repr=False)
+    """The variables of OpenTelemetry in the environment of `up`, for the frontends. A collector's
+    key may be among them. Empty without traces."""
     profile: LatencyProfile | None = None
     """The profile of emulated engines; None if the engines are vLLM's."""
     number: int = 0
@@ -79,7 +82,8 @@ class ClusterPlan(BaseModel):
 
     def for_instances(self) -> "ClusterPlan":
         """The plan of one model without the secrets that an instance does not need."""
-        return self.model_copy(update={"control_token": "", "view_token": "", "api_keys": ()})
+        secrets = {"control_token": "", "view_token": "", "api_keys": (), "telemetry": {}}
+        return self.model_copy(update=secrets)
 
     def for_frontends(self) -> "ClusterPlan":
         """The plan without the control API's tokens."""

@@ -24,6 +24,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ from controller.main.plan import (
     refuse_other_version,
 )
 from controller.ports.engine import Engine, EngineFactory, KvTransfer
+from controller.ports.processes import Traces
 from controller.runtime import log_records
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.messages.members import LAUNCHING, MemberKind
@@ -464,6 +466,7 @@ async def frontend(
         api_keys=plan.api_keys,
         hosts=(table.host, *table.allowed_hosts),
         limits=GateLimits(table.max_body_bytes, table.max_live_requests, table.request_timeout_s),
+        receipts=table.receipt_headers,
     )
     metrics = RequestMetrics(level.name for level in plan.settings.priority)
 
@@ -493,7 +496,23 @@ async def frontend(
         for of_model, address in zip(plan.by_model, controller_addresses, strict=True)
     ]
     listener = SharedListener(plan.listener_dir, member_id)
-    await OpenAIFrontend(config, models, listener).run()
+    await OpenAIFrontend(config, models, listener, _traces(plan, member_id)).run()
+
+
+def _traces(plan: ClusterPlan, frontend_id: str) -> Traces | None:
+    if (url := plan.settings.endpoint.otlp_traces_endpoint) is None:
+        return None
+    # On somebody else's Ray this process has the environment of that Ray.
+    os.environ.update(plan.telemetry)
+    from controller.adapters.otel import OtelTraces
+
+    resource = {
+        "service.name": "llumctl",
+        "service.version": metadata.version("llumctl"),
+        "service.instance.id": frontend_id,
+        "llumctl.cluster": plan.settings.cluster.name,
+    }
+    return OtelTraces(url, resource)
 
 
 def _plan(plan_json: str, start: Start) -> ClusterPlan:

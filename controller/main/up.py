@@ -5,6 +5,7 @@ Ray is not imported here. The head process starts Ray and the controller, and fr
 process is a client of the control API like any other."""
 
 import math
+import os
 import re
 import secrets
 import subprocess
@@ -38,7 +39,7 @@ from controller.core.fleet.incarnations import MAX_FAILED_STARTS
 from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.checks.adapters import planned_adapters
-from controller.main.checks.endpoint import check_endpoint
+from controller.main.checks.endpoint import check_endpoint, check_traces
 from controller.main.checks.engine_args import check_engine_args, explain_cause
 from controller.main.checks.environment import check_settings
 from controller.main.checks.preflight import check_vllm_version
@@ -128,6 +129,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
         check_engine_args(each.vllm_args)
         check_settings(each)
     check_endpoint(endpoint)
+    check_traces(endpoint.otlp_traces_endpoint)
     if cluster.ray_address:
         preflight.check_ray_address(cluster.ray_address)
     preflight.check_port(endpoint.host, endpoint.port, "the endpoint", "--port")
@@ -164,6 +166,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
         state_dir=str(state_dir),
         log_dir=str(log_dir),
         temp_dir=str(run_folders.make_temp(nonce)),
+        telemetry=_telemetry(settings),
     )
     if not settings.models:
         return plan
@@ -172,6 +175,12 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
         for number, (of_model, chosen) in enumerate(zip(of_models, choices, strict=True), 1)
     ]
     return plan.model_copy(update={"models": tuple(models)})
+
+
+def _telemetry(settings: Settings) -> dict[str, str]:
+    if settings.endpoint.otlp_traces_endpoint is None:
+        return {}
+    return {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
 
 
 def choose_vllm_engines(

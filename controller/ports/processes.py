@@ -1,9 +1,9 @@
 """What the cluster's processes need from outside: a launcher that starts and ends processes, a
-mailbox for messages between them, a listener for the connections of clients, and stores in which
-the controller's knowledge outlives the controller."""
+mailbox for messages between them, a listener for the connections of clients, stores in which the
+controller's knowledge outlives the controller, and where the traces of requests go."""
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from controller.core.fleet.cluster_spec import ClusterSpec
 from controller.core.fleet.incarnations import LastIncarnation
 from controller.core.record.event_log import LoggedEvent
 from controller.core.record.history import Sample
+from controller.core.record.request_record import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +157,24 @@ class AdapterFiles(Protocol):
 
     def drop(self, adapter: Adapter) -> None:
         """This process does not need the copy any more."""
+
+
+class RequestTrace(Protocol):
+    """The trace of one HTTP request."""
+
+    def onward(self) -> dict[str, str]:
+        """The headers that make another server's spans a part of this trace."""
+
+    def end(self, status: int | None, records: Sequence[RequestRecord]) -> None:
+        """Ends the trace. `status`: the status of the answer; None if no answer was begun.
+        `records`: the requests that were made of the HTTP request, with history."""
+
+
+class Traces(Protocol):
+    """Where a frontend tells what happened to its requests."""
+
+    def begin(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestTrace:
+        """Begins the trace of an HTTP request, or goes on with the trace that its headers name."""
+
+    def close(self) -> None:
+        """Sends what is left, for a short time at most. Blocks."""

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from controller.api.errors import WrongSettingError
+from controller.api.errors import LlumctlError, WrongSettingError
 from controller.api.settings.settings import EndpointTable
-from controller.main.checks.endpoint import MAX_TEMPLATE_BYTES, check_endpoint
+from controller.main.checks import endpoint
+from controller.main.checks.endpoint import MAX_TEMPLATE_BYTES, check_endpoint, check_traces
 from tests.certificates import make
 
 
@@ -124,3 +125,21 @@ def test_what_is_refused(options: dict[str, Any], words: str, files: dict[str, P
         check_endpoint(filled(options, files))
     assert caught.value.key[0] == "endpoint"
     assert words.format(**files) in f"{caught.value.message} | {caught.value.hint}"
+
+
+def test_traces_need_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_traces("http://localhost:4318")
+    for missing in ("opentelemetry.no_such_module", "no_such_package.otlp"):
+        monkeypatch.setattr(endpoint, "OTLP_MODULE", missing)
+        check_traces(None)
+        with pytest.raises(LlumctlError, match=r"needs the extra \[otel\]") as found:
+            check_traces("http://localhost:4318")
+        assert found.value.hint == "make install"
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:4318", "grpc://c:4317", "http://", "http://a b", "http://u:p@c", ""]
+)
+def test_a_collector_has_a_url_of_http(url: str) -> None:
+    with pytest.raises(ValueError, match="otlp_traces_endpoint"):
+        EndpointTable(otlp_traces_endpoint=url)

@@ -31,7 +31,7 @@ def test_what_is_refused_says_why() -> None:
         ("api_key", 1, "is refused: .*keys are in a file"),
         ("middleware", 1, "is refused: .*code in front of the endpoint"),
         ("enable_scale_out", 1, "is refused: .*opens routes"),
-        ("otlp_traces_endpoint", 1, "is refused: .*sends no telemetry"),
+        ("otlp_traces_endpoint", 1, "is refused: .*endpoint.otlp_traces_endpoint"),
         ("max_model_length", 1, "did you mean max_model_len"),
         ("zzz", 1, "is not an engine argument of vLLM$"),
         ("tool_call_parser", "hermes", "is an option of the endpoint"),

@@ -50,7 +50,7 @@ def test_both_locks_have_the_same_vllm_and_only_one_wheel_is_not_on_pypi() -> No
     for machine, pins in (("cpu", cpu), ("gpu", gpu)):
         asked = [
             *PROJECT["project"]["dependencies"],
-            *(each for extra in (machine, "lab", "web") for each in extras[extra]),
+            *(each for extra in (machine, "lab", "web", "otel") for each in extras[extra]),
             *PROJECT["dependency-groups"]["dev"],
             *PROJECT["build-system"]["requires"],
         ]

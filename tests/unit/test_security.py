@@ -38,6 +38,7 @@ SECRETS = {
     "control_token": "control-42",
     "view_token": "view-42",
     "api_keys": ("user-42", "user-43"),
+    "telemetry": {"OTEL_EXPORTER_OTLP_HEADERS": "x-key=vendor-42"},
 }
 Reader = Callable[[str], Iterator[str]]
 
@@ -61,7 +62,7 @@ def plan(tmp_path: Path) -> ClusterPlan:
 
 
 def secret_words(text: str) -> list[str]:
-    return re.findall(r"(?:members|control|view|user)-4[23]", text)
+    return re.findall(r"(?:members|control|view|user|vendor)-4[23]", text)
 
 
 def mode(path: Path) -> int:
@@ -142,6 +143,7 @@ def test_the_plan_does_not_show_its_secrets(tmp_path: Path) -> None:
     assert secret_words(good.model_dump_json()) == [
         *("members-42", "control-42", "view-42"),
         *SECRETS["api_keys"],
+        "vendor-42",
     ]
     with pytest.raises(ValidationError) as refused:
         ClusterPlan.model_validate(good.model_dump() | {"api_keys": "user-42", "nonce": None})
@@ -156,6 +158,8 @@ def test_a_member_gets_no_more_secrets_than_it_needs(tmp_path: Path) -> None:
     assert all(secret not in for_instances for secret in {*control, *whole.api_keys})
     assert all(secret not in for_frontends for secret in control)
     assert all(key in for_frontends for key in whole.api_keys)
+    assert "vendor-42" not in for_instances
+    assert "vendor-42" in for_frontends
     for sent in (for_instances, for_frontends):
         assert whole.members_key in sent
         assert ClusterPlan.model_validate_json(sent).settings == whole.settings

@@ -72,6 +72,8 @@ REMOVED = {
     "VLLM_DP_SIZE": _NO_RANKS,
     "VLLM_DP_MASTER_IP": _NO_RANKS,
     "VLLM_DP_MASTER_PORT": _NO_RANKS,
+    # With this variable each rank's process of vLLM sends spans of its own, by default over gRPC.
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "endpoint.otlp_traces_endpoint says it",
     # Kubernetes sets it to a URL in the pods of a namespace that has a service named vllm.
     "VLLM_PORT": "several instances on one machine cannot have the same port",
 }

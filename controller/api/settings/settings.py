@@ -28,6 +28,8 @@ ModelNames = Annotated[Words, Field(max_length=32)]
 
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,253}$")]
 HostNames = Annotated[tuple[HostName, ...], BeforeValidator(words)]
+# Without a name and a password, because everybody who sees the settings would see these too.
+HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/\S*)?$", max_length=2000)]
 Limit = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -95,6 +97,12 @@ class EndpointServer(Table):
     write_timeout_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
     """A client that reads nothing of its answer for this long is disconnected, and its request is
     aborted."""
+    receipt_headers: bool = True
+    """Whether answers have the headers `x-llumctl-...`, which say how the request was served: its
+    instance, its time in the queue, cached tokens, moves and replays; docs/tracing.md."""
+    otlp_traces_endpoint: HttpUrl | None = None
+    """The URL of an OpenTelemetry collector that takes traces over HTTP, such as
+    `http://localhost:4318`. Each request is told as a trace. None: no traces; docs/tracing.md."""
 
 
 class EndpointTable(EndpointOptions, EndpointServer):

@@ -233,7 +233,7 @@ _SERVED_BY_US = "llumctl's frontends serve HTTP"
 _CLIENT_CODE = "a client may send neither code nor settings of the server"
 _NOT_OFFERED = "llumctl does not offer it"
 _ADAPTERS = "give adapters in [adapters], or later: llumctl lora load NAME PATH"
-_TELEMETRY = "llumctl sends no telemetry; /metrics has the figures"
+_TRACES = "frontends tell each request as a trace: set endpoint.otlp_traces_endpoint"
 
 REFUSED = {
     # These log prompts or answers.
@@ -262,9 +262,9 @@ REFUSED = {
     "trust_request_chat_template": _CLIENT_CODE,
     "trust_request_mm_kwargs": _CLIENT_CODE,
     "middleware": "it is code in front of the endpoint; put a proxy there",
-    "otlp_traces_endpoint": _TELEMETRY,
-    "collect_detailed_traces": _TELEMETRY,
     # llumctl does these itself.
+    "otlp_traces_endpoint": _TRACES,
+    "collect_detailed_traces": _TRACES,
     "model": "give it as MODEL: llumctl up MODEL",
     "served_model_name": "set endpoint.served_model_name",
     "host": "set endpoint.host",

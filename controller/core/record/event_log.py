@@ -62,8 +62,8 @@ class EventKind(StrEnum):
     whose request it was for. The figure: the blocks of the copy."""
     MIGRATED = "migrated"
     """The request has its first token from another instance. The figures: downtime, excess, the
-    time of the step that made the token, and the tokens, blocks, bytes and time of the copy, in all
-    and by stage."""
+    time of the step that made the token, the time from the commit to the token, and the tokens,
+    blocks, bytes and time of the copy, in all and by stage."""
     MIGRATION_FAILED = "migration_failed"
     """A move came to nothing: the request stayed where it was, or ended. The figures of the copy
     are the same as in `migrated`."""

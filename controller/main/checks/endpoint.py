@@ -7,12 +7,14 @@ import re
 import ssl
 import stat
 from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from controller.api.errors import WrongSettingError
+from controller.api.errors import LlumctlError, WrongSettingError
 from controller.api.settings.vllm_options import EndpointOptions
 from controller.api.state import user_files
+from controller.api.text.hints import extra_command
 from controller.main.checks.vllm_arguments import REASONING_PARSERS, TOOL_PARSERS
 
 # The largest size of a template. Templates of models have up to 30 kB.
@@ -20,6 +22,8 @@ MAX_TEMPLATE_BYTES = 1 << 20
 MAX_PLUGIN_BYTES = 1 << 20
 # The largest size of a certificate file. Chains and bundles of authorities have up to 300 kB.
 MAX_PEM_BYTES = 8 << 20
+OTLP_MODULE = "opentelemetry.exporter.otlp.proto.http"
+"""The module of the extra [otel] that a frontend needs for traces."""
 NEED_CERTIFICATE = (
     *("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers", "ssl_cert_reqs", "enable_ssl_refresh"),
 )
@@ -38,6 +42,25 @@ def check_endpoint(options: EndpointOptions) -> None:
         raise _wrong("fingerprint_value", 'is for endpoint.fingerprint_mode = "custom" only')
     if options.fingerprint_mode == "custom" and not options.fingerprint_value:
         raise _wrong("fingerprint_mode", "custom needs endpoint.fingerprint_value")
+
+
+def check_traces(url: str | None) -> None:
+    """Refuses traces that no frontend could send. `url`: the collector's. Raises
+    LlumctlError."""
+    if url is None or _has_otel():
+        return
+    raise LlumctlError(
+        "endpoint.otlp_traces_endpoint needs the extra [otel], which is not installed (no"
+        f" {OTLP_MODULE})",
+        extra_command("otel"),
+    )
+
+
+def _has_otel() -> bool:
+    try:
+        return find_spec(OTLP_MODULE) is not None
+    except ModuleNotFoundError:  # a package that would contain it is missing
+        return False
 
 
 def _check_parsers(options: EndpointOptions) -> None:

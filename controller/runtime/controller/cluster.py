@@ -512,7 +512,7 @@ class ControllerProcess:
         """The controllers of all models. They share the event log, and the processes of frontends,
         which the first one starts and ends."""
         self.all.append(self)
-        self.shares = Shares() if beside is None else beside.shares
+        self.shares: Shares = Shares() if beside is None else beside.shares
         self._mailbox = mailbox
         self._launcher = launcher
         self.live = config

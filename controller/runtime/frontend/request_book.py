@@ -65,6 +65,9 @@ class BookEntry:
     last_token_time_s: float | None = None
     end_time_s: float | None = None
     finish_reason: str | None = None
+    owned_since_s: float | None = None
+    """When the frontend heard that the instance has taken the request over; None if it got the
+    request from the frontend."""
     beginning: list[LoggedEvent] = field(default_factory=list)
     recent: deque[LoggedEvent] = field(default_factory=partial(deque, maxlen=MAX_HISTORY // 2))
     num_forgotten: int = 0
@@ -143,6 +146,10 @@ _ENDS = {
 }
 
 
+RecordNow = Callable[[], RequestRecord]
+"""Gives a request's record, with history, as it is when it is called."""
+
+
 class RequestObserver(Protocol):
     """Is told of every request. Latencies count from the request's arrival."""
 
@@ -215,10 +222,11 @@ class RequestBook:
         client_request_id: str,
         parent_id: str | None,
         adapter: str = "",
-    ) -> None:
-        """`adapter`: the name of its LoRA adapter, if it has one."""
+    ) -> RecordNow:
+        """`adapter`: the name of its LoRA adapter, if it has one. Returns a function that gives the
+        request's record with history, also after the book has forgotten the request."""
         self._num_arrived += 1
-        self._live[request.request_id] = BookEntry(
+        self._live[request.request_id] = entry = BookEntry(
             request.request_id,
             client_request_id,
             parent_id,
@@ -228,6 +236,7 @@ class RequestBook:
             request.rank,
             adapter,
         )
+        return partial(entry.record, self._frontend_id, history=True)
 
     def dispatched(self, dispatch: Dispatch, replay: Replay | None = None) -> None:
         """Notes that a request has got its first instance, or the instance for its replay. A
@@ -239,6 +248,7 @@ class RequestBook:
             self._observer.dispatched(entry.level, self._wall_clock() - entry.arrival_time_s)
         entry.state, entry.dispatched = RequestState.WAITING, True
         entry.instance_id, entry.incarnation = dispatch.instance_id, dispatch.incarnation
+        entry.owned_since_s = None
         alone = dispatch.seq == 0
         numbers: dict[str, Number] = {f"score_of_{id_}": s for id_, s in dispatch.candidates}
         labels = {"by": "frontend" if alone else "controller"}
@@ -296,6 +306,7 @@ class RequestBook:
     def moved(self, request_id: str, instance_id: str, incarnation: int) -> None:
         if entry := self._live.get(request_id):
             entry.instance_id, entry.incarnation = instance_id, incarnation
+            entry.owned_since_s = self._wall_clock()
 
     def move_timed(self, record: MoveRecord, step_time_s: float, downtime_s: float | None) -> None:
         """Notes that the destination's first token came after a step of `step_time_s`, and
@@ -307,10 +318,12 @@ class RequestBook:
         if entry is None:
             return
         excess_s = None if downtime_s is None else max(0.0, downtime_s - step_time_s)
+        since_s = entry.owned_since_s if entry.instance_id == record.destination_id else None
         numbers: dict[str, Number] = {
             "downtime_s": downtime_s,
             "excess_s": excess_s,
             "step_time_s": step_time_s,
+            "since_commit_s": None if since_s is None else self._wall_clock() - since_s,
             **record.numbers(),
         }
         event = self._event(

@@ -32,7 +32,7 @@ from controller.runtime.frontend.dispatcher import (
     KnownInstances,
     NotDispatchedError,
 )
-from controller.runtime.frontend.request_book import RequestBook
+from controller.runtime.frontend.request_book import RecordNow, RequestBook
 from controller.runtime.frontend.traffic_recorder import PromptPrefixes, TrafficRecorder
 from controller.runtime.messages import move_messages as moves
 from controller.runtime.messages import requests
@@ -502,13 +502,15 @@ class Router:
         prompt_token_ids: Sequence[int] = (),
         not_replayable: ReplayRefusal | None = None,
         adapter: str = "",
+        on_arrived: Callable[[RecordNow], None] = lambda _: None,
     ) -> None:
         """Finds an instance and sends the request to it, unless the request is aborted meanwhile.
         `parent_id` is set if one request with `n` > 1 became several. `not_replayable`: why the
         request cannot go on elsewhere once it has outputs. `adapter`: the name of its LoRA adapter.
-        Raises NotDispatchedError."""
+        `on_arrived`: called once with what gives the request's record from now on. Raises
+        NotDispatchedError."""
         request_id = request.request_id
-        self._book.arrived(request, client_request_id, parent_id, adapter)
+        on_arrived(self._book.arrived(request, client_request_id, parent_id, adapter))
         self.traffic.arrived(request, prompt_token_ids)
         request = self.keys.began(request)
         self.routes.take(replays.Arrived(request, payload, not_replayable))

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
+from controller.ports.processes import Traces
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 PATH = "/v1/completions"
@@ -19,8 +20,11 @@ def gate(
     limits: GateLimits | None = None,
     keys: tuple[str, ...] = (),
     hosts: tuple[str, ...] = (),
+    traces: Traces | None = None,
+    *,
+    receipts: bool = False,
 ) -> Gate:
-    found = Gate(limits, keys, LEVELS, hosts)
+    found = Gate(limits, keys, LEVELS, hosts, traces, receipts=receipts)
     found.app, found.json_paths = app, frozenset({PATH, "/v1/messages", "/tokenize"})
     return found
 

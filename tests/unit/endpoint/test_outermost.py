@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from controller.adapters.vllm.endpoint.gate import around, within, without_outermost
+from controller.adapters.vllm.endpoint.headers import RECEIPT_HEADERS
 from tests.unit.endpoint.gate_support import ask_only, gate
 
 PAGE = "https://chat.example"
@@ -25,9 +26,9 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await answer(scope, receive, send)
 
 
-def app(keys: tuple[str, ...] = (), **given: Any) -> Any:
+def app(keys: tuple[str, ...] = (), *, receipts: bool = False, **given: Any) -> Any:
     """A gate before an app that reports what it was asked."""
-    return around(gate(echo, keys=keys), arguments(**given))
+    return around(gate(echo, keys=keys), arguments(**given), receipts=receipts)
 
 
 async def ask(
@@ -89,6 +90,9 @@ async def test_pages_of_an_allowed_origin_read_answers_refusals_and_ids() -> Non
         assert answer.headers["x-request-id"]
         assert answer.headers["access-control-allow-origin"] == PAGE
         assert answer.headers["access-control-expose-headers"] == "X-Request-Id"
+    with_receipts = app(allowed_origins=[PAGE], receipts=True)
+    exposed = (await ask(with_receipts, headers={"Origin": PAGE})).headers
+    assert exposed["access-control-expose-headers"] == ", ".join(RECEIPT_HEADERS)
     other = await ask(found, headers={"Origin": "https://evil.example"})
     assert "access-control-allow-origin" not in other.headers
     asks = {"Access-Control-Request-Method": "POST"}

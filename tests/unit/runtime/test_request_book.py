@@ -160,6 +160,7 @@ def test_a_request_that_moved_is_where_it_went_and_tells_of_it(sent: Bed) -> Non
     sent.happened("r", EventKind.ADMITTED)
     sent.book.moved("r", "i-1", 4)
     assert sent.one("r").num_moves == 0, "it has no token from there yet"
+    sent.now_s += 0.25
     sent.book.move_timed(*timed("r"), 0.024)
     sent.book.moved("gone", "i-1", 1)
     sent.book.move_timed(*timed("gone"), 0.1)
@@ -173,6 +174,7 @@ def test_a_request_that_moved_is_where_it_went_and_tells_of_it(sent: Bed) -> Non
     assert (event.instance_id, event.incarnation) == ("i-1", 4)
     assert (event.numbers["downtime_s"], event.numbers["num_bytes"]) == (0.024, 7000)
     assert event.numbers["excess_s"] == pytest.approx(0.004)
+    assert event.numbers["since_commit_s"] == 0.25
     sent.happened("r", EventKind.EVICTED)
     assert sent.one("r").num_evictions == 0, "i-0 has it no more"
 
@@ -182,6 +184,20 @@ def test_a_request_that_moved_before_its_first_token_was_not_down(sent: Bed) -> 
     sent.book.move_timed(*timed("r"), None)
     numbers = sent.one("r").history[-1].numbers
     assert (numbers["downtime_s"], numbers["excess_s"]) == (None, None)
+
+
+def test_a_record_is_given_also_after_the_book_has_forgotten_its_request(bed: Bed) -> None:
+    asked = DispatchRequested("kept", "f-0", 10, 0, bed.now_s)
+    record = bed.book.arrived(asked, "client-kept", None)
+    assert record().state is RequestState.DISPATCHING
+    bed.book.ended("kept", RequestState.FINISHED, "stop")
+    for number in range(5):
+        bed.arrive(f"r-{number}")
+        bed.book.ended(f"r-{number}", RequestState.FINISHED, "stop")
+    assert bed.ids(matching="kept") == []
+    found = record()
+    assert (found.state, found.client_request_id) == (RequestState.FINISHED, "client-kept")
+    assert [event.kind.value for event in found.history] == ["finished"]
 
 
 def test_which_are_listed_and_in_what_order(bed: Bed) -> None:

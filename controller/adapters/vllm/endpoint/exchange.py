@@ -8,9 +8,10 @@ passes, the app is told that the client has left, which makes vLLM abort the req
 of the app is dropped, and the client gets an error."""
 
 import asyncio
+import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
@@ -26,7 +27,13 @@ from controller.adapters.vllm.endpoint.answers import (
     reshape,
     reshape_event,
 )
-from controller.adapters.vllm.endpoint.headers import RefusedError
+from controller.adapters.vllm.endpoint.headers import RefusedError, receipt_headers
+from controller.core.record.request_record import RequestRecord
+from controller.core.record.request_spans import receipt_of
+from controller.ports.processes import RequestTrace
+from controller.runtime.frontend.request_book import RecordNow
+
+log = logging.getLogger(__name__)
 
 # A body may take BODY_WAIT_S, and in addition the time that the bytes received so far need at this
 # rate: 92 s at most for 2 MiB.
@@ -56,6 +63,8 @@ class Placing:
         self.any_placed = False
         self.refusal: RefusedError | None = None
         """Why the first refused engine request was refused."""
+        self.records: list[RecordNow] = []
+        """What gives the record of each engine request."""
         self._grammars_s, self._num_grammars = 0.0, 0
 
     def began(self) -> None:
@@ -88,6 +97,7 @@ class Placing:
         """Called when the answer is over. It drops the callback and the error's traceback, which
         both refer back to this object. Without this, some 90 objects of each refused request stayed
         until the garbage collector ran, which may be after tens of thousands of requests."""
+        self.records.clear()
         self._on_placed = None
         if self._error is not None:
             self._error.__traceback__ = None
@@ -123,12 +133,19 @@ class BodyRoom:
 
 
 class Exchange:
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, *, receipts: bool = False
+    ) -> None:
+        """`receipts`: whether the answer says in headers how its request was served."""
+        self.trace: RequestTrace | None = None
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.timed_out = False
         self._method, self._path = scope["method"], scope["path"]
         self._receive = receive
         self._send = send
+        self._receipts = receipts
+        self._status: int | None = None
+        """The status of the answer, once it has begun."""
         self._timeout_s = self._deadline_s = math.inf
         self._body: bytes | None = None
         self._error: Message | None = None
@@ -224,8 +241,7 @@ class Exchange:
             if self._streams and not self.placing.any_placed:
                 self._held.append(message)
                 return
-            self._started = True
-            await self._send(message)
+            await self._begin(message)
         elif self._error is not None:
             if len(self._error_body) <= MAX_ERROR_BYTES:
                 self._error_body += message.get("body", b"")
@@ -261,9 +277,31 @@ class Exchange:
         task sends it."""
         async with self._head_goes:
             while self._held and not self._ended:
-                self._started = True
-                await self._send(self._held[0])
+                if self._started:
+                    await self._send(self._held[0])
+                else:
+                    await self._begin(self._held[0])
                 del self._held[0]
+
+    async def _begin(self, start: Message) -> None:
+        """Sends the head of the answer, with the receipt as of now."""
+        self._started, self._status = True, int(start["status"])
+        if self._receipts and (receipt := receipt_of(self._records())) is not None:
+            told = receipt_headers(receipt, is_over=not self._streams)
+            start = {**start, "headers": [*start.get("headers", ()), *told]}
+        await self._send(start)
+
+    def _records(self) -> Sequence[RequestRecord]:
+        return [record() for record in self.placing.records]
+
+    def close(self) -> None:
+        """Called when the answer is over, or its client is gone."""
+        if self.trace is not None:
+            try:
+                self.trace.end(self._status, self._records())
+            except Exception:
+                log.exception("the trace of %s %s was lost", self._method, self._path)
+        self.placing.close()
 
     async def refuse(self, refused: RefusedError) -> None:
         body = error_body(refused.status, refused.message, refused.param, self._path)
@@ -309,9 +347,11 @@ class Exchange:
             headers.append((b"www-authenticate", b"Bearer"))
         if self._cut:  # the rest of the body may never come
             headers.append((b"connection", b"close"))
-        self._started = self._ended = True
+        self._ended, self._streams = True, False
         self._held.clear()
-        await self._send({"type": "http.response.start", "status": int(status), "headers": headers})
+        await self._begin(
+            {"type": "http.response.start", "status": int(status), "headers": headers}
+        )
         await self._send({"type": "http.response.body", "body": body})
 
 

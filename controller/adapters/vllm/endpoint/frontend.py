@@ -15,7 +15,7 @@ from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials, Tries
 from controller.api.settings.key_file import own_limits, parse_line
 from controller.core.record.request_record import RequestState
-from controller.ports.processes import Listener, Mailbox
+from controller.ports.processes import Listener, Mailbox, Traces
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook, RequestObserver
 from controller.runtime.frontend.router import Router, RouterEvents
@@ -54,6 +54,8 @@ class FrontendConfig:
     hosts: tuple[str, ...]
     """Names and addresses under which clients may call the frontend, besides loopback addresses."""
     limits: GateLimits
+    receipts: bool = True
+    """Whether answers say in headers how their requests were served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +204,14 @@ class OpenAIFrontend:
     its inbox closes. `models`: the models that it serves, at least one."""
 
     def __init__(
-        self, config: FrontendConfig, models: Sequence[ServedModel], listener: Listener
+        self,
+        config: FrontendConfig,
+        models: Sequence[ServedModel],
+        listener: Listener,
+        traces: Traces | None = None,
     ) -> None:
         self._config = config
+        self._traces = traces
         self.models = models
         self._listener = listener
         self._server: Any = None
@@ -226,6 +233,8 @@ class OpenAIFrontend:
         else:
             self._report("active")
             await serving
+            if self._traces is not None:
+                await asyncio.to_thread(self._traces.close)
             self._report("stopped")
         await asyncio.Event().wait()
 
@@ -259,7 +268,9 @@ class OpenAIFrontend:
         longest = max(each.info.result().max_model_len for each in self.models)
         bounds = replace(cfg.limits, max_token_ids=max_token_ids(longest))
         levels = {name: rank for rank, name in cfg.level_names.items()}
-        self._gate = Gate(bounds, cfg.api_keys, levels, cfg.hosts)
+        self._gate = Gate(
+            bounds, cfg.api_keys, levels, cfg.hosts, self._traces, receipts=cfg.receipts
+        )
         self._keep_alive = KeepAlive(max_kept_connections(), error_body)
         args = self.models[0].args
         self._server = openai_app.build_server(apps, args, self._gate, self._keep_alive)

@@ -35,6 +35,7 @@ from controller.adapters.vllm.endpoint.headers import (
     ASKED_KEY,
     ASKED_PRIORITY,
     ASKED_SESSION,
+    RECEIPT_HEADERS,
     ApiKeys,
     AskedPriority,
     KeyHolder,
@@ -45,6 +46,7 @@ from controller.adapters.vllm.endpoint.headers import (
     read_session,
 )
 from controller.api.hosts import own_names
+from controller.ports.processes import Traces
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +83,14 @@ class Gate:
         api_keys: Sequence[str] = (),
         levels: Mapping[str, int] = DEFAULT_LEVELS,
         hosts: Collection[str] = (),
+        traces: Traces | None = None,
+        *,
+        receipts: bool = False,
     ) -> None:
         """`api_keys`: the lines of the key file. `levels`: the rank of each level. `hosts`: names
         and addresses under which clients may call, besides loopback; with API keys any Host is
-        accepted."""
+        accepted. `traces`: where the traces of requests go; None: nowhere. `receipts`: whether
+        answers say in headers how their requests were served."""
         self.app: ASGIApp
         self.closed = False
         """Whether the cluster stops. New requests are refused then, and live ones continue."""
@@ -100,6 +106,8 @@ class Gate:
         self._turns = Turns(REQUESTS_PER_TURN)
         self._hosts = None if api_keys else own_names(hosts)
         self._levels = levels
+        self._traces = traces
+        self.receipts = receipts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -108,7 +116,7 @@ class Gate:
             await send({"type": "websocket.close"})
         else:
             scope = _as_routed(scope)
-            exchange = Exchange(scope, receive, send)
+            exchange = Exchange(scope, receive, send, receipts=self.receipts)
             try:
                 await self._pass(scope, exchange)
             except RefusedError as refused:
@@ -122,7 +130,7 @@ class Gate:
                 log.exception("%s %s failed", scope["method"], scope["path"])
                 await exchange.fail(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL)
             finally:
-                exchange.placing.close()
+                exchange.close()
 
     async def _pass(self, scope: Scope, exchange: Exchange) -> None:
         path, method = scope["path"], scope["method"]
@@ -154,6 +162,8 @@ class Gate:
         if path not in self.json_paths:
             await self.app(scope, exchange.receive, exchange.send)
             return
+        if self._traces is not None:
+            exchange.trace = self._traces.begin(scope["method"], path, scope["headers"])
         exchange.set_deadline(self.limits.request_timeout_s)
         self._check_place()  # before the body is read, so that a refusal comes early
         max_bytes = self.limits.max_body_bytes
@@ -227,15 +237,16 @@ def _late_refusal(error: Exception) -> str | None:
 REQUEST_ID = b"x-request-id"
 
 
-def around(app: ASGIApp, args: Namespace) -> ASGIApp:
+def around(app: ASGIApp, args: Namespace, *, receipts: bool = False) -> ASGIApp:
     """Puts the middlewares around the app. `args` are vLLM's; `without_outermost` keeps vLLM's app
-    from adding the same middlewares again."""
+    from adding the same middlewares again. `receipts`: whether pages may read these headers."""
     if args.root_path:
         app = _without_root_path(app, args.root_path)
     if args.enable_request_id_headers:
         app = _with_request_ids(app)
     if args.allowed_origins:
         exposed = ["X-Request-Id"] if args.enable_request_id_headers else []
+        exposed += RECEIPT_HEADERS if receipts else ()
         app = CORSMiddleware(
             app,
             allow_origins=args.allowed_origins,

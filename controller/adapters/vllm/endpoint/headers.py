@@ -11,6 +11,8 @@ priority gets rank 0, or the first level in its key's list if that list lacks ra
 refuses bad priorities in JSON bodies. It does not read other bodies; `PoolClient` refuses bad
 priorities in these, by the same `AskedPriority`.
 
+The headers of an answer that say how its request was served are here too (`receipt_headers`).
+
 The name that a client gave its session does not leave this module: the rest of the cluster uses the
 session's hash.
 """
@@ -26,6 +28,7 @@ from http import HTTPStatus
 
 from controller.api.hosts import is_own_host
 from controller.api.settings.key_file import key_id, parse_line
+from controller.core.record.request_spans import Receipt
 
 
 class RefusedError(Exception):
@@ -238,3 +241,27 @@ def read_session(headers: Iterable[tuple[bytes, bytes]]) -> str:
 ASKED_SESSION: ContextVar[str] = ContextVar("asked_session", default="")
 """The session of the HTTP request that is being answered by this task, or by the task that started
 this one."""
+
+
+# -- receipts --------------------------------------------------------------------------------------
+
+RECEIPT_HEADERS = (
+    "X-Llumctl-Instance",
+    "X-Llumctl-Queue-Ms",
+    "X-Llumctl-Cached-Tokens",
+    "X-Llumctl-Moves",
+    "X-Llumctl-Replays",
+)
+
+
+def receipt_headers(receipt: Receipt, *, is_over: bool) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer that say how its request was served. `is_over`: whether the request
+    has ended. The head of a stream is sent before, and has only the headers that were known."""
+    values: list[str | int | None] = [",".join(receipt.instances), round(receipt.queue_s * 1000)]
+    if is_over:
+        values += [receipt.num_cached_tokens, receipt.num_moves, receipt.num_replays]
+    return [
+        (name.lower().encode(), str(value).encode())
+        for name, value in zip(RECEIPT_HEADERS, values, strict=False)
+        if value is not None
+    ]

@@ -156,7 +156,7 @@ def build_server(
     inner = app if len(apps) == 1 else ModelSwitch(apps, gate.json_paths)
     gate.app = within(inner, args)
     config = Config(
-        around(gate, args),
+        around(gate, args, receipts=gate.receipts),
         log_level="warning",
         access_log=False,
         http=keep_alive,  # type: ignore[arg-type]  # uvicorn only calls it

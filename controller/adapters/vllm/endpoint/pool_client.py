@@ -144,6 +144,8 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
         prompts kept the loop busy for 0.5 s. Returns when all choices have an instance, or when one
         has failed."""
         placing = PLACING.get()
+        # Frontends make the traces (adapters/otel.py). vLLM would log that there are none.
+        kwargs.pop("trace_headers", None)
         if placing is not None:
             placing.began()
         await self._turns.take()
@@ -272,6 +274,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 token_ids,
                 _not_replayable(request),
                 "" if request.lora_request is None else request.lora_request.lora_name,
+                placing.records.append if (placing := PLACING.get()) else lambda _: None,
             )
         except RefusedError as refused:
             self._refuse(request.request_id, refused)
