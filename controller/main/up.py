@@ -53,6 +53,7 @@ from controller.main.machine.ray_environment import (
     make_token,
     ray_authentication,
 )
+from controller.main.machine.service_manager import ServiceManager
 from controller.main.plan import FILE as PLAN_FILE
 from controller.main.plan import NOT_JOINED_FILE, ClusterPlan, state_of
 from controller.runtime.messages.members import IMPORTING, LAUNCHING
@@ -84,7 +85,10 @@ def run(
 ) -> ClusterStatus | None:
     """Starts a cluster. Without `detach` it stays until the cluster stops. With `detach` it returns
     when vLLM has accepted the arguments or, with `wait`, when all members serve. If it is
-    interrupted or fails, it leaves nothing behind. `share_gpus`: every instance sees all GPUs."""
+    interrupted or fails, it leaves nothing behind. `share_gpus`: every instance sees all GPUs.
+
+    Without `detach`, a service manager that waits for it is told when the cluster serves."""
+    service = ServiceManager()
     timeout_s = timeout_s or settings.cluster.start_timeout_s
     deadline_s = time.monotonic() + timeout_s
     with stops_interrupt():
@@ -114,7 +118,11 @@ def run(
             note(state, _deed(plan), "done", progress)
         if detach:
             return status
-        stay(head, state, progress)
+        service.ready(f"serves {plan.model_name} at {state.endpoint_url}")
+        try:
+            stay(head, state, progress, service)
+        finally:
+            service.stopping("has stopped")
         return None
 
 
@@ -330,7 +338,9 @@ def watch_start(
     )
 
 
-def stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) -> None:
+def stay(
+    head: subprocess.Popen[bytes], state: RunState, progress: Progress, service: ServiceManager
+) -> None:
     """Shows the status until the user stops the cluster by Ctrl-C or another signal, `llumctl down`
     stops it elsewhere, or the head process dies."""
     try:
@@ -343,6 +353,7 @@ def stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) -> 
                     progress(status)
                 time.sleep(STAY_POLL_S)
     except KeyboardInterrupt:
+        service.stopping("live requests may finish")
         _stop_on_request(state, progress)
         return
     if _is_stopped_elsewhere(state):

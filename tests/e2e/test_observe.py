@@ -39,8 +39,17 @@ num_blocks = {NUM_BLOCKS}
 
 
 @pytest.fixture(scope="module")
+def systemd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[socket.socket]:
+    """The socket on which a service manager hears of `up`; a datagram that is missing fails."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path_factory.mktemp("systemd") / "notify"))
+        listener.settimeout(5.0)
+        yield listener
+
+
+@pytest.fixture(scope="module")
 def emulated(
-    base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    base_env: dict[str, str], systemd: socket.socket, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """Over https: `up` prints such a URL, `bench` believes the certificate, whatever its name."""
     folder = tmp_path_factory.mktemp("tls")
@@ -49,9 +58,21 @@ def emulated(
     config.write_text(CONFIG)
     files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--config", str(config))
     up_args = ("--frontends", "2", *files)
-    cluster = Cluster(base_env, name="emu", up_args=up_args, certificate=str(certificate))
+    env = base_env | {"NOTIFY_SOCKET": systemd.getsockname()}
+    cluster = Cluster(env, name="emu", up_args=up_args, certificate=str(certificate))
     with cluster.running():
         yield cluster
+
+
+def test_a_service_manager_hears_when_the_cluster_serves(
+    emulated: Cluster, systemd: socket.socket
+) -> None:
+    """By the process that it has started, and by no other: those would speak for the service."""
+    told = systemd.recv(4096).decode().splitlines()
+    assert told == ["READY=1", f"STATUS=serves embedded at {emulated.url}"]
+    others = [each for each in marked_processes(emulated.nonce) if each.pid != os.getpid()]
+    assert len(others) > NUM_INSTANCES
+    assert not [each for each in others if "NOTIFY_SOCKET" in each.environ()]
 
 
 def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

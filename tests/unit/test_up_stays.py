@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from controller.api.interrupts import (
 from controller.api.state import run_state
 from controller.api.state.run_state import RunState
 from controller.main import up
+from controller.main.machine.service_manager import ServiceManager
 from tools.synthetic_cluster import run_state_of
 
 pytestmark = pytest.mark.process
@@ -55,7 +57,7 @@ def test_a_head_that_a_down_has_just_ended_is_no_failure(
     ended = threading.Event()
 
     def stay() -> None:
-        up.stay(head, state, told.append)
+        up.stay(head, state, told.append, ServiceManager())
         ended.set()
 
     staying = threading.Thread(target=stay, daemon=True)
@@ -71,24 +73,32 @@ def test_a_head_that_died_is_told_and_cleared(
     head: subprocess.Popen[bytes], state: RunState
 ) -> None:
     with pytest.raises(LlumctlError, match="its head process ended with 15"):
-        up.stay(head, state, lambda _: None)
+        up.stay(head, state, lambda _: None, ServiceManager())
     assert run_state.load("c1") is None
 
 
 # A signal may come while httpx connects: the socket that it has just made is left to the collector.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-def test_whatever_ends_up_stops_its_cluster(state: RunState, number: signal.Signals) -> None:
+def test_whatever_ends_up_stops_its_cluster(
+    state: RunState, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A terminal that hung up used to leave a cluster that ran on without an owner."""
     told: list[object] = []
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.bind(f"\0llumctl-{os.getpid()}")
+    systemd.settimeout(5.0)
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@llumctl-{os.getpid()}")
     before = signal.signal(number, signal.SIG_DFL)  # these tests may run under nohup
     with (
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as head,
         stops_interrupt(),
+        systemd,
     ):
         threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
-        up.stay(head, state, told.append)
+        up.stay(head, state, told.append, ServiceManager())
         head.kill()
+        assert systemd.recv(4096) == b"STOPPING=1\nSTATUS=live requests may finish"
     signal.signal(number, before)
     assert run_state.load("c1") is None
     assert told[-1] == "cluster c1 has stopped"
