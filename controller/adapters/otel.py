@@ -95,8 +95,8 @@ class OtelTraces:
 
 class OtelTrace:
     """The trace of one HTTP request. The SDK's own way to make a span takes 40 us of the event
-    loop, mostly for locks and bounds that a span needs while it is under way. Spans of the past need
-    neither, and are made in 4 us."""
+    loop, mostly for locks and bounds that a span needs while it is under way. Spans of the past
+    need neither, and are made in 4 us."""
 
     def __init__(
         self,
