@@ -33,6 +33,7 @@ from starlette.types import Receive, Scope, Send
 from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.http import (
     adapter_orders,
+    attached_orders,
     cluster_orders,
     instance_orders,
     request_orders,
@@ -68,8 +69,10 @@ from controller.adapters.http.perform import (
     OperatorLog,
     Orders,
     PythonCheck,
+    ServerCheck,
     allow_all,
     no_adapters,
+    no_servers,
     operations_done,
 )
 from controller.adapters.http.requests import (
@@ -137,6 +140,7 @@ HANDLERS: tuple[type[Handler[Any, Any]], ...] = (
     *request_orders.HANDLERS,
     *cluster_orders.HANDLERS,
     *adapter_orders.HANDLERS,
+    *attached_orders.HANDLERS,
 )
 """One handler for each row of `controller.api.operations.table`."""
 
@@ -158,8 +162,8 @@ class ControlServer:
     the answer to `/metrics`, which has the media type `metrics_type`. `log_dir`: where members
     write their logs. `listening`: a socket on the address of `access`; without it the server makes
     one. `check_engine` checks engine arguments that a rolling restart is to change, `check_python`
-    an interpreter that it is to use, `check_adapter` a LoRA adapter that is to be loaded. The
-    history is kept in `history`."""
+    an interpreter that it is to use, `check_adapter` a LoRA adapter that is to be loaded,
+    `check_server` a server that is to be attached. The history is kept in `history`."""
 
     def __init__(
         self,
@@ -175,6 +179,7 @@ class ControlServer:
         check_engine: EngineCheck = allow_all,
         check_python: PythonCheck = allow_all,
         check_adapter: AdapterCheck = no_adapters,
+        check_server: ServerCheck = no_servers,
         history: HistoryStore | None = None,
     ) -> None:
         self._controller = controller
@@ -189,7 +194,12 @@ class ControlServer:
         self._observer = Observer(controller, self._statuses.now, settings.console, history)
         answers = AnswersByKey()
         self._operated = Operated(
-            controller, self._live_settings, check_engine, check_python, check_adapter
+            controller,
+            self._live_settings,
+            check_engine,
+            check_python,
+            check_adapter,
+            check_server,
         )
         self._orders = Orders(self._operated, self._log, answers.once)
         self._num_watchers = 0
