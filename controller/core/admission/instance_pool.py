@@ -446,6 +446,8 @@ class ScoreBoard:
 
     def is_choosy(self, request: DispatchRequested) -> bool:
         """Whether not all schedulable instances are alike for the request."""
+        if not self._is_known:
+            self._look()
         return bool(request.adapter) or (request.hosted_only and self._some_attached)
 
     def score_of(self, level: Level) -> Callable[[str], float]:
