@@ -35,6 +35,7 @@ from controller.api.text.hints import own_version
 from controller.api.text.quantities import printable
 from llumctl import complaints, meant, output
 from llumctl.commands import (
+    attached,
     bench,
     config,
     demo,
@@ -132,6 +133,8 @@ for name, command in (
     app.command(name, rich_help_panel=STEER)(command)
 app.command("scale", cls=scale.ScaleCommand, rich_help_panel=STEER)(scale.scale)
 app.command("set", rich_help_panel=STEER)(set_settings.set_settings)
+app.command("attach", rich_help_panel=STEER)(attached.attach)
+app.command("detach", rich_help_panel=STEER)(attached.detach)
 app.add_typer(lora.app, rich_help_panel=STEER)
 app.command("undo", rich_help_panel=STEER)(undo.undo)
 app.command("bench", rich_help_panel=PLAN)(bench.bench)

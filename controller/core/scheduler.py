@@ -17,7 +17,8 @@ clock.
 With late binding (`holding`, of llumnix+) a request also waits while it fits nowhere, and goes when
 it fits (`Placement`). The timeout then counts from the moment when the last instance ceased to be
 schedulable. A request that is larger than any instance goes at once, and the engine refuses it. So
-does a request whose LoRA adapter some instance cannot use, to another one: it waits there.
+does a request that some instance cannot run, to another one: it waits there. That is a request
+whose LoRA adapter an instance cannot use, or one that no attached server can be given.
 
 By design nothing survives a crash of the process. After a restart, loads and sequence numbers are
 restored from InstanceStarted for each running instance and from the first statuses. Frontends ask
@@ -228,7 +229,7 @@ class GlobalScheduler:
             self._pool.prompt(request),
             config,
             now_s,
-            self._pool.adapter_wait(request),
+            self._pool.wait_for(request),
         )
         return None if room is None else room.instance_id
 
@@ -405,7 +406,7 @@ class GlobalScheduler:
             self._pool.score_of,
             lambda key: self._pool.prompt(self._waiting[key].request),
             now_s,
-            lambda key: self._pool.adapter_wait(self._waiting[key].request),
+            lambda key: self._pool.wait_for(self._waiting[key].request),
             same_or_less=same_or_less,
         ):
             request = self._waiting[placed.waiting.key].request

@@ -102,6 +102,8 @@ class DispatchRequested:
     """How many tokens the key used at its frontend in the minute before the request came."""
     adapter: int = 0
     """The number of the request's LoRA adapter; 0 without one."""
+    hosted_only: bool = False
+    """Whether the request cannot be carried over to an attached server (`fleet/attached.py`)."""
 
     @property
     def order(self) -> tuple[int, float, str, str]:

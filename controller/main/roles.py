@@ -28,6 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import ray
 
 from controller.adapters.listener import HEAD, Keeper, keeper_path
@@ -42,6 +43,7 @@ from controller.api.settings.settings import Settings
 from controller.api.settings.vllm_options import frontend_options
 from controller.api.state.audit import AuditLog
 from controller.core.fleet.adapters import AdapterFacts
+from controller.core.fleet.attached import AttachedServer, ServerAsked
 from controller.core.fleet.cluster_spec import ClusterSpec, EngineChange
 from controller.core.load.snapshot import InstanceRef
 from controller.main.machine import controller_ports, run_folders
@@ -55,6 +57,7 @@ from controller.main.plan import (
 from controller.ports.engine import Engine, EngineFactory, KvTransfer
 from controller.ports.processes import Traces
 from controller.runtime import log_records
+from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.messages.members import LAUNCHING, MemberKind
 
@@ -226,6 +229,7 @@ async def controller(plan_json: str, start: Start) -> None:
             check_engine=partial(_check_engine, of_model),
             check_python=partial(_check_python, of_model),
             check_adapter=partial(_check_adapter, of_model),
+            check_server=partial(_check_server, of_model),
             history=histories[-1],
         )
     for service in services.values():
@@ -282,28 +286,28 @@ def _controller_of(
     from controller.api.settings.key_file import own_limits
     from controller.main.machine.capacity import available_bytes
     from controller.runtime.controller.cluster import ControllerProcess
-    from controller.runtime.controller.operations.operated_cluster import SpecKeeper
 
     store = SpecFile(plan.state_dir, plan.nonce, plan.number)
     first_number = 0 if beside is None else beside.keeper.next_instance
     spec = store.load() or ClusterSpec.first(plan.num_instances, plan.adapters, first_number)
     keeper = SpecKeeper(spec, store, None if beside is None else beside.keeper)
+    of_instances = {
+        "plan_json": plan.for_instances().model_dump_json(),
+        "controller_address": mailbox.address,
+    }
     launcher = RayLauncher(
         plan.namespace,
         plan.log_dir,
-        instance=ActorPlan(
-            f"{__name__}:llumlet",
-            {
-                "plan_json": plan.for_instances().model_dump_json(),
-                "controller_address": mailbox.address,
-            },
-            plan.num_gpus_per_instance,
-        ),
+        instance=ActorPlan(f"{__name__}:llumlet", of_instances, plan.num_gpus_per_instance),
         frontend=frontends,
         available_bytes=available_bytes,
         instance_memory=lambda: instance_memory(plan, keeper.spec.engine.args),
         head=head,
-        python_of=lambda instance_id: keeper.spec.engine_of(instance_id).python or plan.python,
+        python_of=partial(_python_of, plan, keeper),
+        # An attached server's process only makes calls. It runs next to the controller, because its
+        # key's file is there.
+        attached=ActorPlan(f"{__name__}:llumlet", of_instances, node_id=_ray_node_id()),
+        server_of=partial(_server_of, keeper),
     )
     settings = changed(plan.settings, keeper.spec.settings)
     service = ControllerProcess(
@@ -340,6 +344,24 @@ def _check_adapter(plan: ClusterPlan, name: str, path: str) -> AdapterFacts:
     return check_adapter(name, path, plan.settings, plan.engine_args)
 
 
+def _check_server(plan: ClusterPlan, asked: ServerAsked, max_model_len: int) -> AttachedServer:
+    from controller.main.checks.attached_server import check_server
+
+    return check_server(asked, max_model_len, plan.settings.model_names, plan.engine_args)
+
+
+def _python_of(plan: ClusterPlan, keeper: SpecKeeper, instance_id: str) -> str:
+    """The interpreter of an instance's next process; empty: that of the cluster."""
+    if instance_id in keeper.spec.attached:
+        return ""
+    return keeper.spec.engine_of(instance_id).python or plan.python
+
+
+def _server_of(keeper: SpecKeeper, instance_id: str) -> str:
+    server = keeper.spec.attached.get(instance_id)
+    return "" if server is None else msgspec.json.encode(server).decode()
+
+
 def instance_memory(plan: ClusterPlan, changed: EngineArgs) -> tuple[int, str]:
     """How many bytes a further instance takes (0 if only the GPU's memory counts), and why its
     weights are not included. `changed`: engine arguments that replace the plan's."""
@@ -356,7 +378,10 @@ def instance_memory(plan: ClusterPlan, changed: EngineArgs) -> tuple[int, str]:
     return memory.num_bytes, memory.unknown
 
 
-async def llumlet(member_id: str, plan_json: str, controller_address: str, start: Start) -> None:
+async def llumlet(
+    member_id: str, plan_json: str, controller_address: str, start: Start, server: str = ""
+) -> None:
+    """`server`: the attached server on which the requests run, as JSON; empty: they run here."""
     plan = _plan(plan_json, start)
     if start.failure:
         await _stay_failed("instance", member_id, plan, controller_address, start.failure)
@@ -365,11 +390,16 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
 
     os.environ["OMP_NUM_THREADS"] = str(plan.num_threads_per_instance)
     python = os.environ.get(PYTHON_VARIABLE, "")
+    attached = msgspec.json.decode(server, type=AttachedServer) if server else None
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
 
     def build_engine(report: Callable[[str], None]) -> Engine:
         """Makes the engine with the present arguments: a rolling restart may have changed them."""
         report(LAUNCHING)
+        if attached is not None:
+            from controller.adapters.attached.attached_engine import AttachedEngine
+
+            return AttachedEngine(attached, report)
         return engine_factory(plan, member.engine_change.result())(report)
 
     member = ControllerLink(
@@ -387,7 +417,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
         mailbox,
         build_engine,
         plan.settings.scheduler.status_interval_s,
-        _kv_transfer(plan, member, mailbox.address),
+        _kv_transfer(plan, member, mailbox.address) if attached is None else _no_transfer(),
         AdapterCopies(plan.adapters_dir),
     )
     if start.notice is not None:
@@ -418,6 +448,12 @@ def engine_factory(plan: ClusterPlan, change: EngineChange) -> EngineFactory:
         plan.engine_args | dict(change.engine_args),
         host_cache_bytes=int(plan.settings.cluster.host_cache_gib * 2**30),
     )
+
+
+def _no_transfer() -> KvTransfer:
+    from controller.adapters.attached.attached_moves import NoTransfer
+
+    return NoTransfer()
 
 
 def _kv_transfer(plan: ClusterPlan, member: ControllerLink, address: str) -> KvTransfer:

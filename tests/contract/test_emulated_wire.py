@@ -15,7 +15,7 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics import stats as vllm_stats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from controller.adapters.emulated import emulated_request as wire
+from controller.adapters import vllm_wire as wire
 
 EOS = 1
 

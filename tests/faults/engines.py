@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from controller.adapters import vllm_wire as wire
 from controller.adapters.embedded_model import ensure
-from controller.adapters.emulated import emulated_request as wire
 from controller.core.load.snapshot import InstanceRef
 from controller.model.profile import LatencyProfile, ModelConfig
 from controller.ports.engine import EngineFactory, Frames, KvTransfer

@@ -16,18 +16,17 @@ from importlib import metadata
 import msgspec
 
 from controller.adapters.emulated.emulated_kv import DIGEST_BYTES, NOTHING, EmulatedBlocks
-from controller.adapters.emulated.emulated_request import (
+from controller.adapters.emulated.emulated_request import EmulatedRequest, answer_to
+from controller.adapters.vllm_wire import (
     FINISH_REASONS,
     PREEMPTED,
     QUEUED,
     SCHEDULED,
-    EmulatedRequest,
     Output,
     Outputs,
     PrefillStats,
     RequestEvent,
     SchedulerStats,
-    answer_to,
     decode_request,
     encode_outputs,
 )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from controller.adapters.http.calls import shown
 from controller.api.wire.status import (
     AdapterStatus,
+    AttachedStatus,
     AutoscaleCheck,
     AutoscaleHoldStatus,
     AutoscaleStatus,
@@ -44,8 +45,9 @@ from controller.api.wire.status import (
 from controller.core.admission.instance_pool import InstanceRecord
 from controller.core.admission.placement import WaitingPlace, WaitingView, queue_reason
 from controller.core.admission.waiting_requests import Waiting
+from controller.core.fleet.attached import AttachedServer
 from controller.core.fleet.autoscaler import Check
-from controller.core.fleet.cluster_spec import LEAVES_BY_MOVES, planned_instances
+from controller.core.fleet.cluster_spec import LEAVES_BY_MOVES, staying_instances
 from controller.core.load.closed import Closed
 from controller.core.load.freeness import (
     freeness,
@@ -625,6 +627,7 @@ def instance_status(
         drain=_drain(controller, member.member_id),
         kept_for=kept_for,
         closed_by=controller.openness.closed_by(member.member_id, now_s),
+        attached=attached_status(controller.keeper.spec.attached.get(member.member_id)),
     )
     if record is None or record.snapshot is None or not record.alive:
         return status
@@ -666,10 +669,23 @@ def not_launched(controller: ControllerProcess) -> list[InstanceStatus]:
             incarnation=0,
             drain=_drain(controller, instance_id),
             closed_by=(Closed.NOT_SERVING,),
+            attached=attached_status(controller.keeper.spec.attached.get(instance_id)),
         )
-        for instance_id in planned_instances(controller.keeper.spec)
+        for instance_id in staying_instances(controller.keeper.spec)
         if instance_id not in controller.roster.members
     ]
+
+
+def attached_status(server: AttachedServer | None) -> AttachedStatus | None:
+    if server is None:
+        return None
+    return AttachedStatus(
+        url=server.url,
+        kind=server.kind,
+        model=server.model,
+        max_model_len=server.max_model_len,
+        capacity_tokens=server.capacity_tokens,
+    )
 
 
 def _of_process(member: Member, now_s: float) -> dict[str, Any]:

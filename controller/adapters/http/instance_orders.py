@@ -97,7 +97,7 @@ class _OnInstance(Handler[Wanted, Report]):
         return super().deeds() if self.changes else ()
 
 
-class _Emptying(_OnInstance[Wanted, DrainReport]):
+class EmptyingHandler(_OnInstance[Wanted, DrainReport]):
     def __init__(self, operated: Operated, order: Order[Wanted, DrainReport]) -> None:
         super().__init__(operated, order)
         self.reports = SteerReports(operated.controller)
@@ -122,7 +122,7 @@ class _Emptying(_OnInstance[Wanted, DrainReport]):
         return report.model_copy(update={"changes": self.changes})
 
 
-class DrainHandler(_Emptying[DrainRequest]):
+class DrainHandler(EmptyingHandler[DrainRequest]):
     row = on_instances.Drain
 
     async def look(self) -> None:
@@ -152,7 +152,7 @@ class DrainHandler(_Emptying[DrainRequest]):
         return f"{undo.target} is being drained" if undo.target in spec.drains else ""
 
 
-class RestartHandler(_Emptying[RestartRequest]):
+class RestartHandler(EmptyingHandler[RestartRequest]):
     row = on_instances.Restart
 
     async def look(self) -> None:
@@ -190,7 +190,7 @@ class RestartHandler(_Emptying[RestartRequest]):
         return (await super().report()).model_copy(update=self.process)
 
 
-class EvacuateHandler(_Emptying[EvacuateRequest]):
+class EvacuateHandler(EmptyingHandler[EvacuateRequest]):
     """Carries out an evacuation. A call during an evacuation sets a new deadline."""
 
     row = on_instances.Evacuate
@@ -210,7 +210,7 @@ class EvacuateHandler(_Emptying[EvacuateRequest]):
         self.begin(evacuate_claim(self.wanted), operation)
 
 
-class UndrainHandler(_Emptying[UndrainRequest]):
+class UndrainHandler(EmptyingHandler[UndrainRequest]):
     row = on_instances.Undrain
 
     def check(self) -> None:

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from controller.adapters.http import (
     adapter_orders,
+    attached_orders,
     cluster_orders,
     instance_orders,
     request_orders,
@@ -42,8 +43,10 @@ from controller.adapters.http.perform import (
     OperatorLog,
     Orders,
     PythonCheck,
+    ServerCheck,
     allow_all,
     no_adapters,
+    no_servers,
     operations_done,
 )
 from controller.adapters.http.requests import (
@@ -94,6 +97,7 @@ HANDLERS: tuple[type[Handler[Any, Any]], ...] = (
     *request_orders.HANDLERS,
     *cluster_orders.HANDLERS,
     *adapter_orders.HANDLERS,
+    *attached_orders.HANDLERS,
 )
 """One handler for each row of `controller.api.operations.table`."""
 
@@ -104,8 +108,8 @@ class ModelApi:
     """The calls about one model: all calls but those about the whole process. `settings`: the
     settings of the running controller. `log_dir`: where members write their logs. `check_engine`
     checks engine arguments that a rolling restart is to change, `check_python` an interpreter that
-    it is to use, `check_adapter` a LoRA adapter that is to be loaded. The history is kept in
-    `history`."""
+    it is to use, `check_adapter` a LoRA adapter that is to be loaded, `check_server` a
+    server that is to be attached. The history is kept in `history`."""
 
     def __init__(
         self,
@@ -117,6 +121,7 @@ class ModelApi:
         check_engine: EngineCheck = allow_all,
         check_python: PythonCheck = allow_all,
         check_adapter: AdapterCheck = no_adapters,
+        check_server: ServerCheck = no_servers,
         history: HistoryStore | None = None,
     ) -> None:
         self.controller = controller
@@ -130,7 +135,12 @@ class ModelApi:
         self.statuses = LatestStatus(self._new_status)
         self.observer = Observer([controller], self.statuses.now, settings.console, history)
         self.operated = Operated(
-            controller, self._live_settings, check_engine, check_python, check_adapter
+            controller,
+            self._live_settings,
+            check_engine,
+            check_python,
+            check_adapter,
+            check_server,
         )
         self._num_watchers = 0
 

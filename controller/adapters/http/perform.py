@@ -32,6 +32,7 @@ from controller.api.operations.table import ORDERS, OperationEntry, OperationLis
 from controller.api.state.audit import AuditLog, one_short_line
 from controller.api.wire import SettingValue
 from controller.core.fleet.adapters import AdapterFacts
+from controller.core.fleet.attached import AttachedServer, ServerAsked
 from controller.runtime.controller.cluster import ControllerProcess
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.operated_cluster import (
@@ -59,6 +60,9 @@ may take a minute, on any thread."""
 AdapterCheck = Callable[[str, str], AdapterFacts]
 """Checks a LoRA adapter, by the name that it is to have and the path of its folder. Raises
 UsageError. It reads all of the files, on any thread."""
+ServerCheck = Callable[[ServerAsked, int], AttachedServer]
+"""Asks a server that is to be attached what it is. The number is how many tokens a request of the
+cluster may have. Raises UsageError. It may take seconds, on any thread."""
 Values = Mapping[str, SettingValue]
 
 
@@ -71,17 +75,23 @@ def no_adapters(name: str, _path: str) -> AdapterFacts:
     raise UsageError(f"{name}: the engines take no LoRA adapters")
 
 
+def no_servers(asked: ServerAsked, _max_model_len: int) -> AttachedServer:
+    """A check that refuses every server."""
+    raise UsageError(f"{asked.url}: no server can be attached")
+
+
 @dataclass(frozen=True, slots=True)
 class Operated:
     """The parts of the controller on which orders act. `check_engine` says which engine arguments
-    may change, `check_python` in which Python environments instances may run, and `check_adapter`
-    which LoRA adapters may be loaded."""
+    may change, `check_python` in which Python environments instances may run, `check_adapter` which
+    LoRA adapters may be loaded, and `check_server` which servers may be attached."""
 
     controller: ControllerProcess
     settings: LiveSettings
     check_engine: EngineCheck = allow_all
     check_python: PythonCheck = allow_all
     check_adapter: AdapterCheck = no_adapters
+    check_server: ServerCheck = no_servers
 
     def check_running(self) -> None:
         if self.controller.stopping:

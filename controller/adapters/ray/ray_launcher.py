@@ -57,6 +57,10 @@ class RayLauncher:
     head: HeadWatch | None = None
     python_of: Callable[[str], str] = lambda _instance_id: ""
     """The interpreter with which the instance's next process starts; empty: Ray's own."""
+    attached: ActorPlan | None = None
+    """How to make the actor of an attached server, with a JSON text as its argument `server`."""
+    server_of: Callable[[str], str] = lambda _instance_id: ""
+    """The JSON text of the server to which the instance is attached; empty: to none."""
     _handles: dict[str, Any] = field(default_factory=dict)
     """The actors by member. None: the actor was ended, and the next one could not be made yet."""
     _pythons: dict[str, str] = field(default_factory=dict)
@@ -76,8 +80,11 @@ class RayLauncher:
     def _launch_anew(self, instance_id: str) -> None:
         """Makes the instance's actor. Does not look for one by this name: for a moment, Ray would
         still find an actor that has just been ended."""
-        python = self.python_of(instance_id)
-        self._launch(instance_id, replace(self.instance, python=python, is_new=True))
+        python, server = self.python_of(instance_id), self.server_of(instance_id)
+        plan = replace(self.instance, python=python)
+        if server and self.attached is not None:
+            plan = replace(self.attached, arguments={**self.attached.arguments, "server": server})
+        self._launch(instance_id, replace(plan, is_new=True))
         self._pythons[instance_id] = python
 
     def launch_frontend(self, frontend_id: str) -> None:

@@ -115,7 +115,7 @@ class DrainList(AnswerModel):
     drains: tuple[DrainReport, ...] = ()
 
 
-class _Emptying(OnInstance[Wanted, DrainReport]):
+class EmptyingOrder(OnInstance[Wanted, DrainReport]):
     """An order that moves the instance's requests to other instances."""
 
     report = DrainReport
@@ -155,7 +155,7 @@ class DrainRequest(SpecOrderBody):
     drains all or none."""
 
 
-class Drain(_Emptying[DrainRequest]):
+class Drain(EmptyingOrder[DrainRequest]):
     kind, word = "drain", "Drain"
     key = "d"
     does = "Empty an instance"
@@ -364,7 +364,7 @@ class RestartRequest(SpecOrderBody):
         return self
 
 
-class Restart(_Emptying[RestartRequest]):
+class Restart(EmptyingOrder[RestartRequest]):
     kind, word = "restart", "Restart"
     key = "r"
     does = "Restart an instance"
@@ -406,7 +406,7 @@ class EvacuateRequest(SpecOrderBody):
     """Evacuates the instance even if no other instance serves."""
 
 
-class Evacuate(_Emptying[EvacuateRequest]):
+class Evacuate(EmptyingOrder[EvacuateRequest]):
     kind, word = "evacuate", "Evacuate"
     does = "Empty an instance within a time, and remove it"
     meaning = "move an instance's requests to others within 30 s, and remove it then"

@@ -7,7 +7,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from controller.api.errors import NotFoundError, RefusedError
-from controller.api.operations import on_adapters, on_cluster, on_instances, on_requests
+from controller.api.operations import (
+    on_adapters,
+    on_attached,
+    on_cluster,
+    on_instances,
+    on_requests,
+)
 from controller.api.operations.order import Kind, Order
 from controller.api.wire import AnswerModel, SettingValue, WireModel
 
@@ -18,6 +24,7 @@ ORDERS: Mapping[str, type[Order[Any, Any]]] = {
         *on_requests.ORDERS,
         *on_cluster.ORDERS,
         *on_adapters.ORDERS,
+        *on_attached.ORDERS,
     )
 }
 """All orders by kind."""

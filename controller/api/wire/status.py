@@ -35,6 +35,18 @@ class InstanceState(StrEnum):
     STOPPING = "stopping"
 
 
+class AttachedStatus(WireModel):
+    """A server that somebody else started, on which the requests of an instance run."""
+
+    url: str
+    kind: Literal["vllm", "sglang", "llamacpp"]
+    model: str
+    """The model's name in the server's own API."""
+    max_model_len: int
+    capacity_tokens: int
+    """How many tokens its KV cache holds."""
+
+
 class QueueHeadStatus(WireModel):
     """The first request of an instance's queue. `why`: the reason why it waits, which is
     batch-full, memory, fragmented or next-step (docs/metrics.md)."""
@@ -113,6 +125,8 @@ class InstanceStatus(MemberStatus):
     """Named parts of the engine. Requests move between two instances if all parts are the same;
     docs/migration.md says which of them may differ. Empty if the engine moves no requests, and
     until it is built."""
+    attached: AttachedStatus | None = None
+    """The server to which the instance is attached; null for an instance of the cluster's own."""
     freeness_steps: float | None = None
     virtual_usage_blocks: int | None = None
     headroom_blocks: int | None = None

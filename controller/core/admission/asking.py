@@ -477,10 +477,15 @@ class Asking:
         to one instance. None if no instance is open."""
         num_own = self._own.num_by_owner()
         return min(
-            self._known.open_snapshots(),
+            self._open_snapshots(),
             key=lambda s: (num_own.get(s.instance_id, 0), -s.num_free_blocks, s.instance_id),
             default=None,
         )
+
+    def _open_snapshots(self) -> Sequence[InstanceSnapshot]:
+        """Without attached servers while there is any other, as not every request can go there."""
+        found = self._known.open_snapshots()
+        return [each for each in found if not each.is_attached] or found
 
     def _overdue_since_s(self, now_s: float) -> float:
         """The latest beginning of a wait that is too long: requests that have waited since this
@@ -510,7 +515,7 @@ class Asking:
     def _decide_for_all(self, now_s: float) -> list[Dispatch]:
         """The dispatches of the requests that go now, in order."""
         waiting = {r: asked.request for r, asked in self._asked.items() if not asked.is_answered}
-        open_ = {s.instance_id: s for s in self._known.open_snapshots()}
+        open_ = {s.instance_id: s for s in self._open_snapshots()}
         if not open_:
             return []
         if self._release is None:

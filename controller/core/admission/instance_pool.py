@@ -48,7 +48,7 @@ from controller.core.scheduler_events import (
 )
 
 NEVER = 3
-"""What `adapter_wait` returns for an instance that cannot use the adapter."""
+"""What `wait_for` returns for an instance that cannot run the request."""
 LOST_AFTER_S = 10.0
 """How long after its dispatch a request counts as lost if no status counts it: its frontend died,
 or the message was lost. A request reaches its instance within milliseconds."""
@@ -235,12 +235,16 @@ class InstanceRecord:
         )
         return self.last_dispatch_seq
 
-    def adapter_wait(self, adapter: int) -> int:
-        """Whether a request with this LoRA adapter would wait for the adapter here. 0: no. 1: until
-        the requests with another adapter have left the batch. 2: until the adapter is loaded.
-        `NEVER`: the instance cannot use it. The instance must have reported."""
-        snapshot = self.snapshot
+    def wait_for(self, request: DispatchRequested) -> int:
+        """Whether a request would wait here for its LoRA adapter. 0: no. 1: until the requests with
+        another adapter have left the batch. 2: until the adapter is loaded. `NEVER`: the instance
+        cannot run the request. The instance must have reported."""
+        snapshot, adapter = self.snapshot, request.adapter
         assert snapshot is not None
+        if snapshot.is_attached and (adapter or request.hosted_only):
+            return NEVER
+        if not adapter:
+            return 0
         if adapter in snapshot.failed_adapters:
             return NEVER
         if adapter not in snapshot.adapters:
@@ -372,6 +376,8 @@ class ScoreBoard:
         took as long as to place a request."""
         self.fingerprint: str | None = None
         """That of all schedulable instances; None if they differ."""
+        self._some_attached = False
+        """Whether any of the schedulable instances is an attached server."""
         self._short: set[str] = set()
         """The instances in `rooms` that are short of memory."""
         self._scores: dict[int, tuple[Level, list[float]]] = {}
@@ -430,13 +436,19 @@ class ScoreBoard:
     def _pick(self, request: DispatchRequested, scores: Sequence[float], history: History) -> int:
         """The place of the policy's choice. Only the instances are considered on which the request
         would wait the least for its adapter."""
-        if not request.adapter:
+        if not self.is_choosy(request):
             return self._policy.pick(self._ids, scores, request, history)
-        waits = [record.adapter_wait(request.adapter) for record in self._ready]
+        waits = [record.wait_for(request) for record in self._ready]
         least = min(waits)
         places = [place for place, wait in enumerate(waits) if wait == least]
         ids, some = [self._ids[at] for at in places], [scores[at] for at in places]
         return places[self._policy.pick(ids, some, request, history)]
+
+    def is_choosy(self, request: DispatchRequested) -> bool:
+        """Whether not all schedulable instances are alike for the request."""
+        if not self._is_known:
+            self._look()
+        return bool(request.adapter) or (request.hosted_only and self._some_attached)
 
     def score_of(self, level: Level) -> Callable[[str], float]:
         """A function from the id of a schedulable instance to its score, for a request of this
@@ -454,6 +466,8 @@ class ScoreBoard:
         self._ready = ready
         self._ids = tuple(record.instance_id for record in ready)
         self._places = {instance_id: place for place, instance_id in enumerate(self._ids)}
+        snapshots = (record.snapshot for record in ready)
+        self._some_attached = any(each is not None and each.is_attached for each in snapshots)
         fingerprints = {record.fingerprint for record in ready}
         self.fingerprint = fingerprints.pop() if len(fingerprints) == 1 else None
         self._scores.clear()
@@ -735,20 +749,19 @@ class InstancePool:
         history = self._history
         return num_alone(instance_id, history.prefixes, history.in_host) * PREFIX_TOKENS
 
-    def adapter_wait(self, request: DispatchRequested) -> Callable[[str], int] | None:
-        """Returns a function from an instance's id to `InstanceRecord.adapter_wait`; None if the
-        request has no adapter."""
-        if not request.adapter:
+    def wait_for(self, request: DispatchRequested) -> Callable[[str], int] | None:
+        """Returns a function from an instance's id to `InstanceRecord.wait_for`; None if all
+        schedulable instances are alike for the request."""
+        if not self._board.is_choosy(request):
             return None
-        return lambda instance_id: self._records[instance_id].adapter_wait(request.adapter)
+        return lambda instance_id: self._records[instance_id].wait_for(request)
 
     def may_wait_for_room(self, request: DispatchRequested) -> bool:
-        """Whether late binding may choose the instance: any of those that get requests can use the
-        request's adapter."""
+        """Whether late binding may choose the instance: any of those that get requests can run the
+        request."""
         ready = (each for each in self._records.values() if each.schedulable)
-        return not request.adapter or all(
-            each.adapter_wait(request.adapter) < NEVER for each in ready
-        )
+        choosy = self._board.is_choosy(request)
+        return not choosy or all(each.wait_for(request) < NEVER for each in ready)
 
     def choice(self, request: DispatchRequested) -> str:
         """Returns the instance that `dispatch` would choose. Changes nothing."""

@@ -36,7 +36,7 @@ ScoreOf = Callable[[int], Score]
 """Called with a rank: returns the scores for requests of that rank."""
 PromptOf = Callable[[Key], Prompt]
 AdapterWait = Callable[[str], int]
-"""Called with an instance's id. Returns `InstanceRecord.adapter_wait` for the request's adapter."""
+"""Called with an instance's id. Returns `InstanceRecord.wait_for` for the request."""
 AdapterWaitOf = Callable[[Key], AdapterWait | None]
 
 

@@ -32,6 +32,7 @@ from controller.core.emptying.claims import (
 )
 from controller.core.emptying.relief import HelpReason, MoveReason
 from controller.core.fleet.adapters import Adapter
+from controller.core.fleet.attached import AttachedServer
 from controller.core.load.closed import OPEN, Closed, Reasons, stop_requests
 
 SettingValue = float | int | str | bool | None
@@ -206,6 +207,10 @@ class ClusterSpec:
     """The LoRA adapters that clients may name, in the order in which they were loaded."""
     next_adapter: int = 1
     """The number of the next adapter. A number is used only once."""
+    attached: Mapping[str, AttachedServer] = field(default_factory=dict)
+    """The instances whose requests run on servers that somebody else started, by instance id. They
+    are attached and detached by orders of their own: no scale counts or removes them, and no
+    rolling restart has them."""
 
     @staticmethod
     def first(
@@ -239,6 +244,10 @@ class ClusterSpec:
             raise ValueError("engine arguments of an instance that there is not")
         if self.engine in self.engines.values():
             raise ValueError("an instance has the cluster's arguments as its own")
+        if set(self.attached) - set(self.instance_ids):
+            raise ValueError("a server is attached as an instance that there is not")
+        if len({each.url for each in self.attached.values()}) != len(self.attached):
+            raise ValueError("a server is attached twice")
         if len({each.name for each in self.adapters}) != len(self.adapters):
             raise ValueError("an adapter is named twice")
         numbers = [each.number for each in self.adapters]
@@ -283,7 +292,16 @@ class ClusterSpec:
         ids = tuple(each for each in self.instance_ids if each != instance_id)
         engines = {key: each for key, each in self.engines.items() if key != instance_id}
         drains, marks = self._drains_but(instance_id), self._marks_but(instance_id, *self.marks)
-        return self._next(instance_ids=ids, drains=drains, engines=engines, marks=marks)
+        attached = {key: each for key, each in self.attached.items() if key != instance_id}
+        return self._next(
+            instance_ids=ids, drains=drains, engines=engines, marks=marks, attached=attached
+        )
+
+    def with_attached(self, server: AttachedServer, from_number: int = 0) -> "ClusterSpec":
+        """Adds an instance for the server, which must not be attached yet. `from_number`: as in
+        `with_instances_added`."""
+        grown = self.with_instances_added(1, from_number)
+        return replace(grown, attached={**self.attached, grown.instance_ids[-1]: server})
 
     def with_settings(
         self, changes: Mapping[str, SettingValue], *, releases: bool = False
@@ -307,7 +325,8 @@ class ClusterSpec:
         arguments that change with this step. Once all instances are restarted, the order's
         arguments are the cluster's."""
         engine = rolling.engine if rolling.state == "done" else self.engine
-        each = {key: self.engine_of(key) for key in self.instance_ids} | dict(engines)
+        hosted = (key for key in self.instance_ids if key not in self.attached)
+        each = {key: self.engine_of(key) for key in hosted} | dict(engines)
         own = {key: found for key, found in each.items() if found != engine}
         drains = _made(_taken_back(self.drains, taken_back, Restart), restarts)
         return self._next(rolling=rolling, engine=engine, engines=own, drains=drains)
@@ -478,9 +497,9 @@ class OrderRefusal(StrEnum):
 def none_would_serve(
     spec: ClusterSpec, going: Collection[str], schedulable: Collection[str]
 ) -> bool:
-    """Whether no instance would take requests: each one is in `going`, drains, or is not
-    schedulable."""
-    return not (set(schedulable) - set(going) - spec.drains.keys())
+    """Whether no instance would take all requests: each one is in `going`, drains, is not
+    schedulable, or is an attached server."""
+    return not (set(schedulable) - set(going) - spec.drains.keys() - spec.attached.keys())
 
 
 def emptying_refusal(
@@ -561,10 +580,15 @@ class ScalePlan:
         return bool(self.num_added or self.undrained or self.drained)
 
 
-def planned_instances(spec: ClusterSpec) -> tuple[str, ...]:
+def staying_instances(spec: ClusterSpec) -> tuple[str, ...]:
     """The instances that are to stay, whether they serve or not."""
     going = {key for key, claims in spec.drains.items() if claims.goes}
     return tuple(each for each in spec.instance_ids if each not in going)
+
+
+def planned_instances(spec: ClusterSpec) -> tuple[str, ...]:
+    """The instances of the cluster's own that are to stay: those that a scale counts."""
+    return tuple(each for each in staying_instances(spec) if each not in spec.attached)
 
 
 def plan_scale(
@@ -627,4 +651,5 @@ def _may_stay(spec: ClusterSpec, instance_id: str) -> bool:
     """Whether the instance is to be removed but could still stay, because its process does not have
     to end."""
     claims = spec.drains.get(instance_id)
-    return claims is not None and claims.goes and claims.notice is None
+    is_hosted = instance_id not in spec.attached
+    return is_hosted and claims is not None and claims.goes and claims.notice is None

@@ -167,6 +167,9 @@ class InstanceSnapshot:
     corrupt_links: tuple[str, ...] = ()
     """The instances from which this one fetches nothing for a while, because a copy from there was
     corrupt. The llumlet sets this, because the engine does not know it."""
+    is_attached: bool = False
+    """Whether requests run on a server that is attached to the cluster (`fleet/attached.py`), which
+    not every request can use."""
 
     @property
     def capacity_blocks(self) -> int:
@@ -241,6 +244,7 @@ def with_batch(
         snapshot.load_token_s,
         snapshot.step_limit_s,
         snapshot.corrupt_links,
+        snapshot.is_attached,
     )
 
 

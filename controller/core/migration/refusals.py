@@ -40,6 +40,7 @@ class MoveRefusal(StrEnum):
     SPECULATIVE = "speculative"
     KV_GROUPS = "kv_groups"
     PARALLEL = "parallel"
+    ATTACHED = "attached"
     # Reasons at the destination.
     FINGERPRINT = "fingerprint"
     MODEL_RUNNER = "model_runner"
@@ -186,6 +187,9 @@ REASONS: Mapping[str, Reason] = {
     MoveRefusal.PARALLEL: _lasting(
         "the way in which the engine divides its KV blocks among processes is not supported; the "
         "instance's log says more"
+    ),
+    MoveRefusal.ATTACHED: _lasting(
+        "it runs on an attached server, whose KV blocks cannot be copied"
     ),
     MoveRefusal.FINGERPRINT: _there("the KV blocks of the two engines are not alike"),
     MoveRefusal.MODEL_RUNNER: _there("the two engines run different model runners of vLLM"),

@@ -163,3 +163,23 @@ def test_a_request_that_some_instance_cannot_serve_does_not_wait_for_room() -> N
     assert told.instance_id == "a"
     (told,) = scheduler.handle(request("other", tokens=800, arrival=1.0), 1.0)
     assert told.instance_id == "b"
+
+
+@pytest.mark.parametrize("holding", [None, HoldingConfig()])
+def test_a_request_that_cannot_be_carried_over_goes_to_no_attached_server(holding) -> None:
+    policy = "llumnix" if holding is None else "llumnix+"
+    scheduler = scheduler_with(SchedulerConfig(policy, holding=holding), a=0, b=0)
+    attached = replace(snapshot_of(instance_id="a", total_blocks=1000), is_attached=True)
+    full = replace(snapshot_of(instance_id="b", total_blocks=20), num_free_blocks=1)
+    for snapshot in (attached, full):
+        scheduler.handle(events.StatusReported(snapshot, 0), 0.0)
+    sent = [
+        scheduler.handle(each, 0.0)[0].instance_id
+        for each in (
+            request("r-0", tokens=160),
+            replace(request("r-1", tokens=160), hosted_only=True),
+            replace(request("r-2", tokens=160), adapter=1),
+            request("r-3", tokens=160),
+        )
+    ]
+    assert sent == ["a", "b", "b", "a"]

@@ -17,6 +17,7 @@ from controller.core.emptying.claims import (
 )
 from controller.core.emptying.relief import HelpReason, MoveReason
 from controller.core.fleet import cluster_spec
+from controller.core.fleet.attached import AttachedServer
 from controller.core.fleet.cluster_spec import (
     AS_STARTED,
     ClusterSpec,
@@ -305,3 +306,43 @@ def test_reasons_of_moves_are_few() -> None:
     assert {cluster_spec.move_reason(spec, "i-0", word) for word in (*MoveReason, *HelpReason)} <= {
         *cluster_spec.MOVE_REASONS
     }
+
+
+def server(url: str = "http://a:1") -> AttachedServer:
+    return AttachedServer(url, "vllm", "m", 4096, 65536)
+
+
+def test_an_attached_server_is_an_instance_that_no_scale_counts() -> None:
+    spec = FIRST.with_attached(server())
+    spec.check()
+    assert (spec.instance_ids, spec.revision) == (("i-0", "i-1", "i-2"), 1)
+    assert spec.attached == {"i-2": server()}
+    assert cluster_spec.planned_instances(spec) == ("i-0", "i-1")
+    assert cluster_spec.staying_instances(spec) == ("i-0", "i-1", "i-2")
+    fewer = plan_scale(spec, 1, {"i-0": 5, "i-1": 5, "i-2": 0})
+    assert fewer == ScalePlan(2, 1, drained=("i-0",))
+    going = spec.with_claims({"i-2": REMOVE})
+    assert plan_scale(going, 3, {}) == ScalePlan(2, 3, num_added=1), "it is not taken back"
+    gone = going.without_instance("i-2")
+    assert (gone.attached, gone.drains) == ({}, {})
+    gone.check()
+
+
+def test_a_server_is_attached_once() -> None:
+    with pytest.raises(ValueError, match="attached twice"):
+        FIRST.with_attached(server()).with_attached(server()).check()
+
+
+def test_a_server_alone_would_not_serve_all_requests() -> None:
+    spec = FIRST.with_attached(server())
+    assert none_would_serve(spec, ["i-0", "i-1"], spec.instance_ids)
+    assert not none_would_serve(spec, ["i-0", "i-2"], spec.instance_ids)
+
+
+def test_a_rolling_restart_changes_no_arguments_of_a_server() -> None:
+    spec = FIRST.with_attached(server())
+    changed = EngineChange(1, {"x": 1})
+    order = RollingOrder("o", 1.0, (), done={"i-0": 1.0}, state="done", ended_s=2.0, engine=changed)
+    after = spec.with_rolling(order)
+    assert set(after.engines) == {"i-0", "i-1"}
+    after.check()

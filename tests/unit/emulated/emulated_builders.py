@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
-from controller.adapters.emulated.emulated_request import Outputs
+from controller.adapters.vllm_wire import Outputs
 from controller.model.profile import ModelConfig, load_profile
 from controller.ports.engine import StepOutputs
 

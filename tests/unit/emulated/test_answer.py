@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from controller.adapters.emulated.emulated_engine import BlockHashes
-from controller.adapters.emulated.emulated_request import Answer, answer_to, decode_request
+from controller.adapters.emulated.emulated_request import Answer, answer_to
+from controller.adapters.vllm_wire import decode_request
 from controller.api.token_sequence import END, FIRST, natural_length, start, token
 from tests.unit.emulated.emulated_builders import EOS, frames
 from tools.emulated_answers import first_wrong

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from controller.adapters.emulated import emulated_request as wire
+from controller.adapters import vllm_wire as wire
 from controller.adapters.emulated.emulated_engine import DIGEST_BYTES
 from controller.api.token_sequence import start, token
 from controller.core.migration.refusals import MoveRefusal, refusal_of

@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from controller.adapters.emulated import emulated_request as wire
+from controller.adapters import vllm_wire as wire
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.api.token_sequence import start
 from controller.core.load.cached_prefixes import PrefixNames

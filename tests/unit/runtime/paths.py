@@ -23,10 +23,10 @@ import msgspec
 
 from controller.adapters.emulated.emulated_engine import EmulatedEngine
 from controller.adapters.emulated.emulated_kv import EmulatedKvTransfer
-from controller.adapters.emulated.emulated_request import Outputs
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.perform import Operated, Operation
 from controller.adapters.http.request_orders import MigrateHandler
+from controller.adapters.vllm_wire import Outputs
 from controller.api.operations.on_requests import Migrate, MigrateRequest
 from controller.api.settings.settings import Settings
 from controller.core.emptying.claims import Drain

@@ -15,6 +15,7 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError
 from vllm.renderers import renderer_from_config
@@ -40,6 +41,7 @@ from controller.adapters.vllm.grammar_guard import NOT_COMPILED
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.trial_program import MAX_STEP_S
 from controller.adapters.vllm.grammars.trials import Grammar, GrammarRefusedError, GrammarTrials
+from controller.core.fleet.attached import SERVER_REFUSED, why_not_carried
 from controller.core.load.cached_prefixes import PREFIX_TOKENS
 from controller.core.record.request_record import RequestState
 from controller.core.replay.replay_machine import ReplayRefusal
@@ -263,6 +265,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 PREFIX_TOKENS,
                 api_key=ASKED_KEY.get(),
                 adapter=0 if request.lora_request is None else request.lora_request.lora_int_id,
+                hosted_only=_hosted_only(request),
             )
             client_request_id = request.external_req_id or request.request_id
             parent_id = self._app.parent_of(request.request_id)
@@ -396,16 +399,28 @@ def _not_replayable(request: EngineCoreRequest) -> ReplayRefusal | None:
     return ReplayRefusal.STREAMED_PROMPT if request.resumable else None
 
 
+def _hosted_only(request: EngineCoreRequest) -> bool:
+    """Whether the request cannot be carried over to an attached server. Compare `prepared` of
+    `controller/adapters/attached`."""
+    params = request.sampling_params
+    if params is None or request.cache_salt is not None or _not_replayable(request) is not None:
+        return True
+    return bool(why_not_carried(msgspec.to_builtins(params)))
+
+
 def _grammar_of(request: EngineCoreRequest) -> Grammar | None:
     params = request.sampling_params
     return grammar_checks.grammar_of(params.structured_outputs if params else None)
 
 
 def _error_of(output: EngineCoreOutput) -> GracefulHTTPError:
-    """The error for a request that an engine ended. The request's grammar has passed a trial, so if
-    the engine had no time to compile the grammar, this is not the request's fault."""
+    """The error for a request that an engine ended. An attached server says why. The request's
+    grammar has passed a trial, so if the engine had no time to compile the grammar, this is not the
+    request's fault."""
     if output.stop_reason == NOT_COMPILED:
         return GracefulHTTPError(NOT_COMPILED_YET, HTTPStatus.SERVICE_UNAVAILABLE)
+    if isinstance(output.stop_reason, str) and output.stop_reason.startswith(SERVER_REFUSED):
+        return GracefulHTTPError(output.stop_reason, HTTPStatus.BAD_GATEWAY)
     return GracefulHTTPError(UNFOLLOWABLE, HTTPStatus.BAD_REQUEST)
 
 

@@ -557,7 +557,8 @@ class RollingRestarts:
 
     def _seen(self) -> list[InstanceNow]:
         spec, members = self._cluster.keeper.spec, self._cluster.roster.members
-        return [self._now(members[each]) for each in spec.instance_ids if each in members]
+        hosted = (each for each in spec.instance_ids if each not in spec.attached)
+        return [self._now(members[each]) for each in hosted if each in members]
 
     def _now(self, member: Member) -> InstanceNow:
         cluster, instance_id = self._cluster, member.member_id

@@ -45,6 +45,7 @@ from controller.core.fleet.cluster_spec import (
     plan_scale,
     planned_instances,
     scale_refusal,
+    staying_instances,
 )
 from controller.core.fleet.outlook import Launches, RecentLatencies
 from controller.core.fleet.shares import ModelNow
@@ -125,7 +126,7 @@ class Scaling:
         spec's any more is launched in the right one."""
         if self._launcher.loss() is not None:
             return  # and each try would wait for an answer
-        planned = planned_instances(self._cluster.keeper.spec)
+        planned = staying_instances(self._cluster.keeper.spec)
         members = self._cluster.roster.members
         dead = [each for each in planned if each in members and not members[each].alive]
         self._launch(planned, [each for each in dead if self._launcher.is_misplaced(each)])
@@ -243,7 +244,9 @@ class Autoscaling:
             has_status = record is not None and record.alive and record.snapshot is not None
             if member.serving and has_status:
                 serving[instance_id] = member.said.up_s
-        num_schedulable = len(cluster.scheduler.schedulable_snapshots())
+        num_schedulable = sum(
+            not each.is_attached for each in cluster.scheduler.schedulable_snapshots()
+        )
         self._tell(Ticked(planned, serving, gave_up, num_schedulable))
 
     def look(self) -> LoadSeen:
@@ -251,19 +254,20 @@ class Autoscaling:
         controller, and which instances come and go."""
         cluster, wall_s = self._cluster, self._wall_clock()
         spec, scheduler = cluster.keeper.spec, cluster.scheduler
-        schedulable = scheduler.schedulable_snapshots()
-        known = [status.snapshot for status in cluster.statuses.values()]
+        hosted = [each for each in scheduler.schedulable_snapshots() if not each.is_attached]
+        statuses = (status.snapshot for status in cluster.statuses.values())
+        known = [each for each in statuses if not each.is_attached]
         num_waiting = scheduler.num_waiting
         waiting = scheduler.waiting_view().entries if num_waiting else ()
         return LoadSeen(
             wall_s,
-            schedulable,
+            hosted,
             block_size=known[0].block_size if known else 1,
             new_capacity_blocks=known[0].capacity_blocks if known else 0,
             num_waiting=num_waiting,
             waiting_demand_blocks=scheduler.waiting_demand_blocks,
             waiting_work_s=scheduler.waiting_work_s,
-            recent=self._recent(schedulable, waiting, wall_s),
+            recent=self._recent(hosted, waiting, wall_s),
             leaving=[self._leaving(*each) for each in spec.drains.items() if each[1].goes],
             restarting=[key for key, each in spec.drains.items() if each.restarts],
             fenced=[each.member_id for each in cluster.roster.instances() if each.fenced],
