@@ -59,7 +59,7 @@ def attach(
     reason: Reason = "",
     cluster: Cluster = None,
 ) -> None:
-    """Attach servers that somebody else started: vLLM, SGLang or llama.cpp.
+    """Attach vLLM, SGLang or llama.cpp servers that run already.
 
     Each becomes an instance with the same model as the others. It gets requests by its load, and
     can be drained like any other, but its requests never move. Servers that cannot be given a
@@ -101,10 +101,10 @@ def detach(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Detach servers: they get no new requests, and are forgotten once their requests have ended.
+    """Detach servers once their requests have ended.
 
-    Asks first. The servers themselves go on. Ctrl-C does not end the order; llumctl uncordon takes
-    it back.
+    Asks first. Until then they get no new requests. The servers themselves go on. Ctrl-C does not
+    end the order; llumctl uncordon takes it back.
     """
     wanted_ids = ids_once(instance_ids)
     flags = Flags(cluster, dry_run, yes, reason, if_revision, output_format, detach, force)

@@ -185,6 +185,8 @@ NEEDED = {
     "priority": ["r-1", "high"],
     "abort": ["r-1"],
     "restart": ["i-1", "-y"],
+    "attach": ["http://127.0.0.1:9"],
+    "detach": ["i-2"],
     "lora load": ["sql", "/models/sql"],
     "lora unload": ["sql"],
 }
