@@ -11,7 +11,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm compatibility test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-long-prompts bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures demo-recording bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paper-plots paths sizes vllm-arguments reference site wire-schema fuzz attack chaos fault-histories clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm compatibility test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-recovery bench-upgrade bench-migration bench-grammars bench-long-prompts bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures demo-recording bench-against bench-cluster bench-autoscale bench-fidelity paper-tables paper-plots paths sizes vllm-arguments reference site wire-schema release fuzz attack chaos fault-histories clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -35,6 +35,7 @@ help:
 	@echo "make vllm-arguments  write anew what the installed vLLM declares of its engine arguments and parsers,"
 	@echo "                     and which paths its server has"
 	@echo "make wire-schema     write anew what the control API reads and answers, for the test that compares it"
+	@echo "make release         wheel and sdist in dist/, checked, installed and run in a fresh environment"
 	@echo "make fuzz            the control API by its description (5 minutes), then changed input against a real"
 	@echo "                     engine beside a canary (an hour; exit 1: findings)"
 	@echo "make chaos           faults at random in a cluster under load, on two hosts of its own (half an hour)"
@@ -266,6 +267,20 @@ vllm-arguments: $(STAMP)
 wire-schema: $(STAMP)
 	UPDATE_SNAPSHOTS=1 $(BIN)/python -m pytest tests/unit/test_wire_schema.py $(ARGS)
 
+# The environment of twine, then, made anew, that of a user: the lock and the wheel, no checkout.
+RELEASE := $(VENV)-release
+
+release: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(PYTHON) -m venv --clear $(RELEASE)
+	$(RELEASE)/bin/python $(PIP_INSTALL) -r requirements/release.lock
+	$(RELEASE)/bin/twine check --strict dist/*
+	$(PYTHON) -m venv --clear $(RELEASE)
+	$(call install_torch,$(RELEASE)/bin/python)
+	$(RELEASE)/bin/python $(PIP_INSTALL) -r requirements/$(MACHINE).lock dist/*.whl
+	$(BIN)/python -m tools.try_release $(RELEASE)/bin/llumctl
+
 fuzz: $(STAMP)
 	$(BIN)/python -m tools.fuzz.control_api
 	$(BIN)/python -m tools.fuzz $(ARGS)
@@ -280,4 +295,4 @@ attack: $(STAMP)
 	$(BIN)/python -m tools.attack $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-router $(VENV)-vllm-* site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-router $(VENV)-release $(VENV)-vllm-* site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 #!/bin/bash
 # The head pod: Ray's head, then `llumctl up` in its place, which ends when Ray or the cluster does.
 set -euo pipefail
-ulimit -n 65536
+ulimit -n "$(ulimit -Hn)" # Ray wants 65,536; as many as the container may have
 
 # llumctl reads a secret only from a file that is its own, with mode 0600. Files of a mounted secret
 # belong to root.
