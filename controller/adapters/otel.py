@@ -119,11 +119,16 @@ class OtelTrace:
         _W3C.inject(headers, set_span_in_context(NonRecordingSpan(self._context), Context()))
         return headers
 
-    def end(self, status: int | None, records: Sequence[RequestRecord]) -> None:
+    def end(
+        self,
+        status: int | None,
+        records: Sequence[RequestRecord],
+        end_s: float,
+        error: str = "",
+    ) -> None:
         if not self._context.trace_flags.sampled:
             return
-        now_s = time.time()
-        stories = [story_of(record, now_s) for record in records]
+        stories = [story_of(record, end_s) for record in records]
         attributes = {**self._attributes, **_usage(records)}
         moments: Sequence[Moment] = ()
         if len(stories) == 1:
@@ -135,7 +140,7 @@ class OtelTrace:
                 self._send_request(story)
         if status is not None:
             attributes["http.response.status_code"] = status
-        error = next((story.error for story in stories if story.error), "")
+        error = next((story.error for story in stories if story.error), error)
         if status is not None and status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             attributes["error.type"] = str(status)
             error = error or f"HTTP {status}"
@@ -143,7 +148,7 @@ class OtelTrace:
             attributes["error.type"] = "stream"  # the error came within the stream
         else:
             error = ""
-        life = (self._begin_s, now_s)
+        life = (self._begin_s, end_s)
         self._send(
             self._name, self._context, self._parent, life, attributes, error, moments, _SERVER
         )

@@ -165,9 +165,17 @@ class RequestTrace(Protocol):
     def onward(self) -> dict[str, str]:
         """The headers that make another server's spans a part of this trace."""
 
-    def end(self, status: int | None, records: Sequence[RequestRecord]) -> None:
+    def end(
+        self,
+        status: int | None,
+        records: Sequence[RequestRecord],
+        end_s: float,
+        error: str = "",
+    ) -> None:
         """Ends the trace. `status`: the status of the answer; None if no answer was begun.
-        `records`: the requests that were made of the HTTP request, with history."""
+        `records`: the requests that were made of the HTTP request, with history. `end_s`: when the
+        answer was over, in seconds since the epoch. `error`: why the answer was cut, if the records
+        do not say that."""
 
 
 class Traces(Protocol):

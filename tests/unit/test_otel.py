@@ -58,7 +58,9 @@ def record(request_id: str = "cmpl-1-a", **what: Any) -> RequestRecord:
     return RequestRecord(**known | what)
 
 
-def sent(headers: dict[str, str], *records: RequestRecord, status: int | None = 200) -> Any:
+def sent(
+    headers: dict[str, str], *records: RequestRecord, status: int | None = 200, error: str = ""
+) -> Any:
     """What onward calls get, after one request whose trace has been sent."""
     with collecting() as collector:
         found = traces(collector.url)
@@ -66,7 +68,7 @@ def sent(headers: dict[str, str], *records: RequestRecord, status: int | None = 
             "POST", ROUTE, [(k.encode(), v.encode("latin-1")) for k, v in headers.items()]
         )
         onward = trace.onward()
-        trace.end(status, records)
+        trace.end(status, records, time.time(), error)
         found.close()
     return collector, onward
 
@@ -164,6 +166,14 @@ def test_which_answers_are_errors(status: int | None, is_error: bool) -> None:
     assert server.attributes.get("http.response.status_code") == status
 
 
+def test_an_answer_that_was_cut_is_an_error_though_its_request_was_aborted() -> None:
+    aborted = record(state=RequestState.ABORTED, finish_reason="the client left")
+    for status in (200, 504):
+        collector, _ = sent({}, aborted, status=status, error="it took longer than 8 s")
+        (server,) = collector.named(f"POST {ROUTE}")
+        assert (server.is_error, server.message) == (True, "it took longer than 8 s")
+
+
 def test_the_variables_of_opentelemetry_apply(
     monkeypatch: pytest.MonkeyPatch, collector: Collector
 ) -> None:
@@ -175,7 +185,7 @@ def test_the_variables_of_opentelemetry_apply(
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
     found = traces(collector.url)
     for _ in range(200):
-        found.begin("POST", ROUTE, []).end(200, [])
+        found.begin("POST", ROUTE, []).end(200, [], time.time())
     found.close()
     assert 60 < len(collector.spans) < 140
     resource = collector.spans[0].resource
@@ -192,7 +202,7 @@ def test_nobody_waits_for_a_collector_that_does_not_answer(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = traces(f"http://127.0.0.1:{silent.getsockname()[1]}")
         for _ in range(5000):
-            found.begin("POST", ROUTE, []).end(200, [])
+            found.begin("POST", ROUTE, []).end(200, [], time.time())
         silent.settimeout(20)
         with silent.accept()[0]:  # the exporter is in the middle of its first batch
             began_s = time.monotonic()

@@ -1,16 +1,20 @@
 """What answers say of how their requests were served, and when their traces begin and end."""
 
+import asyncio
+import time
 from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import pytest
 
+from controller.adapters.vllm.endpoint.answers import INTERNAL
 from controller.adapters.vllm.endpoint.exchange import PLACING
 from controller.adapters.vllm.endpoint.headers import RefusedError
-from controller.core.record.request_record import RequestRecord
+from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.request_book import RequestBook
-from tests.unit.endpoint.gate_support import OK, App, answering, ask, gate
+from tests.unit.endpoint.gate_support import OK, App, answering, ask, gate, until
 
 STREAM = (b"content-type", b"text/event-stream")
 
@@ -20,7 +24,7 @@ class Traces:
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, str]] = []
-        self.ended: list[tuple[int | None, list[str]]] = []
+        self.ended: list[tuple[int | None, list[str], str]] = []
 
     def begin(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> "Traces":
         assert dict(headers)[b"host"] == b"localhost"
@@ -30,8 +34,15 @@ class Traces:
     def onward(self) -> dict[str, str]:
         raise NotImplementedError
 
-    def end(self, status: int | None, records: Sequence[RequestRecord]) -> None:
-        self.ended.append((status, [each.request_id for each in records]))
+    def end(
+        self,
+        status: int | None,
+        records: Sequence[RequestRecord],
+        end_s: float,
+        error: str = "",
+    ) -> None:
+        assert 0 <= time.time() - end_s < 20
+        self.ended.append((status, [each.request_id for each in records], error))
 
     def close(self) -> None:
         raise NotImplementedError
@@ -88,22 +99,56 @@ async def test_no_receipt_without_an_instance_or_if_switched_off(receipts: bool)
 
 async def test_a_trace_ends_with_the_status_and_the_records_of_its_answer() -> None:
     async def refusing(_scope: Any, _receive: Any, _send: Any) -> None:
-        raise RefusedError(429, "full")  # type: ignore[arg-type]
+        raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "full")
 
     async def failing(_scope: Any, _receive: Any, _send: Any) -> None:
         raise RuntimeError
 
-    for app, status, expected in (
-        (serving("a", "b", then=OK), 200, ["a", "b"]),
-        (serving("a", then=answering(200, b"data: x", STREAM)), 200, ["a"]),
-        (refusing, 429, []),
-        (failing, 500, []),
+    for app, status, requests, error in (
+        (serving("a", "b", then=OK), 200, ["a", "b"], ""),
+        (serving("a", then=answering(200, b"data: x", STREAM)), 200, ["a"], ""),
+        (refusing, 429, [], ""),
+        (failing, 500, [], INTERNAL),
     ):
         traces = Traces()
         answer = await ask(gate(app, traces=traces))
         assert traces.begun == [("POST", "/v1/completions")]
-        assert traces.ended == [(status, expected)]
+        await until(lambda found=traces: found.ended)
+        assert traces.ended == [(status, requests, error)]
         assert answer.status_code == status
+
+
+async def test_the_trace_of_an_answer_that_was_cut_waits_for_the_end_of_its_requests() -> None:
+    """vLLM aborts them a little later. The trace ends when the answer did."""
+    book = RequestBook("f-0", {0: "normal"})
+    seen: list[RequestRecord] = []
+
+    class Noting(Traces):
+        def end(
+            self,
+            status: int | None,
+            records: Sequence[RequestRecord],
+            end_s: float,
+            error: str = "",
+        ) -> None:
+            seen.extend(records)
+            super().end(status, records, end_s, error)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        placing = PLACING.get()
+        assert placing is not None
+        asked = DispatchRequested("a", "f-0", 4, 0, 10.0)
+        placing.records.append(book.arrived(asked, "cmpl-a", None))
+        await answering(200, b"data: x", STREAM)(scope, receive, send)
+        asyncio.get_running_loop().call_later(
+            0.01, book.ended, "a", RequestState.ABORTED, "the client left"
+        )
+
+    traces = Noting()
+    await ask(gate(app, traces=traces))
+    assert seen == []
+    await until(lambda: seen)
+    assert seen[0].state is RequestState.ABORTED
 
 
 async def test_nobody_without_a_key_makes_a_trace_and_a_page_makes_none() -> None:
@@ -113,13 +158,13 @@ async def test_nobody_without_a_key_makes_a_trace_and_a_page_makes_none() -> Non
     key = {"authorization": "Bearer sk-1"}
     assert (await ask(found, "/v1/models", "GET", headers=key)).status_code == 200
     assert (await ask(found, headers=key)).status_code == 200
-    assert traces.ended == [(200, [])]
+    assert traces.ended == [(200, [], "")]
 
 
 async def test_a_trace_that_fails_harms_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Traces):
-        def end(self, status: int | None, records: Sequence[RequestRecord]) -> None:
-            raise ValueError(status, records)
+        def end(self, *what: Any) -> None:
+            raise ValueError(what)
 
     assert (await ask(gate(OK, traces=Broken()))).status_code == 200
     assert "the trace of POST /v1/completions was lost" in caplog.text

@@ -10,6 +10,7 @@ of the app is dropped, and the client gets an error."""
 import asyncio
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -28,7 +29,7 @@ from controller.adapters.vllm.endpoint.answers import (
     reshape_event,
 )
 from controller.adapters.vllm.endpoint.headers import RefusedError, receipt_headers
-from controller.core.record.request_record import RequestRecord
+from controller.core.record.request_record import ENDED, RequestRecord
 from controller.core.record.request_spans import receipt_of
 from controller.ports.processes import RequestTrace
 from controller.runtime.frontend.request_book import RecordNow
@@ -48,6 +49,8 @@ MAX_ERROR_BYTES = 1 << 20
 # Some streams begin before their request has an instance: Responses says twice that it was created.
 # If a stream has more messages than this, it has no request to wait for.
 MAX_EARLY_MESSAGES = 8
+# The trace of an answer that was cut is made this much later, when its requests have ended.
+SETTLE_S = 0.2
 DISCONNECT: Message = {"type": "http.disconnect"}
 
 
@@ -65,6 +68,8 @@ class Placing:
         """Why the first refused engine request was refused."""
         self.records: list[RecordNow] = []
         """What gives the record of each engine request."""
+        self.trace: RequestTrace | None = None
+        """The trace of the HTTP request; None if traces are off."""
         self._grammars_s, self._num_grammars = 0.0, 0
 
     def began(self) -> None:
@@ -137,7 +142,6 @@ class Exchange:
         self, scope: Scope, receive: Receive, send: Send, *, receipts: bool = False
     ) -> None:
         """`receipts`: whether the answer says in headers how its request was served."""
-        self.trace: RequestTrace | None = None
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.timed_out = False
         self._method, self._path = scope["method"], scope["path"]
@@ -146,6 +150,7 @@ class Exchange:
         self._receipts = receipts
         self._status: int | None = None
         """The status of the answer, once it has begun."""
+        self._why_cut = ""
         self._timeout_s = self._deadline_s = math.inf
         self._body: bytes | None = None
         self._error: Message | None = None
@@ -296,11 +301,19 @@ class Exchange:
 
     def close(self) -> None:
         """Called when the answer is over, or its client is gone."""
-        if self.trace is not None:
-            try:
-                self.trace.end(self._status, self._records())
-            except Exception:
-                log.exception("the trace of %s %s was lost", self._method, self._path)
+        if self.placing.trace is None:
+            self.placing.close()
+        elif all(record.state in ENDED for record in self._records()):
+            self._end_trace(time.time())
+        else:  # vLLM is about to abort what an answer that was cut has left
+            asyncio.get_running_loop().call_later(SETTLE_S, self._end_trace, time.time())
+
+    def _end_trace(self, end_s: float) -> None:
+        assert self.placing.trace is not None
+        try:
+            self.placing.trace.end(self._status, self._records(), end_s, self._why_cut)
+        except Exception:
+            log.exception("the trace of %s %s was lost", self._method, self._path)
         self.placing.close()
 
     async def refuse(self, refused: RefusedError) -> None:
@@ -313,6 +326,7 @@ class Exchange:
         self.timed_out = False
         if self._ended:
             return
+        self._why_cut = message
         if not self._started:
             await self.refuse(self.placing.refusal or RefusedError(status, message))
         elif self._streams:

@@ -163,7 +163,7 @@ class Gate:
             await self.app(scope, exchange.receive, exchange.send)
             return
         if self._traces is not None:
-            exchange.trace = self._traces.begin(scope["method"], path, scope["headers"])
+            exchange.placing.trace = self._traces.begin(scope["method"], path, scope["headers"])
         exchange.set_deadline(self.limits.request_timeout_s)
         self._check_place()  # before the body is read, so that a refusal comes early
         max_bytes = self.limits.max_body_bytes
