@@ -39,6 +39,7 @@ from controller.api.settings import without_python
 from controller.api.settings.setting_values import changed
 from controller.api.settings.vllm_options import frontend_options
 from controller.api.state.audit import AuditLog
+from controller.api.state.batch_files import BatchFiles
 from controller.core.fleet.adapters import AdapterFacts
 from controller.core.fleet.cluster_spec import ClusterSpec, EngineChange
 from controller.core.load.snapshot import InstanceRef
@@ -406,11 +407,17 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
         hosts=(table.host, *table.allowed_hosts),
         limits=GateLimits(table.max_body_bytes, table.max_live_requests, table.request_timeout_s),
         expects_grammars=plan.profile is None,
+        batches=_batch_files(plan),
     )
     metrics = RequestMetrics(level.name for level in plan.settings.priority)
     listener = SharedListener(plan.listener_dir, member_id)
     service = OpenAIFrontend(config, member, mailbox, listener, metrics)
     await service.run()
+
+
+def _batch_files(plan: ClusterPlan) -> BatchFiles | None:
+    num_gib = plan.settings.endpoint.batch_files_gib
+    return BatchFiles(plan.state_dir, int(num_gib * 2**30)) if num_gib else None
 
 
 def _plan(plan_json: str, start: Start) -> ClusterPlan:

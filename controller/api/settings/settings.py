@@ -93,6 +93,10 @@ class EndpointServer(Table):
     write_timeout_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
     """A client that reads nothing of its answer for this long is disconnected, and its request is
     aborted."""
+    batch_files_gib: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = 4.0
+    """How much of the disk the files of the batch API may take together, in GiB; with a full share
+    uploads and new batches are refused. They are in the cluster's state folder until clients delete
+    them. 0: the endpoint has no batch API."""
 
 
 class EndpointTable(EndpointOptions, EndpointServer):

@@ -14,6 +14,7 @@ from controller.adapters.vllm.endpoint.answers import error_body
 from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials, Tries
 from controller.api.settings.key_file import own_limits, parse_line
+from controller.api.state.batch_files import BatchFiles
 from controller.core.record.request_record import RequestState
 from controller.ports.processes import Listener, Mailbox
 from controller.runtime.controller_link import ControllerLink
@@ -57,6 +58,8 @@ class FrontendConfig:
     limits: GateLimits
     expects_grammars: bool = True
     """False with emulated instances, because these follow no grammar."""
+    batches: BatchFiles | None = None
+    """Where the batch API has its files; None if the endpoint has no batch API."""
 
 
 class OpenAIFrontend:
@@ -80,6 +83,8 @@ class OpenAIFrontend:
         self._server: Any = None
         self._models: Any = None
         """vLLM's list of the models that clients may name."""
+        self._batches: Any = None
+        """The BatchRunner; None if the endpoint has no batch API."""
         self.book = RequestBook(member.member_id, config.level_names, member.tell, observer)
         self.router = Router(
             member,
@@ -163,6 +168,7 @@ class OpenAIFrontend:
             self._keep_alive,
             info.supported_tasks,
             self._why_not_ready,
+            self._add_batch_routes,
         )
         listening = await self._listener.open()
         serving = asyncio.create_task(self._server.serve(sockets=[listening]))
@@ -170,7 +176,22 @@ class OpenAIFrontend:
             await asyncio.sleep(0.01)
         if serving.done():
             await serving  # raises the error that kept it from starting
+        if self._batches is not None:
+            self._tasks.add(asyncio.create_task(self._batches.run()))
         return serving
+
+    def _add_batch_routes(self, app: Any) -> None:
+        if (files := self._config.batches) is None:
+            return
+        from controller.adapters.vllm.endpoint import batch_routes
+        from controller.adapters.vllm.endpoint.batch_runner import BatchRunner
+
+        files.prepare()
+        gate = self._gate
+        # Half of the places stay for the requests of clients.
+        self._batches = BatchRunner(files, gate.ask, lambda: gate.limits.max_live_requests // 2)
+        batch_routes.add_routes(app, files, self._batches.look)
+        gate.upload_paths = {batch_routes.FILES: batch_routes.MAX_UPLOAD_BYTES}
 
     def _why_not_ready(self) -> str:
         return STOPPING if self._gate.closed else self.router.why_not_ready()
@@ -234,6 +255,8 @@ class OpenAIFrontend:
         `grace_s`."""
         self._gate.closed = True
         self._keep_alive.ends = True
+        if self._batches is not None:
+            await self._batches.close()  # batches go on after the next start
         deadline_s = asyncio.get_running_loop().time() + grace_s
         while self._is_at_work and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.02)

@@ -138,11 +138,15 @@ async def build_server(
     keep_alive: KeepAlive,
     tasks: tuple[str, ...],
     why_not_ready: Callable[[], str],
+    add_routes: Callable[[FastAPI], None] | None = None,
 ) -> tuple[NoSignalServer, OpenAIServingModels]:
     """Builds the server with vLLM's app behind the gate; returns it with the models that clients
-    may name. `why_not_ready`: returns an empty text while new requests are accepted."""
+    may name. `why_not_ready`: returns an empty text while new requests are accepted. `add_routes`:
+    adds routes that vLLM's app lacks."""
     make_models_fail_fast()
     app = routed(args, tasks, llm.model_config, why_not_ready)
+    if add_routes is not None:
+        add_routes(app)
     await init_app_state(llm, app.state, args, tasks)
     shorten_refusals()
     tell_errors(app.state.anthropic_serving_messages)
