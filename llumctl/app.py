@@ -36,6 +36,7 @@ from controller.api.text.quantities import printable
 from llumctl import complaints, meant, output
 from llumctl.commands import (
     attached,
+    batches,
     bench,
     config,
     demo,
@@ -122,6 +123,7 @@ app.command("status", rich_help_panel=LOOK)(status.status)
 app.command("top", rich_help_panel=LOOK)(top.top)
 app.command("demo", rich_help_panel=LOOK)(demo.demo)
 app.command("requests", rich_help_panel=LOOK)(requests.requests)
+app.command("batches", rich_help_panel=LOOK)(batches.batches)
 app.command("events", rich_help_panel=LOOK)(events_and_logs.events)
 app.command("logs", rich_help_panel=LOOK)(events_and_logs.logs)
 app.command("record", rich_help_panel=LOOK)(record.record)

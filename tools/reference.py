@@ -534,10 +534,13 @@ def endpoint() -> str:
     from controller.adapters.vllm import process_setup
 
     process_setup.prepare()
-    from controller.adapters.vllm.endpoint import openai_app
+    from controller.adapters.vllm.endpoint import batch_routes, openai_app
+    from controller.api.state.batch_files import BatchFiles
 
     args = openai_app.parse_args({"model": "embedded"}, {}, [], "127.0.0.1", 8000)
-    return endpoint_page(openai_app.routed(args, ("generate",), None, str))
+    app = openai_app.routed(args, ("generate",), None, str)
+    batch_routes.add_routes(app, BatchFiles("", 0), lambda: None)
+    return endpoint_page(app)
 
 
 def endpoint_page(server: Any) -> str:

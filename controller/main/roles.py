@@ -42,6 +42,7 @@ from controller.api.settings.setting_values import changed
 from controller.api.settings.settings import Settings
 from controller.api.settings.vllm_options import frontend_options
 from controller.api.state.audit import AuditLog
+from controller.api.state.batch_files import BatchFiles
 from controller.core.fleet.adapters import AdapterFacts
 from controller.core.fleet.attached import AttachedServer, ServerAsked
 from controller.core.fleet.cluster_spec import ClusterSpec, EngineChange
@@ -503,6 +504,7 @@ async def frontend(
         hosts=(table.host, *table.allowed_hosts),
         limits=GateLimits(table.max_body_bytes, table.max_live_requests, table.request_timeout_s),
         receipts=table.receipt_headers,
+        batches=_batch_files(plan),
     )
     metrics = RequestMetrics(level.name for level in plan.settings.priority)
 
@@ -549,6 +551,11 @@ def _traces(plan: ClusterPlan, frontend_id: str) -> Traces | None:
         "llumctl.cluster": plan.settings.cluster.name,
     }
     return OtelTraces(url, resource)
+
+
+def _batch_files(plan: ClusterPlan) -> BatchFiles | None:
+    num_gib = plan.settings.endpoint.batch_files_gib
+    return BatchFiles(plan.state_dir, int(num_gib * 2**30)) if num_gib else None
 
 
 def _plan(plan_json: str, start: Start) -> ClusterPlan:

@@ -103,6 +103,10 @@ class EndpointServer(Table):
     otlp_traces_endpoint: HttpUrl | None = None
     """The URL of an OpenTelemetry collector that takes traces over HTTP, such as
     `http://localhost:4318`. Each request is told as a trace. None: no traces; docs/tracing.md."""
+    batch_files_gib: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = 4.0
+    """How much of the disk the files of the batch API may take together, in GiB; with a full share
+    uploads and new batches are refused. They are in the cluster's state folder until clients delete
+    them. 0: the endpoint has no batch API."""
 
 
 class EndpointTable(EndpointOptions, EndpointServer):

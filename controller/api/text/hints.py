@@ -17,7 +17,7 @@ from pathlib import Path
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of CPU builds, which PyPI does not have."""
 
-BY_NAME = frozenset({"doctor", "down", "logs", "up"})
+BY_NAME = frozenset({"batches", "doctor", "down", "logs", "up"})
 """Commands whose `--cluster` takes no URL, as they need the cluster's files."""
 BY_NAME_OR_URL = frozenset(
     {

@@ -12,6 +12,7 @@ from tools.fuzz.case import Case, encode, post
 from tools.fuzz.families import (
     anthropic,
     bodies,
+    files,
     grammars,
     messages,
     responses,
@@ -39,11 +40,12 @@ JSON: dict[str, Callable[[random.Random], tuple[str, dict[str, Any]]]] = {
 RAW: dict[str, Callable[[random.Random], Case]] = {
     "asked": routes.asked,
     "bodies": bodies.draw,
+    "files": files.draw,
     "transfer": transfer.draw,
 }
 NAMES = (*JSON, *RAW)
 # A body of some megabytes takes longer than all else, so there are few of them.
-WEIGHTS = {"asked": 0.4, "bodies": 0.4, "schemas": 2.0, "grammars": 2.0, "tags": 1.5}
+WEIGHTS = {"asked": 0.4, "bodies": 0.4, "files": 0.4, "schemas": 2.0, "grammars": 2.0, "tags": 1.5}
 NUM_CHANGES = (0, 0, 1, 1, 1, 2, 2, 3, 5)
 
 

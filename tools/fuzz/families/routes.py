@@ -42,6 +42,15 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/rerank", {"model": "embedded", "query": "a", "documents": ["b"]}),
     ("/pooling", {"model": "embedded", "input": "a"}),
     ("/classify", {"model": "embedded", "input": "a"}),
+    (
+        "/v1/batches",
+        {
+            "input_file_id": "file-0123456789abcdef01234567",
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+            "metadata": {"a": "b"},
+        },
+    ),
     ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/nope"}),
 )
 ASKED = (
@@ -69,6 +78,13 @@ ASKED = (
     "/sleep",
     "/is_sleeping",
     "/reset_prefix_cache",
+    "/v1/files",
+    "/v1/files?limit=0&order=up&after=file-nope",
+    "/v1/files/file-nope/content",
+    "/v1/files/file-..%2f..%2frun.json",
+    "/v1/batches?limit=100000",
+    "/v1/batches/batch_0123456789abcdef01234567",
+    "/v1/batches/batch_nope/cancel",
     "/x" * 3000,
 )
 KNOWN_METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")

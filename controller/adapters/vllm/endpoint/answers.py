@@ -38,6 +38,7 @@ TYPES = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
+    409: "ConflictError",
     410: "RequestAbortedError",
     413: "RequestTooLargeError",
     422: "UnprocessableEntityError",
@@ -45,6 +46,7 @@ TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
     504: "DeadlineExceededError",
+    507: "InsufficientStorageError",
 }
 OTHER_TYPES = {4: "BadRequestError", 5: "InternalServerError"}
 ANTHROPIC_TYPES = {

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -137,6 +138,18 @@ class BodyRoom:
         self.num_free_bytes += num_bytes
 
 
+@dataclass(slots=True)
+class Upload:
+    """A body that the app reads itself."""
+
+    begun_s: float
+    max_bytes: int
+    too_large: RefusedError
+    num_bytes: int = 0
+    refusal: RefusedError | None = None
+    """Why the rest of the body is not read."""
+
+
 class Exchange:
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, *, receipts: bool = False
@@ -153,6 +166,7 @@ class Exchange:
         self._why_cut = ""
         self._timeout_s = self._deadline_s = math.inf
         self._body: bytes | None = None
+        self._upload: Upload | None = None
         self._error: Message | None = None
         self._error_body = b""
         self._started = self._streams = self._ended = self._cut = False
@@ -176,13 +190,7 @@ class Exchange:
 
     async def read_body(self, max_bytes: int, room: BodyRoom) -> bytes:
         """Reads the whole body. Raises RefusedError (408, 413, 429, 504) and ClientLeftError."""
-        too_large = RefusedError(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {max_bytes} bytes"
-        )
-        # Python cannot read a number of more than 4,300 digits, even if they are zeros.
-        length = self.headers.get(b"content-length", b"").lstrip(b"0")
-        if len(length) > MAX_LENGTH_DIGITS or (length.isdigit() and int(length) > max_bytes):
-            raise too_large
+        too_large = self._check_length(max_bytes)
         begun_s = asyncio.get_running_loop().time()
         body = bytearray()
         num_taken_bytes = 0
@@ -204,6 +212,46 @@ class Exchange:
         self._body = bytes(body)
         return self._body
 
+    def _check_length(self, max_bytes: int) -> RefusedError:
+        """Raises RefusedError if the body says that it is larger; else returns this error."""
+        too_large = RefusedError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {max_bytes} bytes"
+        )
+        # Python cannot read a number of more than 4,300 digits, even if they are zeros.
+        length = self.headers.get(b"content-length", b"").lstrip(b"0")
+        if len(length) > MAX_LENGTH_DIGITS or (length.isdigit() and int(length) > max_bytes):
+            raise too_large
+        return too_large
+
+    def let_app_read(self, max_bytes: int) -> None:
+        """Lets the app read the body piece by piece, with the same limits of size and time. If the
+        body exceeds a limit, the app is told that the client has left, and what it answers is
+        dropped; `upload_refusal` then says why. Raises RefusedError (413)."""
+        too_large = self._check_length(max_bytes)
+        self._upload = Upload(asyncio.get_running_loop().time(), max_bytes, too_large)
+
+    @property
+    def upload_refusal(self) -> RefusedError | None:
+        return self._upload.refusal if self._upload else None
+
+    async def _next_of_upload(self, upload: "Upload") -> Message:
+        until_s = upload.begun_s + BODY_WAIT_S + upload.num_bytes / BODY_BYTES_PER_S
+        try:
+            message = await self._next_piece(until_s)
+        except ClientLeftError:
+            return DISCONNECT
+        except RefusedError as refused:
+            upload.refusal = refused
+            return DISCONNECT
+        upload.num_bytes += len(message.get("body", b""))
+        if upload.num_bytes > upload.max_bytes:
+            upload.refusal = upload.too_large
+            self._cut = True
+            return DISCONNECT
+        if not message.get("more_body", False):
+            self._upload = None
+        return message
+
     async def _next_piece(self, until_s: float) -> Message:
         try:
             async with asyncio.timeout_at(min(until_s, self._deadline_s)):
@@ -223,6 +271,8 @@ class Exchange:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
+        if self._upload is not None:
+            return DISCONNECT if self._upload.refusal else await self._next_of_upload(self._upload)
         if self._deadline_s == math.inf:
             return await self._receive()
         try:
@@ -236,7 +286,7 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """Called by the app with each message of its answer."""
-        if self.timed_out or self._ended:
+        if self.timed_out or self._ended or self.upload_refusal:
             return
         if message["type"] == "http.response.start":
             if message["status"] >= HTTPStatus.BAD_REQUEST:

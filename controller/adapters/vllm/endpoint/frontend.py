@@ -14,6 +14,7 @@ from controller.adapters.vllm.endpoint.answers import error_body
 from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials, Tries
 from controller.api.settings.key_file import own_limits, parse_line
+from controller.api.state.batch_files import BatchFiles
 from controller.core.record.request_record import RequestState
 from controller.ports.processes import Listener, Mailbox, Traces
 from controller.runtime.controller_link import ControllerLink
@@ -56,6 +57,8 @@ class FrontendConfig:
     limits: GateLimits
     receipts: bool = True
     """Whether answers say in headers how their requests were served."""
+    batches: BatchFiles | None = None
+    """Where the batch API has its files; None if the endpoint has no batch API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +218,8 @@ class OpenAIFrontend:
         self.models = models
         self._listener = listener
         self._server: Any = None
+        self._batches: Any = None
+        """The BatchRunner; None if the endpoint has no batch API."""
         for each in models:
             each.on = OnModel(self._on_drain, self._on_limits)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -273,6 +278,7 @@ class OpenAIFrontend:
         )
         self._keep_alive = KeepAlive(max_kept_connections(), error_body)
         args = self.models[0].args
+        self._add_batch_routes(apps[0])
         self._server = openai_app.build_server(apps, args, self._gate, self._keep_alive)
         listening = await self._listener.open()
         serving = asyncio.create_task(self._server.serve(sockets=[listening]))
@@ -280,7 +286,22 @@ class OpenAIFrontend:
             await asyncio.sleep(0.01)
         if serving.done():
             await serving  # raises the error that kept it from starting
+        if self._batches is not None:
+            self._tasks.add(asyncio.create_task(self._batches.run()))
         return serving
+
+    def _add_batch_routes(self, app: Any) -> None:
+        if (files := self._config.batches) is None:
+            return
+        from controller.adapters.vllm.endpoint import batch_routes
+        from controller.adapters.vllm.endpoint.batch_runner import BatchRunner
+
+        files.prepare()
+        gate = self._gate
+        # Half of the places stay for the requests of clients.
+        self._batches = BatchRunner(files, gate.ask, lambda: gate.limits.max_live_requests // 2)
+        batch_routes.add_routes(app, files, self._batches.look)
+        gate.upload_paths = {batch_routes.FILES: batch_routes.MAX_UPLOAD_BYTES}
 
     def _why_not_ready(self) -> str:
         """Of several models, one that can serve is enough: a request to another one is refused by
@@ -323,6 +344,8 @@ class OpenAIFrontend:
         `grace_s`."""
         self._gate.closed = True
         self._keep_alive.ends = True
+        if self._batches is not None:
+            await self._batches.close()  # batches go on after the next start
         deadline_s = asyncio.get_running_loop().time() + grace_s
         while (
             any(each.is_at_work for each in self.models)

@@ -7,9 +7,10 @@ Every error that leaves has the shape and the size described in answers.py.
 Touch points of vLLM: entrypoints/openai/models/serving.py `show_available_models`;
 entrypoints/launchers/api_server/app_state.py `openai_serving_models`."""
 
+import asyncio
 import logging
 from argparse import Namespace
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
@@ -25,10 +26,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from controller.adapters.vllm.checks.body import LEAST_MAX_TOKEN_IDS, find_fault, find_id_fault
 from controller.adapters.vllm.endpoint.answers import INTERNAL, error_body
 from controller.adapters.vllm.endpoint.exchange import (
+    DISCONNECT,
     PLACING,
     BodyRoom,
     ClientLeftError,
     Exchange,
+    Placing,
     Turns,
 )
 from controller.adapters.vllm.endpoint.headers import (
@@ -99,6 +102,8 @@ class Gate:
         that slow senders keep nobody out."""
         self.json_paths: frozenset[str] = frozenset()
         """The paths that take a JSON object by POST."""
+        self.upload_paths: Mapping[str, int] = {}
+        """The paths whose handlers read the body of a POST themselves, and its largest size."""
         self.limits = limits or GateLimits()
         """May be replaced at any time; later requests get the new limits."""
         self.room = BodyRoom(MAX_LARGE_BODIES * self.limits.max_body_bytes)
@@ -117,20 +122,32 @@ class Gate:
         else:
             scope = _as_routed(scope)
             exchange = Exchange(scope, receive, send, receipts=self.receipts)
-            try:
-                await self._pass(scope, exchange)
-            except RefusedError as refused:
-                await exchange.refuse(refused)
-            except ClientLeftError:
-                pass
-            except Exception as error:
-                if why := _late_refusal(error):
-                    await exchange.fail(HTTPStatus.BAD_REQUEST, why)
-                    return
-                log.exception("%s %s failed", scope["method"], scope["path"])
-                await exchange.fail(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL)
-            finally:
-                exchange.close()
+            await self._answer(scope, exchange, self._pass(scope, exchange))
+
+    async def ask(self, asked: "OwnRequest") -> "OwnAnswer":
+        """Answers a request that this process makes itself, in the name of a key, like one of a
+        client. Its priority is the lowest that the key may ask for. It has no deadline."""
+        scope, answer = asked.scope(), OwnAnswer()
+        exchange = Exchange(scope, asked.receive, answer.receive)
+        exchange.placing = Placing(asked.tell_placed)
+        await self._answer(scope, exchange, self._pass_own(scope, exchange, asked.key_id))
+        return answer
+
+    async def _answer(self, scope: Scope, exchange: Exchange, passing: Awaitable[None]) -> None:
+        try:
+            await passing
+        except RefusedError as refused:
+            await exchange.refuse(refused)
+        except ClientLeftError:
+            pass
+        except Exception as error:
+            if why := _late_refusal(error):
+                await exchange.fail(HTTPStatus.BAD_REQUEST, why)
+                return
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            await exchange.fail(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL)
+        finally:
+            exchange.close()
 
     async def _pass(self, scope: Scope, exchange: Exchange) -> None:
         path, method = scope["path"], scope["method"]
@@ -141,30 +158,59 @@ class Gate:
         # A browser asks by OPTIONS, without a key, whether it may call at all.
         if holder is None and method != "OPTIONS" and path not in OPEN_PATHS:
             raise RefusedError(HTTPStatus.UNAUTHORIZED, "give a valid API key as a bearer token")
-        if method != "POST":
-            await self.app(scope, exchange.receive, exchange.send)
-            return
-        self._check_open()
         holder = holder or KeyHolder()
-        asked_priority = read_asked_priority(scope["headers"], self._levels, holder.levels)
-        before = ASKED_PRIORITY.set(asked_priority)
         key_before = ASKED_KEY.set(holder.key_id)
-        session_before = ASKED_SESSION.set(read_session(scope["headers"]))
         try:
-            await self._post(scope, exchange, asked_priority)
+            if method != "POST":
+                await self.app(scope, exchange.receive, exchange.send)
+                return
+            self._check_open()
+            asked = read_asked_priority(scope["headers"], self._levels, holder.levels)
+            if path in self.json_paths:
+                if self._traces is not None:
+                    trace = self._traces.begin(method, path, scope["headers"])
+                    exchange.placing.trace = trace
+                exchange.set_deadline(self.limits.request_timeout_s)
+            await self._post(scope, exchange, asked)
         finally:
-            ASKED_PRIORITY.reset(before)
             ASKED_KEY.reset(key_before)
-            ASKED_SESSION.reset(session_before)
+
+    async def _pass_own(self, scope: Scope, exchange: Exchange, key_id: str) -> None:
+        self._check_open()
+        holder = self._keys.holder(key_id)
+        if holder is None:
+            why = "the API key of this request does not exist any more"
+            raise RefusedError(HTTPStatus.UNAUTHORIZED, why)
+        lowest = min(holder.levels or self._levels, key=self._levels.__getitem__)
+        key_before = ASKED_KEY.set(key_id)
+        try:
+            await self._post(scope, exchange, AskedPriority(self._levels, lowest, holder.levels))
+        finally:
+            ASKED_KEY.reset(key_before)
 
     async def _post(self, scope: Scope, exchange: Exchange, asked_priority: AskedPriority) -> None:
+        before = ASKED_PRIORITY.set(asked_priority)
+        session_before = ASKED_SESSION.set(read_session(scope["headers"]))
+        try:
+            if scope["path"] in self.json_paths:
+                await self._post_json(scope, exchange, asked_priority)
+            else:
+                await self._post_other(scope, exchange)
+        finally:
+            ASKED_PRIORITY.reset(before)
+            ASKED_SESSION.reset(session_before)
+
+    async def _post_other(self, scope: Scope, exchange: Exchange) -> None:
+        if max_bytes := self.upload_paths.get(scope["path"]):
+            exchange.let_app_read(max_bytes)
+        await self.app(scope, exchange.receive, exchange.send)
+        if refusal := exchange.upload_refusal:
+            raise refusal
+
+    async def _post_json(
+        self, scope: Scope, exchange: Exchange, asked_priority: AskedPriority
+    ) -> None:
         path = scope["path"]
-        if path not in self.json_paths:
-            await self.app(scope, exchange.receive, exchange.send)
-            return
-        if self._traces is not None:
-            exchange.placing.trace = self._traces.begin(scope["method"], path, scope["headers"])
-        exchange.set_deadline(self.limits.request_timeout_s)
         self._check_place()  # before the body is read, so that a refusal comes early
         max_bytes = self.limits.max_body_bytes
         if path in TOKEN_PATHS:
@@ -226,6 +272,81 @@ def _late_refusal(error: Exception) -> str | None:
     Starlette raises a RuntimeError, because its handler cannot answer any more."""
     cause = error.__cause__
     return str(cause) if isinstance(error, RuntimeError) and isinstance(cause, ValueError) else None
+
+
+# -- requests of this process ----------------------------------------------------------------------
+
+
+class OwnRequest:
+    """A request with a JSON body that this process makes itself. `key_id`: of the API key in whose
+    name it is made; empty without keys."""
+
+    def __init__(
+        self,
+        path: str,
+        body: bytes,
+        key_id: str,
+        request_id: str,
+        on_placed: Callable[[], None],
+    ) -> None:
+        self.key_id = key_id
+        self._path, self._body, self._request_id = path, body, request_id
+        self._on_placed = on_placed
+        self._read = False
+        self._left = asyncio.Event()
+
+    def leave(self) -> None:
+        """Ends the request, as if its client had left."""
+        self._left.set()
+
+    async def tell_placed(self) -> None:
+        """Called when the request has an instance."""
+        self._on_placed()
+
+    async def receive(self) -> Message:
+        if not self._read:
+            self._read = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self._left.wait()
+        return DISCONNECT
+
+    def scope(self) -> Scope:
+        headers = {
+            b"host": b"localhost",
+            b"content-type": b"application/json",
+            b"content-length": b"%d" % len(self._body),
+            REQUEST_ID: self._request_id.encode(),
+        }
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": self._path,
+            "raw_path": self._path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": list(headers.items()),
+            "client": None,
+            "server": None,
+        }
+
+
+class OwnAnswer:
+    """The answer to an OwnRequest. `status`: 500 as long as there is none."""
+
+    def __init__(self) -> None:
+        self.status: int = HTTPStatus.INTERNAL_SERVER_ERROR
+        self.retry_after_s = 1
+        self.body = b""
+
+    async def receive(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.retry_after_s = int(dict(message["headers"]).get(b"retry-after", 1))
+        else:
+            self.body += message.get("body", b"")
 
 
 # -- around the gate -------------------------------------------------------------------------------

@@ -127,6 +127,12 @@ class ApiKeys:
             return None
         return self._holders[known.index(True)]
 
+    def holder(self, key_id: str) -> KeyHolder | None:
+        """The holder of the key with this id; None if there is no such key."""
+        if not self._digests:
+            return None if key_id else KeyHolder()
+        return next((each for each in self._holders if each.key_id == key_id), None)
+
 
 ASKED_KEY: ContextVar[str] = ContextVar("asked_key", default="")
 """The `key_id` of the HTTP request that is being answered by this task, or by the task that started

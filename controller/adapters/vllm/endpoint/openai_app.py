@@ -136,7 +136,7 @@ async def build_model_app(
     llm: PoolLLM, args: Namespace, tasks: tuple[str, ...], why_not_ready: Callable[[], str]
 ) -> FastAPI:
     """Builds vLLM's app of one model. `why_not_ready`: returns an empty text while new requests are
-    accepted."""
+    accepted. More routes may be added to the app until its server is built."""
     make_models_fail_fast()
     app = routed(args, tasks, llm.model_config, why_not_ready)
     await init_app_state(llm, app.state, args, tasks)
@@ -153,7 +153,9 @@ def build_server(
     arguments of the first one."""
     app = apps[0]
     gate.json_paths = frozenset().union(*map(json_paths, apps))
-    inner = app if len(apps) == 1 else ModelSwitch(apps, gate.json_paths)
+    # Paths that only the first app has, such as those of batches, are about no model.
+    of_models = frozenset.intersection(*map(json_paths, apps))
+    inner = app if len(apps) == 1 else ModelSwitch(apps, of_models)
     gate.app = within(inner, args)
     config = Config(
         around(gate, args, receipts=gate.receipts),
