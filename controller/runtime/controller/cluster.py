@@ -85,6 +85,7 @@ from controller.runtime.controller.operations.drain_runner import (
     DrainRunner,
     RollingRestarts,
 )
+from controller.runtime.controller.operations.notice_runner import NoticeRunner
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster, SpecKeeper
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
 from controller.runtime.controller.operations.scaling import Autoscaling, Scaling
@@ -311,8 +312,8 @@ class MemberEvents:
             log.warning("hello of an unknown member %s", hello.member_id)
             return
         member = change.member
-        if hello.leaves_in_s is not None and not self._cluster.stopping:
-            self._cluster.drains.must_go(member, hello.leaves_in_s)
+        if member.kind == "instance" and not self._cluster.stopping:
+            self._cluster.notices.said(member)
         if change.failed:
             self._cluster.journal.member(member, member.incarnation, "failed", member.detail)
         if change.died is not None:
@@ -501,6 +502,7 @@ class ControllerProcess:
         own_key_limits: OwnLimits = NO_KEYS,
         incarnations: IncarnationStore | None = None,
         wall_clock: Callable[[], float] = time.time,
+        notice_s: float = 30.0,
     ) -> None:
         self._mailbox = mailbox
         self._launcher = launcher
@@ -557,6 +559,7 @@ class ControllerProcess:
         self.traffic = Traffic(self.mail.send_to_frontends)
         self.drain_forecasts = DrainForecasts(self)
         self.drains = DrainRunner(self, self.drain_forecasts, wall_clock)
+        self.notices = NoticeRunner(self, self.drains, launcher, notice_s, wall_clock)
         self.fleet = FleetWatch(
             self,
             self.drains,
@@ -625,6 +628,7 @@ class ControllerProcess:
         unless_stopping: Turns = (
             ("the watch of Ray", self.launching.tick),
             ("the watch for slow instances", self.fleet.look_for_slow),
+            ("the look at notices", self.notices.tick),
             ("the look at drains", self.drains.tick),
             ("the filling of new instances", self.member_events.fill_newcomers),
             ("the rolling restart", self.rolling.tick),
