@@ -19,7 +19,7 @@ NODE_ID = re.compile(r"--node[-_]id=([0-9a-f]{56})")
 
 @pytest.fixture
 def nodes(tmp_path: Path, base_env: dict[str, str]) -> Iterator[TwoNodes]:
-    with two_nodes(tmp_path, base_env) as made:
+    with two_nodes(tmp_path, base_env, num_instances=4) as made:
         made.ray.start_second()
         made.up()
         made.spread()
@@ -50,7 +50,7 @@ def drain(nodes: TwoNodes, host: Host, within_s: int) -> None:
 def test_instances_of_a_drained_node_leave_before_its_deadline(
     nodes: TwoNodes, within_s: int
 ) -> None:
-    first, second = nodes.hosts
+    second = nodes.hosts[1]
     there = nodes.on(second)
     load = nodes.load(rate=4.0, seconds=min(within_s, 15) + 5)
     wait_for(lambda: {each["instance_id"] for each in nodes.requests()} >= set(there), "load there")
@@ -59,7 +59,7 @@ def test_instances_of_a_drained_node_leave_before_its_deadline(
     assert notice["why"] == "Ray drains its node"
     assert (notice["node"], notice["takes_endpoint"]) == (second.address, False)
     wait_for(lambda: not nodes.on(second), "its instances to leave", timeout_s=within_s)
-    wait_for(lambda: raylet(second) is None, "its raylet to end by itself, as nothing is left there")
+    wait_for(lambda: raylet(second) is None, "its empty node to end by itself")
     nodes.llumctl("scale", "+1", "--wait")
     assert nodes.on(second) == []
     out, errors = load.communicate(timeout=120)
