@@ -139,6 +139,11 @@ class NoLauncher:
 
     def terminate(self, member_id: str) -> None: ...
 
+    def leaving(self) -> dict[str, float | None]:
+        return {}
+
+    def avoid(self, machines: frozenset[str]) -> None: ...
+
 
 class ControllerBench:
     """Three processes from `start` to `stop`."""

@@ -30,7 +30,7 @@ class RayNodes:
         self.address = f"{self.first.address}:{port}"
         self._port = port
         mode = {"RAY_AUTH_MODE": "token" if token else "disabled"}
-        self._env = {**env, **mode, **({"RAY_AUTH_TOKEN_PATH": str(token)} if token else {})}
+        self.env = {**env, **mode, **({"RAY_AUTH_TOKEN_PATH": str(token)} if token else {})}
         self._folder = f"/tmp/llumctl-ray-{os.getpid()}"
 
     @property
@@ -58,7 +58,7 @@ class RayNodes:
         here = ("--node-ip-address", host.address)
         done = subprocess.run(
             host.command(RAY, "start", *args, *here, *FEW_BYTES, *QUIET),
-            env=self._env,
+            env=self.env,
             capture_output=True,
             text=True,
             timeout=START_S,

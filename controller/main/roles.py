@@ -33,7 +33,7 @@ import ray
 
 from controller.adapters.listener import HEAD, Keeper, keeper_path
 from controller.adapters.ray import log_rotation
-from controller.adapters.ray.head_watch import HeadWatch
+from controller.adapters.ray.head_watch import HeadWatch, draining_nodes
 from controller.adapters.ray.ray_launcher import PYTHON_VARIABLE, ActorPlan, launch_actor
 from controller.adapters.ray.ray_starts import Start
 from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox
@@ -321,6 +321,7 @@ def _controller_of(
         IncarnationFile(plan.state_dir, plan.nonce, plan.number),
         model=plan.settings.model_names[0] if plan.number else "",
         beside=beside,
+        notice_s=plan.settings.evacuate.notice_s,
     )
     return service, settings
 
@@ -387,6 +388,7 @@ async def llumlet(
     if start.failure:
         await _stay_failed("instance", member_id, plan, controller_address, start.failure)
     from controller.adapters.files.adapter_files import AdapterCopies
+    from controller.adapters.files.notice_file import NoticeFile
     from controller.runtime.instance.llumlet import Llumlet
 
     os.environ["OMP_NUM_THREADS"] = str(plan.num_threads_per_instance)
@@ -412,7 +414,9 @@ async def llumlet(
         num_live_reqs=lambda: service.num_live_reqs,
         on_active=start.succeeded,
         python="" if python == plan.python else python,
+        machine=_ray_node_id(),
     )
+    evacuate = plan.settings.evacuate
     service = Llumlet(
         member,
         mailbox,
@@ -420,10 +424,11 @@ async def llumlet(
         plan.settings.scheduler.status_interval_s,
         _kv_transfer(plan, member, mailbox.address) if attached is None else _no_transfer(),
         AdapterCopies(plan.adapters_dir),
+        NoticeFile(evacuate.notice_file, evacuate.notice_s) if evacuate.notice_file else None,
     )
     if start.notice is not None:
-        loop, notice_s = asyncio.get_running_loop(), plan.settings.evacuate.notice_s
-        start.notice.listen(lambda: _threadsafe(loop, partial(service.must_go, notice_s)))
+        loop, must_go = asyncio.get_running_loop(), partial(service.must_go, evacuate.notice_s)
+        start.notice.listen(lambda: _threadsafe(loop, must_go))
     await service.run()
 
 
@@ -519,6 +524,7 @@ async def frontend(
             num_live_reqs=lambda: model.router.num_live_reqs,
             served_lately=lambda: model.book.served_lately(),
             on_active=start.succeeded,
+            machine=_ray_node_id(),
         )
         about = ModelConfig(
             of_model.engine_args,
@@ -586,7 +592,8 @@ def bind_host(plan: ClusterPlan) -> str:
 
 
 def _head_watch() -> HeadWatch:
-    watch = HeadWatch(str(ray.get_runtime_context().gcs_address))
+    address = str(ray.get_runtime_context().gcs_address)
+    watch = HeadWatch(address, draining=draining_nodes(address))
     watch.start()
     return watch
 

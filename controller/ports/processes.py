@@ -38,8 +38,8 @@ class LauncherLostError(Exception):
 
 
 class Launcher(Protocol):
-    """Starts and ends the cluster's processes. While there is a loss, every method except `loss`
-    and `no_room` raises LauncherLostError."""
+    """Starts and ends the cluster's processes. While there is a loss, every method except `loss`,
+    `no_room`, `leaving` and `avoid` raises LauncherLostError."""
 
     def loss(self) -> LauncherLoss | None:
         """The loss as it was known about a second ago; returns at once."""
@@ -63,6 +63,16 @@ class Launcher(Protocol):
 
     def terminate(self, member_id: str) -> None:
         """Ends the process for good. Unknown ids are ignored."""
+
+    def leaving(self) -> Mapping[str, float | None] | None:
+        """The machines that are still there and will be taken away, as it was known about a
+        second ago. That is never called off. By the id with
+        which a Hello names its machine, the moment in seconds since the epoch, or None if no moment
+        is named. None in place of the mapping if nothing is known. Returns at once, also during a
+        loss."""
+
+    def avoid(self, machines: frozenset[str]) -> None:
+        """Launches no further instance on these machines. Returns at once, also during a loss."""
 
 
 OnMessage = Callable[[bytes | memoryview, Sequence[memoryview]], None]

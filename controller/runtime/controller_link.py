@@ -43,6 +43,7 @@ class ControllerLink:
         served_lately: Callable[[], ServedLately] = ServedLately,
         on_active: Callable[[], None] = lambda: None,
         python: str = "",
+        machine: str = "",
     ) -> None:
         self.kind = kind
         self.member_id = member_id
@@ -58,12 +59,15 @@ class ControllerLink:
         self._served_lately = served_lately
         self._on_active = on_active
         self._python = python
+        self._machine = machine
         self._began_s = time.monotonic()
         self._nonce = secrets.token_hex(8)
         self._phase: Phase = "starting"
         self._detail = ""
         self._info: EngineInfo | None = None
         self._leaves_at_s: float | None = None
+        self._machine_leaves: tuple[float, str] | None = None
+        """When the machine is taken away, and why."""
         self._untold: list[LoggedEvent] = []
         self._num_told = 0
 
@@ -94,9 +98,19 @@ class ControllerLink:
         self._leaves_at_s = time.monotonic() + within_s
         self.say_hello()
 
+    def machine_leaves(self, within_s: float | None, why: str) -> None:
+        """Tells the controller, now and with each Hello from now on, that the machine will be taken
+        away; None: that no notice says so, or not any more."""
+        told = None if within_s is None else (time.monotonic() + within_s, why)
+        is_news = (told is None) != (self._machine_leaves is None)
+        self._machine_leaves = told
+        if is_news:
+            self.say_hello()
+
     def say_hello(self, *, asks: bool = False) -> None:
         """Says Hello. `asks`: the Hello asks for a Welcome even if nothing has changed."""
-        served, leaves_at_s = self._served_lately(), self._leaves_at_s
+        served, now_s = self._served_lately(), time.monotonic()
+        leaves_at_s, machine = self._leaves_at_s, self._machine_leaves
         hello = Hello(
             wire=wire_version(),
             kind=self.kind,
@@ -118,7 +132,10 @@ class ControllerLink:
             kept_targets=served.kept_targets,
             served=served.in_all,
             asks=asks,
-            leaves_in_s=None if leaves_at_s is None else leaves_at_s - time.monotonic(),
+            leaves_in_s=None if leaves_at_s is None else leaves_at_s - now_s,
+            machine=self._machine,
+            machine_leaves_in_s=None if machine is None else machine[0] - now_s,
+            machine_leaves_why="" if machine is None else machine[1],
             generation=self._generation(),
             fingerprint=self.fingerprint,
             python=self._python,

@@ -67,9 +67,9 @@ def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_
 
     There is a line about the cluster itself, one with the verdict on it, one with its output of the
     last minute, and one each about levels, held requests, auto-scaling, refusals, a rolling
-    restart, LoRA adapters, replays and alarms, as far as there are any. The table has a column for
-    drains and one for kept instances only while there are any. If `wide`, tables of frontends,
-    levels, drains, held requests, queue heads, moves and replays follow.
+    restart, notices, LoRA adapters, replays and alarms, as far as there are any. The table has a
+    column for drains and one for kept instances only while there are any. If `wide`, tables of
+    frontends, levels, drains, held requests, queue heads, moves and replays follow.
     """
     columns = WIDE_COLUMNS if wide else COLUMNS
     if any(item.kept_for for item in status.instances):
@@ -87,6 +87,7 @@ def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_
                 *_autoscale(status),
                 *_refused(status),
                 *_rolling(status),
+                *_notices(status),
                 *_adapters(status),
                 *_replays(status),
                 *_alarms(alarms(status, limits)),
@@ -233,6 +234,21 @@ def _rolling(status: ClusterStatus) -> list[str]:
     return [*progress, *([changed] if changed else [])]
 
 
+def _notices(status: ClusterStatus) -> list[str]:
+    """`notice  i-1 i-3 leave 198.18.77.2 in 28s: Ray drains its node`."""
+    lines = []
+    for each in status.notices:
+        left_s = each.leaves_at_s - status.time_s
+        when = f"in {duration(left_s)}" if left_s > 0 else "now"
+        leave = f"leave {each.node}" if each.node else "ends"
+        who = f"{' '.join(each.instance_ids)} {leave} {when}"
+        if not each.instance_ids:
+            who = f"no instance is started on {each.node}"
+        also = "; the endpoint and the controller end with it" if each.takes_endpoint else ""
+        lines.append(printable(f"notice  {who}: {each.why}{also}"))
+    return lines
+
+
 def _adapters(status: ClusterStatus) -> list[str]:
     """The names of the LoRA adapters, with what is wrong with each."""
     if not status.adapters:
@@ -369,7 +385,7 @@ def _details(status: ClusterStatus) -> Iterator[str]:
     instances, queue heads, moves, replays. Empty tables are left out."""
     for header, rows in (
         (("LEVEL", "RANK", "RUN", "WAIT", "TTFT99", "GOODPUT", "KEPT"), _level_rows(status)),
-        (("DRAIN", "LEFT", "MOVED", "DEADLINE", "THEN"), _drain_rows(status)),
+        (("DRAIN", "LEFT", "MOVED", "DEADLINE", "THEN", "WHY"), _drain_rows(status)),
         (
             ("HELD", "PLACE", "LEVEL", "WAITED", "NEEDS", "KEPT", "LACKS", "OVERTAKEN", "WHY"),
             _held_rows(status),
@@ -408,6 +424,7 @@ def _drain_rows(status: ClusterStatus) -> _Rows:
             str(drain.num_moved),
             "-" if drain.deadline_s is None else _deadline(drain.deadline_s - status.time_s),
             _then(drain),
+            printable(drain.why) or "-",
         )
         for item in status.instances
         if (drain := item.drain) is not None

@@ -20,7 +20,7 @@ CONFIG = """
 ray_address = "{address}:{port}"
 host = "auto"
 engine = "emulated"
-instances = 6
+instances = {instances}
 frontends = 1
 
 [endpoint]
@@ -44,6 +44,7 @@ class TwoNodes:
         folder: Path,
         base_env: dict[str, str],
         token: Path | None = None,
+        num_instances: int = 6,
     ) -> None:
         self.hosts = hosts
         self._folder = folder
@@ -52,7 +53,11 @@ class TwoNodes:
         config = folder / "c.toml"
         config.write_text(
             CONFIG.format(
-                address=hosts[0].address, port=ray_port, endpoint=endpoint, control=control
+                address=hosts[0].address,
+                port=ray_port,
+                endpoint=endpoint,
+                control=control,
+                instances=num_instances,
             )
         )
         self._env = base_env | {"LLUMCTL_CONFIG": str(config)}
@@ -118,11 +123,11 @@ class TwoNodes:
 
 @contextmanager
 def two_nodes(
-    folder: Path, base_env: dict[str, str], token: Path | None = None
+    folder: Path, base_env: dict[str, str], token: Path | None = None, num_instances: int = 6
 ) -> Iterator[TwoNodes]:
     """Of which the first has Ray's head. `token`: the file of the token that Ray asks for."""
     with two_hosts() as hosts:
-        made = TwoNodes(hosts, folder, base_env, token)
+        made = TwoNodes(hosts, folder, base_env, token, num_instances)
         try:
             made.ray.start_first()
             yield made

@@ -72,6 +72,12 @@ class NoLauncher:
     def terminate(self, member_id: str) -> None:
         """The test ends it."""
 
+    def leaving(self) -> dict[str, float | None]:
+        return {}
+
+    def avoid(self, machines: frozenset[str]) -> None:
+        raise AssertionError(f"{machines}: no test takes a machine away")
+
 
 async def controller(
     key: str, port: int, num_instances: int, num_frontends: int, **_others: Any

@@ -50,6 +50,21 @@ def test_a_head_that_goes_and_comes(machine: Machine) -> None:
         assert watch.loss is None
 
 
+def test_draining_nodes_are_known_until_the_head_says_otherwise() -> None:
+    told: list[dict[str, float | None]] = [{}, {"n": 5.0}]
+
+    def ask() -> dict[str, float | None]:
+        if not told:
+            raise RuntimeError("it takes too long")
+        return told.pop(0)
+
+    watch = HeadWatch("127.0.0.1:1", draining=ask)
+    assert watch.draining is None
+    for known in ({}, {"n": 5.0}, {"n": 5.0}):
+        watch.ask_for_draining()
+        assert watch.draining == known
+
+
 def test_a_raylet_that_is_gone(machine: Machine) -> None:
     """Another process adopts the raylet's children. No process ends by itself then."""
     with socket.create_server(("127.0.0.1", 0)) as head:

@@ -63,6 +63,37 @@ def test_the_memory_of_an_instance_follows_its_engine_arguments_and_its_weights(
     assert instance_memory(plan, changed) == (without + 7 * GIB, "")
 
 
+def test_no_machine_is_left_for_an_instance(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = module.ActorPlan("m:f", {})
+    nodes = [{"NodeID": each, "Alive": each != "c"} for each in "abc"]
+    monkeypatch.setattr(module.ray, "nodes", lambda: nodes)
+    head = SimpleNamespace(look=lambda _: None, loss=None, draining={"a": 5.0})
+    launcher = module.RayLauncher("n", "/logs", plan, plan, lambda: 0, head=head)
+    assert launcher.leaving() == {"a": 5.0}
+    assert launcher.no_room(1) == ""
+    launcher.avoid(frozenset({"b"}))
+    assert launcher.no_room(1) == "by notices, every machine will be taken away"
+
+
+def test_an_instance_is_made_on_none_of_the_avoided_machines(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, Any] = {}
+
+    def remote(_: type) -> Any:
+        return SimpleNamespace(
+            options=lambda **options: made.update(options) or SimpleNamespace(remote=print)
+        )
+
+    monkeypatch.setattr(module.ray, "remote", remote)
+    plan = module.ActorPlan("m:f", {}, avoided=frozenset({"b", "a"}))
+    module.launch_actor("n", "i-0", plan, "/logs")
+    assert made["label_selector"] == {"ray.io/node-id": "!in(a,b)"}
+    assert made["scheduling_strategy"] == "SPREAD"
+
+
 class FakeRay:
     """The actors that Ray has by name, and what was done to them."""
 

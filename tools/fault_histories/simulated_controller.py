@@ -179,6 +179,8 @@ class Processes(Protocol):
 
     def is_misplaced(self, member_id: str) -> bool: ...
 
+    def drained_machines(self) -> Mapping[str, float | None]: ...
+
 
 class SimulatedLauncher:
     """Its calls fail while it is lost."""
@@ -214,6 +216,12 @@ class SimulatedLauncher:
     def terminate(self, member_id: str) -> None:
         self._check()
         self._processes.end(member_id, for_good=True)
+
+    def leaving(self) -> Mapping[str, float | None] | None:
+        return None if self.lost else self._processes.drained_machines()
+
+    def avoid(self, machines: frozenset[str]) -> None:
+        """Whatever is launched in a history may come to any machine."""
 
 
 class ControllerMailbox:

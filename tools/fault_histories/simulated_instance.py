@@ -109,6 +109,7 @@ class Instance(MoveTable[Outgoing, Incoming]):
         self.python = ""
         self.ends_at_s: float | None = None
         """When the process will be ended, whatever anybody says."""
+        self.machine = ""
         self.hangs_until_s = 0.0
         """The engine; the loop goes on."""
         self.finished: dict[str, Live] = {}
@@ -282,6 +283,9 @@ class Instance(MoveTable[Outgoing, Incoming]):
             num_live_reqs=len(self.live),
             asks=asks,
             leaves_in_s=None if ends_at_s is None else ends_at_s - self.now_s,
+            machine=self.machine,
+            machine_leaves_in_s=self.network.machine_leaves_in_s(self.machine),
+            machine_leaves_why="a file",
             fingerprint=f"vllm={self.python}",
             python=self.python,
         )

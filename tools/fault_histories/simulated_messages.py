@@ -178,6 +178,9 @@ class Network(Protocol):
 
     def uniform(self, least: float, most: float) -> float: ...
 
+    def machine_leaves_in_s(self, machine: str) -> float | None:
+        """What a file on the machine says."""
+
     def copy(self, copy: Copy) -> None: ...
 
     def expect(self, owner: str, expected: Expected) -> None: ...

@@ -113,6 +113,13 @@ class Simulation:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
+        self.machine_dice = random.Random(-seed - 1)
+        """Of its own, so that a history without such a notice is what it was before there were
+        any."""
+        self.leaving: dict[str, tuple[float, bool]] = {}
+        """The machines that will be taken away: when, and whether the launcher says so and not a
+        file."""
+        self.num_machines_gone = 0
         self.now_s = 0.0
         self.trace: list[tuple[Any, ...]] = []
         self.outcomes: dict[str, list[tuple[str, str]]] = {}
@@ -344,6 +351,8 @@ class Simulation:
         for what, mean in (*orders, *faults):
             for _ in range(_how_many(rng, mean)):
                 self.at(rng.uniform(2.0, FAULTS_S), what)
+        if self.machine_dice.random() < 0.3:
+            self.at(self.machine_dice.uniform(2.0, FAULTS_S), self._machine_leaves)
         self._start_controller()
         for instance_id in self.disk.spec.instance_ids:
             self.at(rng.uniform(0, TURN_S), self._turn, instance_id)
@@ -740,6 +749,44 @@ class Simulation:
         self._do_there(instance.address, instance.say_hello)
         self.after(within_s + 2.0, end)
 
+    def _machine_leaves(self) -> None:
+        """A file there says so, which may be taken away again, or the launcher does."""
+        dice = self.machine_dice
+        if self._healed or len(self._instances()) < 2:
+            return
+        machine = dice.choice(sorted({each.machine for each in self._instances()}))
+        within_s, is_launchers = dice.choice([2.0, 6.0]), dice.random() < 0.5
+        self.note("machine", machine, within_s, is_launchers)
+        self.leaving[machine] = self.now_s + within_s, is_launchers
+        if not is_launchers and dice.random() < 0.5:
+            self.after(dice.uniform(0.5, within_s), self._file_is_gone, machine)
+        else:
+            self.after(within_s, self._machine_is_gone, machine)
+
+    def _file_is_gone(self, machine: str) -> None:
+        self.leaving.pop(machine, None)
+
+    def _machine_is_gone(self, machine: str) -> None:
+        """There is another one in its place, with another name."""
+        self.note("machine gone", machine)
+        self.num_machines_gone += 1
+        for instance in self._instances():
+            if instance.machine == machine:
+                self.num_lost += 1
+                self._end_process(instance.instance_id)
+        self.leaving.pop(machine, None)
+
+    def machine_leaves_in_s(self, machine: str) -> float | None:
+        at_s, is_launchers = self.leaving.get(machine, (0.0, True))
+        return None if is_launchers else at_s - self.now_s
+
+    def drained_machines(self) -> dict[str, float | None]:
+        base_s = self._wall_s() - self.now_s
+        return {machine: base_s + at_s for machine, (at_s, said) in self.leaving.items() if said}
+
+    def _machine_of(self, instance_id: str) -> str:
+        return f"m-{int(instance_id[2:]) % 2}-{self.num_machines_gone}"
+
     def _crash_controller(self) -> None:
         if self.controller is None or self._healed:
             return
@@ -897,7 +944,7 @@ class Simulation:
             num_blocks = rng.choice([blocks_for(72), 20, 24, 32])
             engine = SimulatedEngine(next(self._num_engines), num_blocks)
             process = Instance(member_id, nonce, engine, self, rng.choice([1, 2, 4, 8]))
-            process.python = host.python
+            process.python, process.machine = host.python, self._machine_of(member_id)
             process.step_time_s = rng.choice([TURN_S] * 9 + [4 * TURN_S])
             self.after(
                 rng.uniform(0.1, 1.5), self._do_there, process.address, process.begin_serving

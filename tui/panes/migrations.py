@@ -138,7 +138,7 @@ def _evacuation(
         blocks="-",
         down="-",
         age=Span(f"-{left}", Tone.WARN),
-        why=f"goes in {left}, {drain.num_moved} moved",
+        why=printable(f"goes in {left}, {drain.num_moved} moved{drain.why and f'; {drain.why}'}"),
         what=f"{drain.num_requests_left} left",
     )
 

@@ -33,6 +33,7 @@ from controller.api.wire.status import (
     KeyStatus,
     LevelStatus,
     MoveStatus,
+    NoticeStatus,
     QueueHeadStatus,
     RefusedStatus,
     ReplaysStatus,
@@ -45,6 +46,7 @@ from controller.api.wire.status import (
 from controller.core.admission.instance_pool import InstanceRecord
 from controller.core.admission.placement import WaitingPlace, WaitingView, queue_reason
 from controller.core.admission.waiting_requests import Waiting
+from controller.core.emptying.claims import Claim, Evacuate
 from controller.core.fleet.attached import AttachedServer
 from controller.core.fleet.autoscaler import Check
 from controller.core.fleet.cluster_spec import LEAVES_BY_MOVES, staying_instances
@@ -149,6 +151,7 @@ def cluster_status(
         adapters=adapters(controller),
         num_migrated_last_minute=num_migrated,
         num_failed_moves_last_minute=num_failed,
+        notices=notices(controller),
         instances=with_replays(controller, instances),
         frontends=frontends,
     )
@@ -749,6 +752,29 @@ def _drain(controller: ControllerProcess, instance_id: str) -> DrainStatus | Non
         removes=claims.goes,
         restarts=claims.restarts,
         evacuates=claims.notice is not None,
+        why=_why_it_drains(claims.strongest),
+    )
+
+
+def _why_it_drains(claim: Claim) -> str:
+    is_noticed = isinstance(claim, Evacuate) and claim.by != "operator"
+    return f"notice: {claim.reason}" if is_noticed else claim.reason
+
+
+def notices(controller: ControllerProcess) -> tuple[NoticeStatus, ...]:
+    """The notices that stand. A machine that only the launcher knows is named by its id there."""
+    members = controller.roster.members.values()
+    nodes = {each.said.machine: each.node for each in members}
+    with_endpoint = {each.said.machine for each in controller.roster.frontends()}
+    return tuple(
+        NoticeStatus(
+            node=nodes.get(each.machine, each.machine) if each.machine else "",
+            why=each.notice.why,
+            leaves_at_s=round(each.notice.leaves_at_s, 3),
+            instance_ids=each.instance_ids,
+            takes_endpoint=bool(each.machine) and each.machine in with_endpoint,
+        )
+        for each in controller.notices.machine.view()
     )
 
 

@@ -54,6 +54,7 @@ from controller.core.record.verdict import (
     SLOW_MOVE_S,
     Absent,
     Blocked,
+    Leaving,
     Present,
     SlowMove,
     StuckDrain,
@@ -358,6 +359,13 @@ def present_of(
         ],
         drained=[each.id for each in status.instances if each.drain is not None],
         stuck_drain=_stuck_drain(status),
+        leaving=[
+            Leaving(
+                each.instance_ids, each.leaves_at_s - status.time_s, each.why, each.takes_endpoint
+            )
+            for each in status.notices
+            if each.instance_ids or each.takes_endpoint
+        ],
         controller_back_s=status.uptime_s
         if status.cluster_uptime_s > status.uptime_s + LONGEST_START_S
         else None,

@@ -8,7 +8,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class ActorPlan:
     arguments: dict[str, Any]
     num_gpus: int = 0
     node_id: str | None = None
+    avoided: frozenset[str] = frozenset()
+    """The nodes on which it is not made. Ray itself leaves out those that it drains."""
     python: str = ""
     """The path of the Python interpreter that runs the process, on any node; empty: Ray's own."""
     is_new: bool = False
@@ -61,6 +63,7 @@ class RayLauncher:
     """How to make the actor of an attached server, with a JSON text as its argument `server`."""
     server_of: Callable[[str], str] = lambda _instance_id: ""
     """The JSON text of the server to which the instance is attached; empty: to none."""
+    _avoided: frozenset[str] = frozenset()
     _handles: dict[str, Any] = field(default_factory=dict)
     """The actors by member. None: the actor was ended, and the next one could not be made yet."""
     _pythons: dict[str, str] = field(default_factory=dict)
@@ -81,11 +84,17 @@ class RayLauncher:
         """Makes the instance's actor. Does not look for one by this name: for a moment, Ray would
         still find an actor that has just been ended."""
         python, server = self.python_of(instance_id), self.server_of(instance_id)
-        plan = replace(self.instance, python=python)
+        plan = replace(self.instance, python=python, avoided=self._avoided)
         if server and self.attached is not None:
             plan = replace(self.attached, arguments={**self.attached.arguments, "server": server})
         self._launch(instance_id, replace(plan, is_new=True))
         self._pythons[instance_id] = python
+
+    def leaving(self) -> Mapping[str, float | None] | None:
+        return None if self.head is None else self.head.draining
+
+    def avoid(self, machines: frozenset[str]) -> None:
+        self._avoided = machines
 
     def launch_frontend(self, frontend_id: str) -> None:
         self._launch(frontend_id, self.frontend)
@@ -95,6 +104,9 @@ class RayLauncher:
         with this machine's memory."""
         if (loss := self._look()) is not None:
             return loss.what
+        gone = self._avoided | (self.leaving() or {}).keys()
+        if gone and all(node["NodeID"] in gone for node in ray.nodes() if node["Alive"]):
+            return "by notices, every machine will be taken away"
         num_gpus = num_instances * self.instance.num_gpus
         if num_gpus:
             free = int(ray.available_resources().get("GPU", 0))
@@ -175,6 +187,9 @@ def launch_actor(namespace: str, name: str, plan: ActorPlan, log_dir: str) -> An
     if plan.node_id is not None:
         options["label_selector"] = {"ray.io/node-id": plan.node_id}
     else:
+        if plan.avoided:
+            nodes = ",".join(sorted(plan.avoided))
+            options["label_selector"] = {"ray.io/node-id": f"!in({nodes})"}
         # By default Ray fills one machine before it uses the next. Four instances without GPUs were
         # all placed on the second of two machines, and would have died with that machine.
         options["scheduling_strategy"] = "SPREAD"

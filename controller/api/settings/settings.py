@@ -164,11 +164,15 @@ class EmulatedTable(Table):
 
 
 class EvacuateTable(Table):
-    """`[evacuate]`: instances that must be gone at a given moment; docs/draining.md."""
+    """`[evacuate]`: instances that must be gone at a given moment; docs/notices.md."""
 
     notice_s: Seconds = 30.0
     """How long an instance's requests may take to move to other instances after its process got a
-    SIGTERM. Then the process ends, and is not started again."""
+    SIGTERM, or after a notice about its machine that names no moment. Then the process ends, and is
+    not started again."""
+    notice_file: Annotated[str, Field(pattern="^(/.*)?$")] = ""
+    """An absolute path on the machines of the instances. While there is a file, all instances of
+    its machine are evacuated. It may say by when: docs/notices.md. Empty: no file is looked for."""
 
 
 class ConsoleTable(Table):

@@ -87,6 +87,22 @@ class DrainStatus(WireModel):
     restarts: bool = False
     evacuates: bool = False
     """The instance is removed at the deadline, whatever requests it still has."""
+    why: str = ""
+    """The reason that was given; of a notice, `notice: ` and what says so."""
+
+
+class NoticeStatus(WireModel):
+    """A notice: instances have to be gone by a given moment. `node`: their machine, which will be
+    taken away; empty if only the process of one instance is ended. `leaves_at_s`: the moment, in
+    seconds since the epoch. New instances are not started on the machine."""
+
+    node: str
+    why: str
+    leaves_at_s: float
+    instance_ids: tuple[str, ...] = ()
+    """The instances that have to go, and are not gone yet."""
+    takes_endpoint: bool = False
+    """Whether the endpoint and the controller are on this machine: they end with it."""
 
 
 class KeptForStatus(WireModel):
@@ -650,6 +666,8 @@ class ClusterStatus(AnswerModel):
     """The output tokens of the last minute, for each second; null in the first second of a
     controller."""
     tokens_per_instance_hour: float | None = None
+    notices: tuple[NoticeStatus, ...] = ()
+    """The notices that stand, the earliest first."""
     instances: tuple[InstanceStatus, ...]
     frontends: tuple[FrontendStatus, ...]
 

@@ -73,7 +73,10 @@ class Remove(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Evacuate(Claim):
-    """The instance's process will be ended at the deadline, which this claim always has."""
+    """The instance's process will be ended at the deadline, which this claim always has. `by`: who
+    says so: an operator, the process itself, or a notice about its machine (`notices`)."""
+
+    by: Literal["operator", "process", "machine"] = "operator"
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,18 +207,6 @@ class BeganServing:
 
 
 @dataclass(frozen=True, slots=True)
-class MustGo:
-    """The instance reports that its process will be ended. `is_planned`: whether the instance is in
-    the spec."""
-
-    instance_id: str
-    incarnation: int
-    within_s: float
-    is_planned: bool
-    epoch_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Replaced:
     """The process with this nonce was told to end, and the next process starts."""
 
@@ -265,7 +253,6 @@ Event = (
     | Unanswered
     | MoveEnded
     | BeganServing
-    | MustGo
     | Replaced
     | Removed
     | HandedOver
@@ -322,11 +309,6 @@ class HandOver(OfInstance):
 
 
 @dataclass(frozen=True, slots=True)
-class MakeClaim(OfInstance):
-    claim: Claim
-
-
-@dataclass(frozen=True, slots=True)
 class TakeBack(OfInstance):
     """Take back the claim of this kind."""
 
@@ -380,7 +362,6 @@ Instruction = (
     | HandOver
     | FindStayers
     | ReplayElsewhere
-    | MakeClaim
     | TakeBack
     | Replace
     | Terminate
@@ -465,8 +446,6 @@ class Drains:
                     drain.num_moved += 1
             case BeganServing():
                 return [self._tell(event.instance_id, event.epoch_s)]
-            case MustGo():
-                return self._must_go(event)
             case Replaced(instance_id, nonce):
                 if (drain := self._drains.get(instance_id)) is not None:
                     drain.replaced, drain.replace_at_s = nonce, now_s + REPLACE_AGAIN_S
@@ -577,18 +556,6 @@ class Drains:
         why = why_claimed(claims, before)
         out.append(_log(EventKind.DRAIN_STARTED, instance_id, claims, why, numbers, actor))
         return out
-
-    def _must_go(self, event: MustGo) -> list[Instruction]:
-        known = self.claims.get(event.instance_id)
-        if not event.is_planned or (known is not None and known.notice is not None):
-            return []
-        notice = Evacuate(
-            f"notice-{event.instance_id}-{event.incarnation}",
-            event.epoch_s,
-            deadline_s=event.epoch_s + max(0.0, event.within_s),
-            reason="its process was told to end",
-        )
-        return [MakeClaim(event.instance_id, notice)]
 
     def _removed(self, event: Removed) -> list[Instruction]:
         instance_id = event.instance_id

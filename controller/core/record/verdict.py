@@ -177,6 +177,17 @@ class StuckDrain:
 
 
 @value
+class Leaving:
+    """Instances that have to be gone in `in_s`, by a notice. `takes_endpoint`: the endpoint goes
+    with their machine."""
+
+    instance_ids: Sequence[str]
+    in_s: float
+    why: str
+    takes_endpoint: bool = False
+
+
+@value
 class Present:
     """What one look at the cluster finds. `launcher`: why no process can be started; empty if it
     can. `num_waiting_on`: on how many instances requests wait; 0 if they wait at the controller.
@@ -199,6 +210,7 @@ class Present:
     slow_moves: Sequence[SlowMove] = ()
     drained: Collection[str] = ()
     stuck_drain: StuckDrain | None = None
+    leaving: Sequence[Leaving] = ()
     controller_back_s: float | None = None
     num_adding: int = 0
     cold_start_s: float | None = None
@@ -500,7 +512,19 @@ class _Judgement:
                 gauges = self._present.sample.gauges
                 running = round(gauges.get("num_running_reqs", 0.0))
                 waits = f"{self._num_waiting} wait, " if self._num_waiting else ""
-                return f"{self._present.num_serving} serve, {running} run, {waits}{self._kv()}"
+                serve = f"{self._leaving()}{self._present.num_serving} serve"
+                return f"{serve}, {running} run, {waits}{self._kv()}"
+
+    def _leaving(self) -> str:
+        words = ""
+        for each in self._present.leaving:
+            names = [*each.instance_ids, *(["the endpoint"] if each.takes_endpoint else [])]
+            if len(names) > 3:
+                names = [f"{len(names)} members"]
+            leave = "leaves" if len(names) == 1 and " members" not in names[0] else "leave"
+            in_s = f"in {_seconds(each.in_s)}" if each.in_s > 0 else "now"
+            words += f"{' '.join(names)} {leave} {in_s} ({each.why}), " if names else ""
+        return words
 
     def _why_degraded(self) -> str:
         present = self._present

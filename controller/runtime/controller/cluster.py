@@ -86,6 +86,7 @@ from controller.runtime.controller.operations.drain_runner import (
     DrainRunner,
     RollingRestarts,
 )
+from controller.runtime.controller.operations.notice_runner import NoticeRunner
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster, SpecKeeper
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
 from controller.runtime.controller.operations.scaling import Autoscaling, Scaling
@@ -312,8 +313,8 @@ class MemberEvents:
             log.warning("hello of an unknown member %s", hello.member_id)
             return
         member = change.member
-        if hello.leaves_in_s is not None and not self._cluster.stopping:
-            self._cluster.drains.must_go(member, hello.leaves_in_s)
+        if member.kind == "instance" and not self._cluster.stopping:
+            self._cluster.notices.said(member)
         if change.failed:
             self._cluster.journal.member(member, member.incarnation, "failed", member.detail)
         if change.died is not None:
@@ -504,6 +505,7 @@ class ControllerProcess:
         wall_clock: Callable[[], float] = time.time,
         model: str = "",
         beside: "ControllerProcess | None" = None,
+        notice_s: float = 30.0,
     ) -> None:
         """`model`: the name of the model, if the cluster serves several. `beside`: the controller
         of another of its models, made before, in the same process."""
@@ -574,6 +576,7 @@ class ControllerProcess:
         self.traffic = Traffic(self.mail.send_to_frontends)
         self.drain_forecasts = DrainForecasts(self)
         self.drains = DrainRunner(self, self.drain_forecasts, wall_clock)
+        self.notices = NoticeRunner(self, self.drains, launcher, notice_s, wall_clock)
         self.fleet = FleetWatch(
             self,
             self.drains,
@@ -652,6 +655,7 @@ class ControllerProcess:
         unless_stopping: Turns = (
             *(of_first if self.is_first else ()),
             ("the watch for slow instances", self.fleet.look_for_slow),
+            ("the look at notices", self.notices.tick),
             ("the look at drains", self.drains.tick),
             ("the filling of new instances", self.member_events.fill_newcomers),
             ("the rolling restart", self.rolling.tick),

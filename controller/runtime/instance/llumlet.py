@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -117,6 +117,7 @@ from controller.runtime.messages.requests import (
     RequestEvents,
     RequestRefused,
 )
+from controller.runtime.repeating import repeat
 
 log = logging.getLogger(__name__)
 
@@ -307,6 +308,18 @@ SWITCH_INTERVAL_S = 0.0005
 # If the controller does not end a process that must go, the process ends itself this long after
 # that moment.
 END_MARGIN_S = 2.0
+# How often an instance looks whether its machine will be taken away.
+NOTICE_EVERY_S = 0.5
+
+
+class MachineNotice(Protocol):
+    """A place on this machine where somebody may say that the machine will be taken away. Its look
+    may block."""
+
+    @property
+    def why(self) -> str: ...
+
+    def leaves_in_s(self) -> float | None: ...
 
 
 class Llumlet:
@@ -321,9 +334,11 @@ class Llumlet:
         status_interval_s: float,
         transfer: KvTransfer,
         adapter_files: AdapterFiles,
+        machine_notice: MachineNotice | None = None,
     ) -> None:
         self._member = member
         self._mailbox = mailbox
+        self._machine_notice = machine_notice
         self._transfer = transfer
         self._adapter_files = adapter_files
         self.serving: Serving | None = None
@@ -368,6 +383,9 @@ class Llumlet:
         ended = RuntimeError(f"it was told to end {within_s:.0f} s ago")
         asyncio.get_running_loop().call_later(within_s + END_MARGIN_S, self._end, ended)
 
+    async def _look_for_notice(self, notice: MachineNotice) -> None:
+        self._member.machine_leaves(await asyncio.to_thread(notice.leaves_in_s), notice.why)
+
     def _end(self, error: BaseException) -> None:
         if not self._stopped.done():
             self._stopped.set_exception(error)
@@ -377,12 +395,17 @@ class Llumlet:
         self._stopped = asyncio.get_running_loop().create_future()
         self._mailbox.start(self._inbox.take, self._on_lost)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        hellos = asyncio.create_task(self._member.keep_saying_hello())
+        repeated = [asyncio.create_task(self._member.keep_saying_hello())]
+        if self._machine_notice is not None:
+            look = partial(self._look_for_notice, self._machine_notice)
+            await look()  # before the first Hello, which would say that there is no notice
+            repeated.append(asyncio.create_task(repeat(NOTICE_EVERY_S, "the notice", look)))
         self._thread.start()
         try:
             await self._stopped
         finally:
-            hellos.cancel()
+            for each in repeated:
+                each.cancel()
             if self.serving is not None:
                 self.serving.close()
             await self._transfer.close()

@@ -82,6 +82,12 @@ class Hello(Message, frozen=True):
     leaves_in_s: float | None = None
     """How long until this process is ended, whatever requests it has then; None: no end is
     planned."""
+    machine: str = ""
+    """The launcher's id of the machine on which this process runs; empty if it has none."""
+    machine_leaves_in_s: float | None = None
+    """How long until the machine of this instance is taken away, by a notice on the machine; None:
+    there is no such notice."""
+    machine_leaves_why: str = ""
     generation: int | None = None
     """The generation of the arguments of the member's engine; None if the member has not been told
     any arguments yet."""

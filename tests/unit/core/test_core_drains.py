@@ -136,8 +136,6 @@ class World:
             case emptying.FindStayers(instance_id, drain_id):
                 told = emptying.StayersFound(instance_id, drain_id, 1, ("r no_blocks",), self.now_s)
                 self.questions.append(lambda: self.handle(replace(told, epoch_s=self.now_s)))
-            case emptying.MakeClaim(instance_id, claim):
-                self.claim(instance_id, claim)
             case emptying.TakeBack(instance_id, kind, why):
                 assert isinstance(self.drains[instance_id].strongest, kind)
                 is_gone = self.machine.is_replacing(instance_id)
@@ -192,7 +190,7 @@ class World:
             return
         instance_id = dice.choice(sorted(self.instances))
         found = self.instances[instance_id]
-        what = dice.randrange(14)
+        what = dice.randrange(13)
         if what < 3:
             self.operator(lambda: self.claim(instance_id, self.any_claim(found)))
         elif what < 5 and instance_id in self.drains:
@@ -220,11 +218,6 @@ class World:
             self.restarts_controller()
         elif what == 12 and instance_id in self.ordered:
             self.hands_over(instance_id, complete=dice.random() < 0.5)
-        elif what == 13 and found.serving:
-            self.num_made += 1  # or a notice that comes again begins a drain of the same id
-            go = emptying.MustGo(instance_id, self.num_made, 20.0, True, self.now_s)
-            self.operator(lambda: self.handle(go))
-            assert self.disk_is_full or self.drains[instance_id].notice is not None
 
     def operator(self, order: Callable[[], None]) -> None:
         before = dict(self.drains)

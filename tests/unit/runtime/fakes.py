@@ -333,6 +333,9 @@ class FakeLauncher:
         self.restarted: list[str] = []
         self.misplaced: set[str] = set()
         self.why_no_room = ""
+        self.drains: dict[str, float | None] = {}
+        """The machines that will be taken away."""
+        self.avoided: frozenset[str] = frozenset()
         self.lost: LauncherLoss | None = None
         self.num_refused = 0
         """How many calls found that the launcher is lost."""
@@ -359,6 +362,12 @@ class FakeLauncher:
 
     def terminate(self, member_id: str) -> None:
         self._answer(member_id, self.terminated)
+
+    def leaving(self) -> dict[str, float | None] | None:
+        return None if self.lost else self.drains
+
+    def avoid(self, machines: frozenset[str]) -> None:
+        self.avoided = machines
 
     def _answer(self, member_id: str, done: list[str]) -> None:
         if self.lost is not None:

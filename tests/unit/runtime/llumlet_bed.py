@@ -22,6 +22,14 @@ from tests.unit.runtime.members import EndedByTestError
 HERE = "mem://i-0"
 
 
+class FakeNotice:
+    why = "a file"
+    within_s: float | None = None
+
+    def leaves_in_s(self) -> float | None:
+        return self.within_s
+
+
 class Bed:
     """An instance `i-0`, a controller and two frontends."""
 
@@ -37,8 +45,15 @@ class Bed:
         self.member = ControllerLink(
             "instance", "i-0", mailbox, "mem://controller", "n", lambda: self.llumlet.num_live_reqs
         )
+        self.notice = FakeNotice()
         self.llumlet = Llumlet(
-            self.member, mailbox, self.build, status_interval_s, FakeTransfer(), self.adapter_files
+            self.member,
+            mailbox,
+            self.build,
+            status_interval_s,
+            FakeTransfer(),
+            self.adapter_files,
+            self.notice,
         )
         self.task: asyncio.Task[None]
 

@@ -343,6 +343,35 @@ async def test_a_process_that_says_that_it_must_go_is_evacuated(bed: Bed) -> Non
     assert bed.keeper.spec.drains["i-0"].notice is not None, "nobody can take that back"
 
 
+async def test_a_machine_that_is_given_up_is_left_and_avoided(bed: Bed) -> None:
+    """The instances i-0 and i-2 are on it; the launcher says so of it, and then of no machine."""
+    for instance_id in ("i-0", "i-1", "i-2"):
+        said = hello(instance_id, incarnation=1)
+        machine = "m-1" if instance_id == "i-1" else "m-0"
+        bed.says(instance_id, msgspec.structs.replace(said, machine=machine))
+    bed.launcher.drains = {"m-0": bed.controller.now_s() + 30.0}
+    await asyncio.sleep(0.5)
+    assert set(bed.keeper.spec.drains) == {"i-0", "i-2"}
+    assert bed.keeper.spec.drains["i-0"].notice.by == "machine"
+    assert bed.launcher.avoided == {"m-0"}
+    assert {each.reason for each in bed.events()} == {"to be evacuated: Ray drains its node"}
+    view = bed.controller.notices.machine.view()
+    assert [(each.machine, each.instance_ids) for each in view] == [("m-0", ("i-0", "i-2"))]
+
+
+async def test_a_file_that_is_gone_again_lets_the_instance_serve_on(bed: Bed) -> None:
+    said = msgspec.structs.replace(hello("i-0", incarnation=1), machine="m-0")
+    told = msgspec.structs.replace(said, machine_leaves_in_s=30.0, machine_leaves_why="a file")
+    bed.says("i-0", told)
+    await settle()
+    assert bed.keeper.spec.drains["i-0"].notice.reason == "a file"
+    bed.says("i-0", said)
+    await asyncio.sleep(0.5)
+    assert bed.keeper.spec.drains == {}
+    assert bed.events()[-1].reason == "the notice was taken back"
+    assert bed.launcher.avoided == set()
+
+
 async def test_the_last_one_is_evacuated_too(network: FakeNetwork) -> None:
     bed = await Bed.serving(network, num_instances=1)
     await bed.notices(5.0)

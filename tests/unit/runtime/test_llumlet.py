@@ -390,3 +390,17 @@ async def test_after_a_long_turn_it_makes_no_step_before_it_knows_whether_it_is_
     else:
         assert await bed.tokens("r") == tokens_of("r", 100)
     await bed.end()
+
+
+async def test_a_notice_on_the_machine_is_told_from_the_first_hello_on_until_it_is_gone(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    bed.notice.within_s = 30.0
+    await bed.start()
+    first = bed.controller.received(Hello)[0]
+    assert first.machine_leaves_in_s == pytest.approx(30.0, abs=PATIENCE_S)
+    assert first.machine_leaves_why == "a file"
+    bed.notice.within_s = None
+    await bed.controller.receive(Hello, lambda h: h.machine_leaves_in_s is None)
+    await bed.end()

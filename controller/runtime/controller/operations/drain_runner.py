@@ -32,9 +32,7 @@ from controller.core.emptying.drains import (
     InstanceProcess,
     Instruction,
     Log,
-    MakeClaim,
     MoveEnded,
-    MustGo,
     Remainder,
     Removed,
     Replace,
@@ -169,15 +167,6 @@ class DrainRunner:
             )
         )
 
-    def must_go(self, member: Member, within_s: float) -> None:
-        """Takes note that the instance's process will be ended, as the instance itself reports."""
-        is_planned = member.member_id in self._cluster.keeper.spec.instance_ids
-        told = (member.member_id, member.incarnation, within_s, is_planned)
-        try:
-            self._handle(MustGo(*told, self._wall_clock()))
-        except LlumctlError as error:  # the instance reports it again a second later
-            log.error("%s must go, and is not evacuated: %s", member.member_id, error)
-
     def tick(self) -> None:
         """Looks at each drain. If the look at one drain fails, the others are looked at anyway."""
         frontends = self._cluster.roster.frontends()
@@ -249,8 +238,6 @@ class DrainRunner:
                 if member is not None and member.serving:
                     takers = self._takers(instance_id)
                     cluster.mail.send(member, HandoverOrdered(drain_id, takers, within_s))
-            case MakeClaim(instance_id, claim):
-                self.begin({instance_id: claim})
             case TakeBack(instance_id, kind, why):
                 self.carry_out(cluster.keeper.spec.without_claim(instance_id, kind), why)
             case Replace(instance_id, nonce):
