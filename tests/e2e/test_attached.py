@@ -48,7 +48,7 @@ def server(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 def under_load(cluster: Cluster, client: ControlClient) -> list[Answer]:
     """Answers of which the server has some."""
-    answers = [Answer(cluster, NUM_PROMPT, 300) for _ in range(12)]
+    answers = [Answer(cluster, NUM_PROMPT, 150) for _ in range(12)]
     wait_for(lambda: num_running(client, SERVER_ID) > 1, "requests on the server")
     assert all(each.wait_tokens(20) for each in answers)
     return answers
