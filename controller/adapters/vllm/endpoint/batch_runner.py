@@ -135,7 +135,7 @@ class BatchRunner:
             done = await asyncio.to_thread(run.open)
             if isinstance(done, list):
                 await asyncio.to_thread(run.finish, Ending.FAILED, done)
-                log.info("batch %s failed: %s", batch_id, done[0]["message"])
+                log.info("batch %s failed: %d of its lines are wrong", batch_id, len(done))
                 run.close()
                 return
             await asyncio.to_thread(
