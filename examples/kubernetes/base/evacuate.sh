@@ -4,7 +4,7 @@
 # instance SIGTERM means that its machine goes away; how long it takes then is evacuate.notice_s. A
 # second SIGTERM would end the process at once, so each gets one only.
 within_s=${1:-100}
-role='^ray::RayMember' # the title that Ray gives to llumctl's processes
+role='^ray::(.*:)?RayMember' # the titles that Ray gives to llumctl's processes
 
 pids=$(pgrep -d, -f "$role") || exit 0
 kill -TERM ${pids//,/ } 2>/dev/null
