@@ -8,7 +8,7 @@ import inspect
 import json
 import logging
 import textwrap
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -29,6 +29,7 @@ from controller.core.record.request_record import RequestState
 from controller.core.replay.replay_machine import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.runtime.frontend.dispatcher import NotDispatchedError
+from controller.runtime.frontend.request_book import RecordNow, RequestBook
 from controller.runtime.frontend.traffic_recorder import PromptPrefixes
 from controller.runtime.messages.codec import Inbox
 from controller.runtime.messages.members import EngineInfo
@@ -206,7 +207,9 @@ class PlayedRouter:
         prompt_token_ids: Sequence[int],
         not_replayable: ReplayRefusal | None,
         adapter: str,
+        on_arrived: Callable[[RecordNow], None],
     ) -> None:
+        on_arrived(RequestBook(self.frontend_id, {}).arrived(request, client_request_id, parent_id))
         assert (not_replayable, adapter) == (None, "")
         request_id, rank = request.request_id, request.rank
         assert len(prompt_token_ids) == request.num_prompt_tokens
