@@ -17,6 +17,7 @@ from llumctl.commands.options import (
     Flags,
     Force,
     IfRevision,
+    Model,
     OutputFormat,
     Reason,
     Yes,
@@ -58,6 +59,7 @@ def attach(
     dry_run: DryRun = False,
     reason: Reason = "",
     cluster: Cluster = None,
+    model: Model = None,  # noqa: ARG001  # its callback notes it
 ) -> None:
     """Attach vLLM, SGLang or llama.cpp servers that run already.
 

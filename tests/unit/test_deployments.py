@@ -194,7 +194,9 @@ def test_the_hook_waits_for_the_processes_that_it_has_told(tmp_path: Path) -> No
     """With stand-ins that have the title of llumctl's processes: one ends at SIGTERM, one never."""
     title = "ray::HookTest"
     script = tmp_path / "evacuate.sh"
-    script.write_text((BASE / "evacuate.sh").read_text().replace("^ray::(.*:)?RayMember", f"^{title}"))
+    script.write_text(
+        (BASE / "evacuate.sh").read_text().replace("^ray::(.*:)?RayMember", f"^{title}")
+    )
     said = tmp_path / "said"
     for ignores, within_s, code in ((False, "30", -15), (True, "1", None)):
         said.unlink(missing_ok=True)
