@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,10 @@ def test_an_upload_that_was_cut_short_leaves_nothing(files: BatchFiles) -> None:
     dead.write(b"abc")
     dead._file.close()  # its process died: the kernel has freed its lock
     files.prepare()
+    assert files.num_bytes() == 3  # another process may be about to lock it
+    long_ago_s = time.time() - 2 * batch_files.STALE_S
+    os.utime(files.path(dead.file_id), (long_ago_s, long_ago_s))
+    files.prepare()
     assert files.num_bytes() == 0
 
 
@@ -137,6 +142,8 @@ def test_what_a_running_batch_has_written_is_no_rest_of_an_upload(files: BatchFi
     with run_of(files, record) as run:
         done_of(run)
         run.append([(False, answer("a"))])
+    long_ago_s = time.time() - 2 * batch_files.STALE_S
+    os.utime(files.path(record.output_file_id), (long_ago_s, long_ago_s))
     files.prepare()
     with run_of(files, record) as run:
         assert done_of(run).completed == {0}

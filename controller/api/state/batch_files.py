@@ -47,6 +47,8 @@ MAX_CUSTOM_ID_CHARS = 512
 MAX_TOLD_ERRORS = 100
 """How many errors in its input a batch shows."""
 MAX_RECORD_BYTES = 1 << 20
+STALE_S = 60.0
+"""What no process has locked and nobody has written to for this long was left by a dead process."""
 
 T = TypeVar("T", bound="_Record")
 
@@ -130,27 +132,31 @@ class BatchFiles:
         self._runs = Path(state_dir) / FOLDER / "runs"
 
     def prepare(self) -> None:
-        """Makes the folders, and removes what processes that died have left of uploads. Raises
-        OSError."""
-        for each in (self._files.parent, self._files, self._runs):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Removes what processes that died have left of uploads. Other processes may use the
+        folders meanwhile. Raises OSError."""
+        self._make_folders()
+        # Listed before the batches are read: a batch has its record before it has answers.
+        paths = [*self._files.iterdir(), *self._runs.glob(".*")]
         answers = {
             file_id
             for each in self.batches()
             for file_id in (each.output_file_id, each.error_file_id)
         }
-        for path in self._files.iterdir():
-            is_known = path.with_suffix(".json").exists() or path.name in answers
-            if FILE_ID.fullmatch(path.name) and not is_known:
-                _remove_unless_locked(path)
+        for path in paths:
+            is_known = path.suffix or path.with_suffix(".json").exists() or path.name in answers
+            if path.name.startswith(".") or not is_known:
+                _remove_if_stale(path)
+
+    def _make_folders(self) -> None:
+        for each in (self._files.parent, self._files, self._runs):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def num_bytes(self) -> int:
         """How much room the files take."""
         total = 0
-        with os.scandir(self._files) as entries:
-            for each in entries:
-                with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
-                    total += each.stat(follow_symlinks=False).st_size
+        for each in self._files.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                total += each.lstat().st_size
         return total
 
     # -- files ---------------------------------------------------------------------------
@@ -158,6 +164,7 @@ class BatchFiles:
     def upload(self) -> "Upload":
         """A new file, which is there for clients after `Upload.finish`. Raises OSError, and
         FullError."""
+        self._make_folders()
         num_free_bytes = self.max_bytes - self.num_bytes()
         if num_free_bytes <= 0:
             raise FullError
@@ -591,8 +598,10 @@ def _created_at_s(record: Any) -> int:
     return int(record.created_at_s)
 
 
-def _remove_unless_locked(path: Path) -> None:
+def _remove_if_stale(path: Path) -> None:
+    """Removes the file, unless a process has it locked or may be about to."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not path.with_suffix(".json").exists():
+        is_old = time.time() - path.stat().st_mtime > STALE_S
+        if is_old and not path.with_suffix(".json").exists():
             path.unlink()

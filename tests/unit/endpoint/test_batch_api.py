@@ -43,7 +43,6 @@ class Endpoint:
         """How many lines were told that their client has left."""
         app = FastAPI()
         app.add_api_route(PATH, self._complete, methods=["POST"])
-        files.prepare()
         self.runner = BatchRunner(
             files, self.gate.ask, lambda: self.gate.limits.max_live_requests // 2
         )
@@ -96,7 +95,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> BatchFiles:
-    return BatchFiles(tmp_path, 1 << 30)
+    found = BatchFiles(tmp_path, 1 << 30)
+    found.prepare()
+    return found
 
 
 @asynccontextmanager
@@ -177,15 +178,14 @@ async def test_of_two_frontends_one_runs_a_batch_and_the_other_goes_on(files: Ba
     """The first one is stopped while lines are under way; nothing of them is left there."""
     prompts = ["a", "b", "wait", "wait", "c"]
     async with serving(files) as second, serving(files) as first, first.client() as client:
-        second_looks = second.runner.look
         made = await begun(client, lines(*prompts))
         await until(lambda: {"a", "b", "c"} <= {each[0] for each in first.seen + second.seen})
         runs, other = (first, second) if first.seen else (second, first)
         assert other.seen == []
         await until(lambda: len(runs.seen) == len(prompts))
         await runs.close()
-        assert runs.num_left == 2
-        second_looks()
+        await until(lambda: runs.num_left == 2)
+        other.runner.look()
         await until(lambda: len(other.seen) >= 2)
         other.goes.set()
         async with other.client() as there:
@@ -292,6 +292,21 @@ async def test_a_full_disk_fails_the_batch_and_the_endpoint_goes_on(
         assert (await answers(client, batch.output_file_id)).keys() == {"c0"}
         monkeypatch.undo()
         assert (await ended(client, (await begun(client, lines("b"))).id)).status == "completed"
+
+
+async def test_a_batch_that_cannot_be_opened_fails_and_keeps_no_other_from_running(
+    files: BatchFiles,
+) -> None:
+    upload = files.upload()
+    upload.write(lines("a"))
+    file_id = upload.finish("", "in.jsonl", "batch").id
+    lost = files.new_batch("", file_id, PATH, ("24h", 86_400), None)
+    assert lost is not None
+    files.path(file_id).unlink()
+    async with serving(files) as endpoint, endpoint.client() as client:
+        assert (await ended(client, (await begun(client, lines("b"))).id)).status == "completed"
+        batch = await ended(client, lost.id)
+        assert (batch.status, batch.errors.data[0].code) == ("failed", "not_opened")
 
 
 async def test_an_upload_without_room_is_refused(

@@ -5,7 +5,6 @@ vLLM.
 """
 
 import asyncio
-import errno
 import functools
 import logging
 import re
@@ -89,11 +88,8 @@ def _answering(handler: Handler) -> Handler:
             )
             return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                return _error(
-                    HTTPStatus.INSUFFICIENT_STORAGE, f"the disk is full: {error.strerror}"
-                )
-            raise
+            why = f"the files of batches cannot be written: {error.strerror}"
+            return _error(HTTPStatus.INSUFFICIENT_STORAGE, why)
         return found if isinstance(found, Response) else JSONResponse(found)
 
     return answer

@@ -16,7 +16,7 @@ from typing import Any
 
 from controller.adapters.vllm.endpoint.answers import INTERNAL, error_body
 from controller.adapters.vllm.endpoint.gate import OwnAnswer, OwnRequest
-from controller.api.state.batch_files import BatchFiles, BatchRecord, BatchRun
+from controller.api.state.batch_files import BatchFiles, BatchRecord, BatchRun, Done
 from controller.core.admission.batches import (
     Abort,
     Answered,
@@ -81,11 +81,17 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Runs batches until it is closed. A disk that fails is tried again."""
+        is_prepared, said = False, ""
         while not self._closed:
             try:
+                if not is_prepared:
+                    await asyncio.to_thread(self._files.prepare)
+                    is_prepared = True
                 await self._look_once()
+                said = ""
             except OSError as error:
-                log.error("the batches cannot be read: %s", error)
+                if said != (said := str(error)):
+                    log.error("the batches cannot be read: %s", error)
             self._lines.most_in_flight = self._most_in_flight()
             self._handle(Ticked())
             with contextlib.suppress(TimeoutError):
@@ -113,12 +119,18 @@ class BatchRunner:
         for batch_id in [each for each in ids if each not in self._ended]:
             if batch_id in self._running and self._files.cancelled_at_s(batch_id) is not None:
                 self._handle(CancelAsked(batch_id))
+        failed: OSError | None = None
         waiting = set(ids) - self._ended - self._running.keys()
         for record in await asyncio.to_thread(self._oldest_first, waiting):
             if record.has_ended:
                 self._ended.add(record.id)
             elif len(self._running) < MAX_BATCHES and not self._closed:
-                await self._take(record.id)
+                try:
+                    await self._take(record.id)
+                except OSError as error:  # another batch may be on a better place of the disk
+                    failed = error
+        if failed is not None:
+            raise failed
 
     def _oldest_first(self, batch_ids: set[str]) -> list[BatchRecord]:
         records = [self._files.batch(each) for each in batch_ids]
@@ -132,10 +144,10 @@ class BatchRunner:
         if run is None:
             return
         try:
-            done = await asyncio.to_thread(run.open)
+            done = await asyncio.to_thread(_opened, run)
             if isinstance(done, list):
                 await asyncio.to_thread(run.finish, Ending.FAILED, done)
-                log.info("batch %s failed: %d of its lines are wrong", batch_id, len(done))
+                log.info("batch %s failed before its first line: %d errors", batch_id, len(done))
                 run.close()
                 return
             await asyncio.to_thread(
@@ -254,6 +266,15 @@ class BatchRunner:
             counts = {"num_completed": view.num_completed, "num_failed": view.num_failed}
             with contextlib.suppress(OSError):  # the next answer that cannot be written tells it
                 await asyncio.to_thread(running.run.save, **counts)
+
+
+def _opened(run: BatchRun) -> Done | list[dict[str, Any]]:
+    """What was done of the batch before; or why it cannot be begun."""
+    try:
+        return run.open()
+    except OSError as error:
+        why = f"the files of the batch cannot be opened: {error.strerror}"
+        return [{"code": "not_opened", "message": why, "line": None, "param": None}]
 
 
 class _Running:

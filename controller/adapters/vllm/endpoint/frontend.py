@@ -296,7 +296,6 @@ class OpenAIFrontend:
         from controller.adapters.vllm.endpoint import batch_routes
         from controller.adapters.vllm.endpoint.batch_runner import BatchRunner
 
-        files.prepare()
         gate = self._gate
         # Half of the places stay for the requests of clients.
         self._batches = BatchRunner(files, gate.ask, lambda: gate.limits.max_live_requests // 2)
