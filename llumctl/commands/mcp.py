@@ -271,7 +271,8 @@ class Tools:
     def _plan(self, row: "type[Order[Any, Any]]", args: dict[str, Any]) -> Any:
         from controller.api.operations.order import Kind
 
-        target = str(args.pop("target", ""))
+        # An order about the cluster may have a field of that name: the target of a scale.
+        target = "" if row.about is Kind.CLUSTER else str(args.pop("target"))
         # Some bodies may say things of a dry run only: `change` of a scale.
         wanted = row.body.model_validate_json(json.dumps({**args, "dry_run": True}))
         with self.connected() as client:
@@ -291,7 +292,7 @@ class Tools:
     def _planned(self, client: "ControlClient", order: "Order[Any, Any]") -> Any:
         revision = client.status().revision
         plan = order.plan(client)
-        told = {"order": order.deed, "plan": list(plan.lines)}
+        told: dict[str, Any] = {"order": order.deed, "plan": list(plan.lines)}
         if plan.order is None:
             return {**told, "changes": False}
         made = plan.order.but(dry_run=False)

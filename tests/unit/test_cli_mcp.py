@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from controller.api.errors import ConflictError, LlumctlError, NotFoundError, UsageError
+from controller.api.operations.on_cluster import Scale, ScaleReport
 from controller.api.operations.on_instances import Drain, DrainReport
 from controller.api.operations.order import Order
 from controller.api.operations.table import ORDERS
@@ -34,6 +35,11 @@ class Client:
         return f"{reference}-whole"
 
     def send(self, order: Order[Any, Any]) -> Any:
+        if isinstance(order, Scale):
+            number = order.wanted.target or 0
+            return ScaleReport(
+                previous=2, target=number, added=("i-2",), draining=(), revision=self.revision
+            )
         if not order.wanted.dry_run:
             self.given.append(order)
         return DrainReport(
@@ -104,6 +110,11 @@ def test_a_plan_is_carried_out_once_at_its_revision(tools: Tools, client: Client
     with pytest.raises(NotFoundError, match="used"):
         tools.call("confirm", {"token": token})
     assert len(client.given) == 1
+
+
+def test_a_scale_has_a_target_of_its_own(tools: Tools) -> None:
+    told = data(tools.call("plan_scale", {"target": 3, "reason": "load"}))
+    assert told["command"] == "llumctl scale 3"
 
 
 def test_a_plan_ends_with_the_revision_and_with_time(tools: Tools, client: Client) -> None:
