@@ -44,6 +44,7 @@ from llumctl.commands import (
     events_and_logs,
     instances,
     lora,
+    mcp,
     profile,
     record,
     requests,
@@ -126,6 +127,7 @@ app.command("requests", rich_help_panel=LOOK)(requests.requests)
 app.command("batches", rich_help_panel=LOOK)(batches.batches)
 app.command("events", rich_help_panel=LOOK)(events_and_logs.events)
 app.command("logs", rich_help_panel=LOOK)(events_and_logs.logs)
+app.command("mcp", rich_help_panel=LOOK)(mcp.mcp)
 app.command("record", rich_help_panel=LOOK)(record.record)
 for name, command in (
     *instances.COMMANDS.items(),

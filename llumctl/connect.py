@@ -68,9 +68,13 @@ def is_url(cluster: str) -> bool:
     return "://" in cluster
 
 
-def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient":
+def client(
+    cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S, *, through: str = "", view: bool = False
+) -> "ControlClient":
     """A client for a cluster that `attached` returned. The run state or the token's file is read
-    each time, because a cluster that was started again has another token.
+    each time, because a cluster that was started again has another token. `through`: by which
+    program the user acts, for the audit log. `view`: the client of a local cluster gets the token
+    that may read and give no orders.
 
     Raises NotRunningError, UsageError.
     """
@@ -79,7 +83,12 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
         from controller.api.client import ControlClient
 
         return ControlClient(
-            cluster, token, timeout_s, unreachable_hint=TUNNEL_HINT, model=meant.model()
+            cluster,
+            token,
+            timeout_s,
+            unreachable_hint=TUNNEL_HINT,
+            through=through,
+            model=meant.model(),
         )
     state = running(cluster)
     from controller.api.client import UNREACHABLE_HINT, ControlClient
@@ -88,11 +97,13 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
     hint = UNREACHABLE_HINT
     if run_state.is_being_changed(cluster):
         hint = "llumctl status --wait=ready      as another command starts or stops it now"
+    token = run_state.view_token(cluster) if view else state.control_token
     return ControlClient(
         state.control_url,
-        state.control_token,
+        token,
         timeout_s,
         unreachable_hint=hint,
+        through=through,
         model=meant.model(),
     )
 

@@ -86,8 +86,8 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
         (
             RefusedError,
             "adapter_exists ended key_reused leaving max_instances min_instances no_instances"
-            " no_room not_dispatched not_serving not_started other_digest recorded_already rolling"
-            " same_instance stopping unschedulable",
+            " no_room not_dispatched not_serving not_started noticed other_digest recorded_already"
+            " rolling same_instance stopping unschedulable",
         ),
         (ConflictError, "ambiguous plan_changed revision_conflict"),
         (LastInstanceError, "last_instance"),
@@ -125,18 +125,20 @@ class ControlClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         unreachable_hint: str = UNREACHABLE_HINT,
+        through: str = "",
         transport: httpx.BaseTransport | None = None,
         model: str = "",
     ) -> None:
-        """`unreachable_hint`: what to try if no controller answers. `model`: the calls are about
-        this model of the cluster; empty: about all of them."""
+        """`unreachable_hint`: what to try if no controller answers. `through`: by which program the
+        caller acts, for the audit log. `model`: the calls are about this model of the cluster;
+        empty: about all of them."""
         self._url = base_url.rstrip("/") + (f"/models/{quote(model)}" if model else "")
         self._unreachable_hint = unreachable_hint
         self._timeout_s = timeout_s
         try:
             self._http = httpx.Client(
                 base_url=self._url,
-                headers={"Authorization": f"Bearer {token}", "X-Llumctl-Actor": actor()},
+                headers={"Authorization": f"Bearer {token}", "X-Llumctl-Actor": actor(through)},
                 timeout=timeout_s,
                 limits=httpx.Limits(keepalive_expiry=IDLE_CONNECTION_S),
                 trust_env=False,
@@ -464,13 +466,14 @@ def _content(body: WireModel | None, headers: dict[str, str]) -> dict[str, Any]:
     return {"headers": headers, "content": body.model_dump_json()}
 
 
-def actor() -> str:
-    """The caller's name for the audit log: user@host."""
+def actor(through: str = "") -> str:
+    """The caller's name for the audit log: user@host, or mcp/user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # the user has no entry in the password file, and no variable
         user = "unknown"
-    return f"{user}@{platform.node()}".encode("ascii", "replace").decode()
+    before = f"{through}/" if through else ""
+    return f"{before}{user}@{platform.node()}".encode("ascii", "replace").decode()
 
 
 def _certificates(url: str) -> bool | ssl.SSLContext:

@@ -223,6 +223,7 @@ class Flags:
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "lab": ("matplotlib",),
+    "mcp": ("mcp",),
     "web": ("aiohttp", "textual_serve"),
 }
 """The modules that each extra of pyproject.toml installs, and that only llumctl imports."""

@@ -22,6 +22,7 @@ from controller.api.wire.status import (
     DrainStatus,
     InstanceState,
     KeptForStatus,
+    NoticeStatus,
     QueueHeadStatus,
     RefusedStatus,
     SavedStatus,
@@ -196,12 +197,32 @@ def test_wide_has_what_the_dashboards_panes_have() -> None:
 
 def test_wide_says_how_far_drains_are() -> None:
     for fields, row in (
-        ({"deadline_s": 130.0, "removes": True}, "12 3 in 30s removed"),
-        ({"deadline_s": 95.0, "removes": True, "evacuates": True}, "12 3 5.0s over gone"),
-        ({"num_requests_left": 0, "safe_to_delete": True}, "nothing 3 - -"),
+        ({"deadline_s": 130.0, "removes": True}, "12 3 in 30s removed -"),
+        (
+            {"deadline_s": 95.0, "removes": True, "evacuates": True, "why": "notice: a file"},
+            "12 3 5.0s over gone notice: a file",
+        ),
+        ({"num_requests_left": 0, "safe_to_delete": True}, "nothing 3 - - -"),
     ):
         status = cluster(instance("i-1", DRAINING, drain=drain(**fields)))
         assert tables(status.model_copy(update={"time_s": 100.0}))["DRAIN"] == [f"i-1 {row}"]
+
+
+def test_notices_say_who_leaves_which_machine_and_why() -> None:
+    why = "Ray drains its node"
+    told = [
+        NoticeStatus(node="n-1", why=why, leaves_at_s=28.0, instance_ids=("i-0", "i-3")),
+        NoticeStatus(node="", why="its process was told to end", leaves_at_s=-1.0,
+                     instance_ids=("i-1",)),
+        NoticeStatus(node="n-2", why="a\x1b[31m file", leaves_at_s=9.0, takes_endpoint=True),
+    ]  # fmt: skip
+    status = cluster().model_copy(update={"notices": tuple(told), "time_s": 0.0})
+    lines = [line for line in summary(status) if line.startswith("notice")]
+    assert lines[0] == "notice  i-0 i-3 leave n-1 in 28s: Ray drains its node"
+    assert lines[1] == "notice  i-1 ends now: its process was told to end"
+    assert lines[2].startswith("notice  no instance is started on n-2: a")
+    assert lines[2].endswith("the endpoint and the controller end with it")
+    assert "\x1b" not in lines[2]
 
 
 def test_alarms_stand_below_the_cluster() -> None:

@@ -16,7 +16,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, get_origin
 
-from controller.api.errors import LlumctlError, RefusedError, UsageError
+from controller.api.errors import LlumctlError, NotRunningError, RefusedError, UsageError
 from controller.api.state import user_files
 from controller.api.state.user_files import user_folder
 from controller.api.text.hints import upgrade_command
@@ -142,6 +142,16 @@ def save(state: RunState) -> Path:
             f"cannot write the run state {target}: {error.strerror}", "llumctl doctor"
         ) from error
     return target
+
+
+def view_token(cluster: str) -> str:
+    """The token that may read the control API but give no orders. Raises NotRunningError."""
+    try:
+        return user_files.read(state_path(cluster) / VIEW_TOKEN_FILE, MAX_BYTES).decode().strip()
+    except (OSError, ValueError) as error:
+        raise NotRunningError(
+            f"cluster {cluster} has no readable {VIEW_TOKEN_FILE}: {error}", "llumctl up"
+        ) from error
 
 
 def load(cluster: str) -> RunState | None:

@@ -21,7 +21,7 @@ BY_NAME = frozenset({"batches", "doctor", "down", "logs", "up"})
 """Commands whose `--cluster` takes no URL, as they need the cluster's files."""
 BY_NAME_OR_URL = frozenset(
     {
-        *("bench", "events", "lora list", "record", "requests", "status", "top", "undo"),
+        *("bench", "events", "lora list", "mcp", "record", "requests", "status", "top", "undo"),
     }
 )
 """Commands whose `--cluster` takes a name or a URL. The commands of all orders do too."""

@@ -485,6 +485,8 @@ class OrderRefusal(StrEnum):
     LEAVING = "leaving"
     """The instance is removed once it is empty, and no further process of it starts."""
     NOT_DRAINING = "not_draining"
+    NOTICED = "noticed"
+    """The instance leaves by a notice, which would only make its claim again."""
     MIN_INSTANCES = "min_instances"
     MAX_INSTANCES = "max_instances"
     PLAN_CHANGED = "plan_changed"
@@ -547,7 +549,11 @@ def restart_refusal(
 
 
 def undrain_refusal(spec: ClusterSpec, instance_id: str) -> OrderRefusal | None:
-    return None if instance_id in spec.drains else OrderRefusal.NOT_DRAINING
+    claims = spec.drains.get(instance_id)
+    if claims is None:
+        return OrderRefusal.NOT_DRAINING
+    by_notice = claims.notice is not None and claims.notice.by != "operator"
+    return OrderRefusal.NOTICED if by_notice else None
 
 
 def _last(

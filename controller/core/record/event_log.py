@@ -13,7 +13,8 @@ events with one cause can be read together:
     stall-MEMBER-N         incarnation N of a member fell silent, or reports again
     busy-MEMBER-N          incarnation N of an instance computes without a request, or no more
     held-K                 requests wait at a controller for the Kth time: until none does
-    notice-MEMBER-N        incarnation N of an instance was told to end: its evacuation
+    notice-MEMBER-N        incarnation N of an instance, or its machine, will be ended: its
+                           evacuation; notice-MEMBER-N-K is the Kth notice of the same incarnation
     verdict-WORD           the cluster is in another state now
     alarm-SUBJECT          an alarm about a member or the cluster
     op-HEX                 what an operator asked for, and the drains that came of it

@@ -516,14 +516,16 @@ class _Judgement:
                 return f"{serve}, {running} run, {waits}{self._kv()}"
 
     def _leaving(self) -> str:
+        """`i-1 i-3 leave in 28 s (Ray drains its node), `, for each notice."""
         words = ""
         for each in self._present.leaving:
-            names = [*each.instance_ids, *(["the endpoint"] if each.takes_endpoint else [])]
-            if len(names) > 3:
-                names = [f"{len(names)} members"]
-            leave = "leaves" if len(names) == 1 and " members" not in names[0] else "leave"
-            in_s = f"in {_seconds(each.in_s)}" if each.in_s > 0 else "now"
-            words += f"{' '.join(names)} {leave} {in_s} ({each.why}), " if names else ""
+            few, number = " ".join(each.instance_ids), len(each.instance_ids)
+            who = few if number <= 3 else f"{number} instances"
+            if each.takes_endpoint:
+                who = f"{who} and the endpoint" if who else "the endpoint"
+            leave = "leave" if number > 1 or (number and each.takes_endpoint) else "leaves"
+            when = f"in {_seconds(each.in_s)}" if each.in_s > 0 else "now"
+            words += f"{who} {leave} {when} ({each.why}), "
         return words
 
     def _why_degraded(self) -> str:

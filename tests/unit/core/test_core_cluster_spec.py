@@ -169,6 +169,9 @@ def test_a_drain_or_cordon_that_stands_may_be_ordered_again_whoever_serves() -> 
         assert refusal(already, ["i-1", "i-0"], {"i-0"}) is LAST
     assert undrain_refusal(DRAINED, "i-1") is None
     assert undrain_refusal(DRAINED, "i-0") is OrderRefusal.NOT_DRAINING
+    for by, refusal in (("operator", None), ("machine", OrderRefusal.NOTICED)):
+        leaves = SPEC.with_claims({"i-0": Evacuate("v", 4.0, deadline_s=34.0, by=by)})
+        assert undrain_refusal(leaves, "i-0") is refusal
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ def refuse_instances(
             hint = f"llumctl uncordon {ids}"
         case OrderRefusal.NOT_DRAINING:
             message, hint = f"{names} is not being drained", "llumctl status"
+        case OrderRefusal.NOTICED:
+            message = f"{names} leaves by a notice, and only what gave it can take it back"
+            hint = "llumctl status      says what gave it"
         case _:
             message = f"without {names} no instance would serve"
             others = " ".join(sorted(set(cordoned) - set(instance_ids)))
