@@ -179,10 +179,11 @@ class Notices:
             case Looked():
                 self._take_launchers(event)
                 self._forget_gone(event)
-                out: list[Instruction] = []
+                machines = self._machines()
+                out = self._told_to_avoid(frozenset(machines))
                 for instance_id in sorted(event.instance_ids):
-                    out += self._compared(instance_id, event)
-                return [*self._told_to_avoid(), *out]
+                    out += self._compared(instance_id, event, machines)
+                return out
 
     def view(self) -> tuple["Standing", ...]:
         """All notices that stand, the earliest first."""
@@ -210,15 +211,6 @@ class Notices:
         for machine, notice in (self._launchers or {}).items():
             found[machine] = _earliest(notice, found.get(machine))
         return found
-
-    def stands(self, instance_id: str) -> Notice | None:
-        """The earliest notice that concerns the instance; None if there is none."""
-        told = self._told.get(instance_id)
-        if told is None:
-            return None
-        machine = self._machines().get(told.machine) if told.machine else told.on_machine
-        both = [each for each in (told.process, machine) if each is not None]
-        return min(both, key=lambda each: _goes_at_s(each, told), default=None)
 
     def check(self) -> None:
         """Raises AssertionError that says which invariant is broken."""
@@ -277,10 +269,12 @@ class Notices:
 
     # -- what is done --------------------------------------------------------------------
 
-    def _compared(self, instance_id: str, event: Looked) -> list[Instruction]:
+    def _compared(
+        self, instance_id: str, event: Looked, machines: Mapping[str, Notice]
+    ) -> list[Instruction]:
         claims, told = event.claims.get(instance_id), self._told.get(instance_id)
         present = None if claims is None else claims.notice
-        notice = self.stands(instance_id)
+        notice = None if told is None else _earliest_of(told, machines)
         if notice is None or told is None:
             is_over = present is not None and present.by == "machine"
             is_known = told is not None and self._launchers is not None
@@ -308,8 +302,7 @@ class Notices:
         number = self._num_made[first] = self._num_made.get(first, 0) + 1
         return first if number == 1 else f"{first}-{number}"
 
-    def _told_to_avoid(self) -> list[Instruction]:
-        avoided = frozenset(self._machines())
+    def _told_to_avoid(self, avoided: frozenset[str]) -> list[Instruction]:
         if avoided == self._avoided:
             return []
         self._avoided = avoided
@@ -325,6 +318,14 @@ def _earliest(notice: Notice, other: Notice | None) -> Notice:
     if other is None:
         return notice
     return min((notice, other), key=lambda each: (each.leaves_at_s, each.why))
+
+
+def _earliest_of(told: _Told, machines: Mapping[str, Notice]) -> Notice | None:
+    """The notice by which the instance has to go first; None if there is none."""
+    of_machine = machines.get(told.machine) if told.machine else told.on_machine
+    if told.process is None or of_machine is None:
+        return told.process or of_machine
+    return min(told.process, of_machine, key=lambda each: _goes_at_s(each, told))
 
 
 def _goes_at_s(notice: Notice, told: _Told) -> float:
