@@ -68,18 +68,22 @@ def is_url(cluster: str) -> bool:
     return "://" in cluster
 
 
-def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient":
+def client(
+    cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S, *, model: str | None = None
+) -> "ControlClient":
     """A client for a cluster that `attached` returned. The run state or the token's file is read
-    each time, because a cluster that was started again has another token.
+    each time, because a cluster that was started again has another token. `model`: the model that
+    the calls are about, or empty; None: the model that this command is about.
 
     Raises NotRunningError, UsageError.
     """
+    of_model = meant.model() if model is None else model
     if is_url(cluster):
         token = _token()
         from controller.api.client import ControlClient
 
         return ControlClient(
-            cluster, token, timeout_s, unreachable_hint=TUNNEL_HINT, model=meant.model()
+            cluster, token, timeout_s, unreachable_hint=TUNNEL_HINT, model=of_model
         )
     state = running(cluster)
     from controller.api.client import UNREACHABLE_HINT, ControlClient
@@ -93,7 +97,7 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
         state.control_token,
         timeout_s,
         unreachable_hint=hint,
-        model=meant.model(),
+        model=of_model,
     )
 
 

@@ -8,6 +8,7 @@ import secrets
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -130,7 +131,8 @@ class ControlClient:
     ) -> None:
         """`unreachable_hint`: what to try if no controller answers. `model`: the calls are about
         this model of the cluster; empty: about all of them."""
-        self._url = base_url.rstrip("/") + (f"/models/{quote(model)}" if model else "")
+        self._url = base_url.rstrip("/")
+        self._model = model
         self._unreachable_hint = unreachable_hint
         self._timeout_s = timeout_s
         try:
@@ -162,6 +164,13 @@ class ControlClient:
 
     def close(self) -> None:
         self._http.close()
+
+    def of_model(self, name: str) -> Self:
+        """The calls about one model of the cluster, over the connections of this client; of this
+        client itself if the name is empty."""
+        found = copy(self)
+        found._model = name or self._model
+        return found
 
     def status(self) -> ClusterStatus:
         return self._call(ClusterStatus, "GET", "/v1/status")
@@ -268,7 +277,7 @@ class ControlClient:
         once = key
         if order.keyed and not key and not order.wanted.dry_run:
             once = secrets.token_hex(8)
-        return self._call(
+        return self.of_model(order.model)._call(
             order.report,
             order.method,
             order.url,
@@ -368,6 +377,9 @@ class ControlClient:
         self._check_schema(parsed.schema_version)
         return parsed
 
+    def _path(self, path: str) -> str:
+        return f"/models/{quote(self._model)}{path}" if self._model else path
+
     def _send(
         self,
         method: str,
@@ -380,7 +392,7 @@ class ControlClient:
     ) -> httpx.Response:
         headers = {"Idempotency-Key": key} if key else {}
         request = self._http.build_request(
-            method, path, params=params, timeout=timeout_s, **_content(body, headers)
+            method, self._path(path), params=params, timeout=timeout_s, **_content(body, headers)
         )
         sent_again = _CUT_OFF if method == "GET" else _ANSWER_LOST if repeatable else ()
         try:
@@ -399,7 +411,7 @@ class ControlClient:
         timeout = httpx.Timeout(self._timeout_s, read=STREAM_SILENCE_S)
         try:
             with self._http.stream(
-                method, path, params=params, timeout=timeout, **_content(body, {})
+                method, self._path(path), params=params, timeout=timeout, **_content(body, {})
             ) as stream:
                 if not stream.is_success:
                     stream.read()
