@@ -93,7 +93,7 @@ class OrderDialogs:
             return
         name, _, number = number.rpartition("=")
         try:
-            self._begin(Scale.to(number).of_model(name))
+            self._begin(Scale.to(number).on(name))
         except ValueError:
             self._session.say(f"scale N, +N or -N: {number[:20]!r} is no number", Tone.BAD)
 
@@ -153,7 +153,7 @@ class OrderDialogs:
         if change.target is Kind.CLUSTER and not order.model:
             if (model := self.model_here()) is None:
                 return
-            order = order.of_model(model)
+            order = order.on(model)
         if change.danger is Danger.CONFIRM:
             self._confirm(order)
         elif status is not None:

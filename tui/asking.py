@@ -236,7 +236,7 @@ def modes(status: ClusterStatus, model: str) -> Choices:
     of_model = status.of_model(model)
     found = status.autoscale if of_model is None else of_model.autoscale
     revision = status.revision_of(model)
-    orders = {mode: Autoscale.to_mode(mode).at(revision).of_model(model) for mode in _MODES}
+    orders = {mode: Autoscale.to_mode(mode).at(revision).on(model) for mode in _MODES}
     return Choices(
         f"Auto-scaling of {model}?" if model else "Auto-scaling?",
         tuple(

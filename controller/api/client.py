@@ -83,7 +83,7 @@ _BY_STATUS: dict[int, type[LlumctlError]] = {
 _BY_CODE: dict[str, type[LlumctlError]] = {
     code: kind
     for kind, codes in (
-        (UsageError, "bad_adapter bad_setting no_such_level"),
+        (UsageError, "bad_adapter bad_setting no_such_level which_model"),
         (
             RefusedError,
             "adapter_exists ended key_reused leaving max_instances min_instances no_instances"
@@ -277,7 +277,7 @@ class ControlClient:
         once = key
         if order.keyed and not key and not order.wanted.dry_run:
             once = secrets.token_hex(8)
-        return self.of_model(order.model)._call(
+        return self._call(
             order.report,
             order.method,
             order.url,
@@ -378,7 +378,9 @@ class ControlClient:
         return parsed
 
     def _path(self, path: str) -> str:
-        return f"/models/{quote(self._model)}{path}" if self._model else path
+        """The path below that of the model, unless the path names one."""
+        has_one = not self._model or path.startswith("/models/")
+        return path if has_one else f"/models/{quote(self._model)}{path}"
 
     def _send(
         self,

@@ -246,7 +246,7 @@ class EditScreen(Dialog[SetSettings | None]):
         if not value:
             self._trouble = "type a value"
         else:
-            order = SetSettings.to([f"{self.setting.key}={value}"]).of_model(self.model)
+            order = SetSettings.to([f"{self.setting.key}={value}"]).on(self.model)
             self._asking = order
             self.session.ask(order.plan, self._planned)
         self.show()

@@ -28,7 +28,7 @@ from controller.api.operations.on_instances import (
     DrainReport,
     until,
 )
-from controller.api.operations.order import CLUSTER, Order, Wanted
+from controller.api.operations.order import Order, Wanted
 from controller.api.operations.table import Undo
 from controller.api.settings import PYTHON
 from controller.api.text.quantities import setting_value
@@ -177,7 +177,7 @@ class SetHandler(Handler[SettingsPatch, SettingChanges]):
     def deeds(self) -> Sequence[Deed]:
         """One action of the audit log for each setting whose value changes; before them, one more
         if the change releases auto-scaling."""
-        release = [("release auto-scaling", CLUSTER)] if self.answer.releases_autoscale else []
+        release = [("release auto-scaling", self.whole)] if self.answer.releases_autoscale else []
         return release + [
             (
                 f"set {each.key} = {setting_value(each.value)}, was {setting_value(each.previous)}",
@@ -248,8 +248,8 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
         plan = self.scaling
         if not (plan.changes or self.holds):
             return ()
-        deeds = [(f"scale {plan.previous} to {plan.target}", CLUSTER)]
-        deeds += [(f"hold auto-scaling at {plan.target}", CLUSTER)] if self.holds else []
+        deeds = [(f"scale {plan.previous} to {plan.target}", self.whole)]
+        deeds += [(f"hold auto-scaling at {plan.target}", self.whole)] if self.holds else []
         deeds += [(f"undrain {each}", each) for each in plan.undrained]
         how = until(self.wanted.deadline_s, self.wanted.on_deadline)
         deeds += [(f"remove {each} once drained{how}", each) for each in plan.drained]

@@ -142,13 +142,19 @@ class Handler(Generic[Wanted, Report]):
 
     def deeds(self) -> Sequence[Deed]:
         """The actions for the audit log; empty if the order would change nothing."""
-        return ((self.order.deed, self.order.target or CLUSTER),)
+        return ((self.order.deed, self.order.target or self.whole),)
 
     def named_deeds(self) -> Sequence[Deed]:
         """`deeds`; those about a whole model name it, if the cluster serves several."""
         if not (model := self.controller.model) or self.row.about is not Kind.CLUSTER:
             return self.deeds()
         return [(f"{model}: {action}", target) for action, target in self.deeds()]
+
+    @property
+    def whole(self) -> str:
+        """What the audit log names as the target of an order about the whole cluster, or about one
+        of several models."""
+        return f"model {self.controller.model}" if self.controller.model else CLUSTER
 
     async def carry_out(self, operation: Operation) -> None:
         """Carries the order out. It must not await anything before it has changed the spec, so that

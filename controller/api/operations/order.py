@@ -249,6 +249,11 @@ class Order(Generic[Wanted, Report]):
         """How many seconds longer the controller may take to answer this order than other calls."""
         return 0.0
 
+    def on(self, _model: str) -> Self:
+        """The same order about this model of the cluster. An order about an instance or a request
+        needs none: they have one."""
+        return self
+
     def but(self, **changes: object) -> Self:
         """The same order with other values in these fields of its body."""
         wanted = self.wanted.model_copy(update=changes)
@@ -257,11 +262,6 @@ class Order(Generic[Wanted, Report]):
     def at(self, revision: int) -> Self:
         """The same order at another revision."""
         return self.but(if_revision=revision) if self.changes_spec else self
-
-    def of_model(self, name: str) -> Self:  # noqa: ARG002
-        """The same order about the model of this name. An order about an instance or a request
-        stays as it is: the controller knows its model."""
-        return self
 
     def dry(self) -> Self:
         return self.but(dry_run=True)
@@ -334,8 +334,7 @@ class OnRequest(Order[Wanted, Report]):
 
 @dataclass(frozen=True)
 class OnCluster(Order[Wanted, Report]):
-    """The base of the orders about the whole cluster or, if the cluster serves several models,
-    about one of them."""
+    """The base of the orders about the whole cluster, or about one of several models of it."""
 
     wanted: Wanted
     model: str = ""
@@ -345,8 +344,12 @@ class OnCluster(Order[Wanted, Report]):
     def of(cls, _: str, wanted: Wanted) -> Self:
         return cls(wanted)
 
-    def of_model(self, name: str) -> Self:
-        return replace(self, model=name)
+    def on(self, model: str) -> Self:
+        return replace(self, model=model)
+
+    @property
+    def url(self) -> str:
+        return f"/models/{quote(self.model)}{self.path}" if self.model else self.path
 
 
 _STARTING = (InstanceState.STARTING, InstanceState.RESTARTING, InstanceState.FAILED)

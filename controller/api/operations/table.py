@@ -99,7 +99,7 @@ def chosen(done: OperationList, entry_id: str = "") -> OperationEntry:
 
 
 def taking_back(undo: Undo) -> Order[Any, Any]:
-    return ORDERS[undo.kind].taking_back(undo.target, undo.previous).of_model(undo.model)
+    return ORDERS[undo.kind].taking_back(undo.target, undo.previous).on(undo.model)
 
 
 def words(undo: Undo) -> str:

@@ -79,7 +79,8 @@ class Mailbox:
 class Cluster:
     """A controller to which the test speaks in the names of its members."""
 
-    def __init__(self, num_instances: int = 1) -> None:
+    def __init__(self, num_instances: int = 1, first: int = 0) -> None:
+        """`first`: the number of the first instance."""
         self.mailbox = Mailbox()
         self.launcher = FakeLauncher()
         self.disk = Disk()
@@ -87,7 +88,7 @@ class Cluster:
             self.mailbox,
             self.launcher,
             LiveConfig(),
-            SpecKeeper(ClusterSpec.first(num_instances), self.disk),
+            SpecKeeper(ClusterSpec.first(num_instances, from_number=first), self.disk),
         )
         self.now_s = 100.0
         # A clock of the test's, for this controller only.
