@@ -248,20 +248,20 @@ def two_models(now_s: float = START_S, second: int = 0) -> ClusterStatus:
         mode="on", min_instances=1, max_instances=8, num_instances=3, num_wanted=4
     )
     of_each = {
-        "big": (big, quiet, 7, cluster(big).autoscale.model_copy(update={"num_instances": 2})),
-        "small": (small, VERDICT, 3, scaling),
+        "big": (big, quiet, cluster(big).autoscale.model_copy(update={"num_instances": 2})),
+        "small": (small, VERDICT, scaling),
     }
     return together(
         {
             name: cluster(found, now_s, second).model_copy(
                 update={
                     "verdict": verdict,
-                    "revision": revision,
+                    "revision": 7,
                     "autoscale": autoscale,
                     "tokens_per_s": 1200.0,
                 }
             )
-            for name, (found, verdict, revision, autoscale) in of_each.items()
+            for name, (found, verdict, autoscale) in of_each.items()
         }
     )
 

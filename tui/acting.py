@@ -157,7 +157,7 @@ class OrderDialogs:
         if change.danger is Danger.CONFIRM:
             self._confirm(order)
         elif status is not None:
-            self._give(self._session.at_present(order, status))
+            self._give(order.at(status.revision))
 
     def _confirm(self, asked: AnyOrder | Several | TakeBack) -> None:
         self._app.push_screen(ConfirmScreen(asked), self._give)

@@ -122,12 +122,12 @@ class TakeBack:
         done = client.operations(table.MAX_LISTED)
         entry = table.chosen(done, self.entry_id)
         assert entry.undo is not None
-        found = table.inverse(done, entry).plan(client)
+        found = table.taking_back(entry.undo).plan(client)
         because = f" ({entry.reason})" if entry.reason else ""
         lines = [f"{time_of_day(entry.time_s, self.zone)} {entry.actor}{because}:"]
         lines += [f"  {action}" for action in entry.actions]
         lines += [f"It is taken back by: {table.words(entry.undo)}", *found.lines]
-        order = found.order and table.because(found.order, entry)
+        order = found.order and table.because(found.order.at(done.revision), entry)
         return Plan(tuple(lines), order, found.name_to_type)
 
 
@@ -235,8 +235,7 @@ def modes(status: ClusterStatus, model: str) -> Choices:
     status is of one."""
     of_model = status.of_model(model)
     found = status.autoscale if of_model is None else of_model.autoscale
-    revision = status.revision_of(model)
-    orders = {mode: Autoscale.to_mode(mode).at(revision).on(model) for mode in _MODES}
+    orders = {mode: Autoscale.to_mode(mode).at(status.revision).on(model) for mode in _MODES}
     return Choices(
         f"Auto-scaling of {model}?" if model else "Auto-scaling?",
         tuple(

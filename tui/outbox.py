@@ -92,8 +92,6 @@ class Call:
     phase: Phase = Phase.QUEUED
     aimed: Aimed = str
     """Makes the commands in a text mean this cluster."""
-    model: str = ""
-    """The model whose spec the order changes, if the cluster serves several."""
     text: str = ""
     """The outcome in words."""
     can_undo: bool = False
@@ -128,10 +126,10 @@ class Outbox:
         """`aimed`: makes the commands in a text mean this cluster."""
         self._aimed = aimed
         self._calls: dict[int, Call] = {}
-        self._own: dict[tuple[str, int | None], int] = {}
-        """For each model and revision of its spec that an order of this session has changed, the
-        revision that the order produced. An order that was given before the screen showed the later
-        revision is sent for the later one."""
+        self._own: dict[int, int] = {}
+        """For each revision that an order of this session has changed, the revision that the order
+        produced. An order that was given before the screen showed the later revision is sent for
+        the later one."""
 
     def __iter__(self) -> Iterator[Call]:
         """All calls of the session, in the order in which they were given."""
@@ -140,11 +138,9 @@ class Outbox:
     def __getitem__(self, call_id: int) -> Call:
         return self._calls[call_id]
 
-    def put(
-        self, order: AnyOrder, key: str, now_s: float, time_s: float = 0.0, model: str = ""
-    ) -> Call:
+    def put(self, order: AnyOrder, key: str, now_s: float, time_s: float = 0.0) -> Call:
         number = len(self._calls) + 1
-        call = Call(number, order, key, now_s, time_s, aimed=self._aimed, model=model)
+        call = Call(number, order, key, now_s, time_s, aimed=self._aimed)
         self._calls[call.call_id] = call
         return call
 
@@ -162,8 +158,8 @@ class Outbox:
                 each.phase is Phase.SENT and each.order.lane == call.order.lane for each in self
             ):
                 order = call.order
-                while (revision := self._own.get((call.model, order.revision))) is not None:
-                    order = order.at(revision)
+                while order.revision in self._own:
+                    order = order.at(self._own[order.revision])
                 sent = replace(call, order=order, phase=Phase.SENT, sent_at_s=now_s)
                 self._calls[call.call_id] = sent
                 found.append(sent)
@@ -191,7 +187,7 @@ class Outbox:
         outcome = call.order.outcome(report)
         revision = getattr(report, "revision", None)
         if call.order.revision is not None and revision == call.order.revision + 1:
-            self._own[call.model, call.order.revision] = revision
+            self._own[call.order.revision] = revision
         phase = Phase.FAILED if outcome.failed else Phase.DONE
         self._calls[call_id] = replace(
             call,
@@ -207,9 +203,9 @@ class Outbox:
         """Follows the calls under way. A status that is older than a call's answer says nothing
         about that call."""
         for call in [each for each in self if each.phase is Phase.UNDER_WAY]:
-            if status.revision_of(call.model) < call.since_revision:
+            if status.revision < call.since_revision:
                 continue
-            found = progress(call.awaits, status, call.model)
+            found = progress(call.awaits, status, call.order.model)
             text, phase = found.text, call.phase
             if found.is_over:
                 text = f"{text} after {duration(max(0.0, status.time_s - call.time_s))}"
@@ -291,8 +287,8 @@ class SessionOrders:
         self._tickets = itertools.count(1)
         self._waiting: dict[int, _About | Then] = {}
 
-    def order(self, order: AnyOrder, now_s: float, time_s: float, model: str = "") -> Call:
-        return self.outbox.put(order, secrets.token_hex(8), now_s, time_s, model)
+    def order(self, order: AnyOrder, now_s: float, time_s: float) -> Call:
+        return self.outbox.put(order, secrets.token_hex(8), now_s, time_s)
 
     def ask(self, question: Work, then: Then) -> None:
         """Asks a question. A later `pump` calls `then` with the answer or the error."""
@@ -349,7 +345,7 @@ def _told(call: Call) -> Work:
             return client.answer(call.order.report, call.key)
         except NoSuchCallError:
             status = client.status()
-            return Missing(status.uptime_s, status.revision_of(call.model))
+            return Missing(status.uptime_s, status.revision)
 
     return ask
 

@@ -18,7 +18,7 @@ from controller.api.settings.settings import ConsoleTable
 from controller.api.text import hints
 from controller.api.text.quantities import duration, printable
 from controller.api.text.verdict_words import order_command
-from controller.api.wire.status import ClusterStatus, VerdictOrder
+from controller.api.wire.status import VerdictOrder
 from tui.actions import Action, Place, action_of, first_of, of_places
 from tui.asking import AnyOrder, Together
 from tui.drawing import UNICODE, Glyphs, Line, Span, Tone, fitted, key_line, width_of
@@ -308,17 +308,8 @@ class Session:
         now_s = self.source.now_s()
         time_s = self.state.controller_time_s(now_s) or 0.0
         for order in agreed.orders if isinstance(agreed, Together) else (agreed,):
-            self.orders.order(order, now_s, time_s, self.model_of(order))
+            self.orders.order(order, now_s, time_s)
         self._follow_orders()
-
-    def model_of(self, order: AnyOrder) -> str:
-        """The model whose spec the order changes; empty if one model is shown."""
-        status = self.state.status
-        return order.model or ("" if status is None else status.model_of(order.target))
-
-    def at_present(self, order: AnyOrder, status: ClusterStatus) -> AnyOrder:
-        """The order, bound to the revision of the spec that the screen shows."""
-        return order.at(status.revision_of(self.model_of(order)))
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -239,28 +239,25 @@ def _of_models(client: "ControlClient", order: "SetSettings", flags: Flags) -> "
     models = () if meant.model() else client.status().models
     if not models:
         return [order]
-    for flag, value in (
-        ("--if-revision", flags.if_revision is not None),
-        (f"-o {flags.output_format}", flags.output_format not in (Format.TABLE, Format.WIDE)),
-    ):
-        if value:
-            raise UsageError(
-                f"{flag}: is about one model, and the cluster serves"
-                f" {', '.join(each.name for each in models)}",
-                f"the same command with --model {models[0].name}",
-            )
+    if flags.output_format not in (Format.TABLE, Format.WIDE):
+        raise UsageError(
+            f"-o {flags.output_format}: is about one model, and the cluster serves"
+            f" {', '.join(each.name for each in models)}",
+            f"the same command with --model {models[0].name}",
+        )
     return [order.on(each.name) for each in models]
 
 
 def _sent(client: "ControlClient", orders: "Sequence[SetSettings]") -> "list[SettingChanges]":
-    """Gives the orders, each at the revision of its dry run: a value that one of the models refuses
-    changes none."""
+    """Gives the orders, the first one at the revision of the dry runs and each at that of the one
+    before: a value that one of the models refuses changes none."""
     if len(orders) > 1 and not orders[0].wanted.dry_run:
-        orders = [each.at(client.send(each.dry()).revision) for each in orders]
+        plans = [client.send(each.dry()) for each in orders]
+        orders = [each.at(plans[0].revision) for each in orders]
     found: list[SettingChanges] = []
     for each in orders:
         try:
-            found.append(client.send(each))
+            found.append(client.send(each.at(found[-1].revision) if found else each))
         except LlumctlError as error:
             done = ", ".join(done.model for done in orders[: len(found)])
             error.message += f"; {done} changed before" if done else ""

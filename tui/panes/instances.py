@@ -613,7 +613,7 @@ class NodeRow:
 
     @property
     def id(self) -> str:
-        return f"node {self.node} {self.model}".rstrip()
+        return f"node {self.node}" + (f" {self.model}" if self.model else "")
 
     @property
     def target(self) -> Target:

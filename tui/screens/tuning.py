@@ -166,7 +166,7 @@ class TuningScreen(DetailScreen):
         status = session.state.status
         if session.replay is not None or status is None or self._asking:
             return
-        is_old = self._known is None or self._known.revision != status.revision_of(self.model)
+        is_old = self._known is None or self._known.revision != status.revision
         if is_old and self.is_due():
             self._asking = True
             session.ask(lambda client: client.of_model(self.model).settings(), self._hear)

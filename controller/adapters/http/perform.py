@@ -427,12 +427,7 @@ async def operations_done(
     controllers = first.controller.all
     known = found_together([await find_by_ids(each, ids) for each in controllers])
     judged = [
-        each.model_copy(
-            update={
-                "why_not": _why_not(each, operated, handlers, known),
-                "revision": operated.controller.keeper.revision,
-            }
-        )
+        each.model_copy(update={"why_not": _why_not(each, operated, handlers, known)})
         for each, operated in found
     ]
     return OperationList(operations=tuple(judged), revision=first.controller.keeper.revision)

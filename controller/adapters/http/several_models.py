@@ -263,7 +263,6 @@ def model_status(name: str, status: ClusterStatus) -> ModelStatus:
     instances = status.instances
     return ModelStatus(
         name=name,
-        revision=status.revision,
         num_serving=sum(takes_requests(each) for each in instances),
         num_running_reqs=sum(each.num_running_reqs or 0 for each in instances),
         num_waiting_reqs=sum(each.num_waiting_reqs or 0 for each in instances),

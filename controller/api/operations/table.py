@@ -59,9 +59,6 @@ class OperationEntry(WireModel):
     outcome: str
     undo: Undo | None = None
     why_not: str = ""
-    revision: int | None = None
-    """The revision at which `why_not` holds, of the spec of the operation's model; null from older
-    controllers, whose clusters serve one model."""
 
     @property
     def was_done(self) -> bool:
@@ -70,7 +67,7 @@ class OperationEntry(WireModel):
 
 class OperationList(AnswerModel):
     """The last operations, the newest first. `revision`: the revision of the spec at which
-    `why_not` holds; of several models, of the first one's spec."""
+    `why_not` holds."""
 
     operations: tuple[OperationEntry, ...]
     revision: int = 0
@@ -107,13 +104,12 @@ def words(undo: Undo) -> str:
     return taking_back(undo).whole_command.removeprefix("llumctl ")
 
 
-def inverse(done: OperationList, entry: OperationEntry, reason: str = "") -> Order[Any, Any]:
-    """The order that takes one of these operations back. The controller refuses it if the spec has
+def inverse(entry: OperationEntry, revision: int, reason: str = "") -> Order[Any, Any]:
+    """The order that takes the operation back. The controller refuses it if the cluster's spec has
     a different revision by then: so nothing is undone that changed after it was found to be
     undoable."""
     assert entry.undo is not None
-    order = taking_back(entry.undo).at(done.revision if entry.revision is None else entry.revision)
-    return because(order, entry, reason)
+    return because(taking_back(entry.undo).at(revision), entry, reason)
 
 
 def because(order: Order[Any, Any], entry: OperationEntry, reason: str = "") -> Order[Any, Any]:

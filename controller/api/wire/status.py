@@ -559,8 +559,6 @@ class ModelStatus(WireModel):
     on its instances; `num_held_reqs`: at the controller."""
 
     name: str
-    revision: int = 0
-    """The number of changes of its spec."""
     num_serving: int
     """How many of its instances take requests."""
     num_running_reqs: int
@@ -594,7 +592,7 @@ class ClusterStatus(AnswerModel):
     """The alarms that are raised, the oldest first, and then the last ones that ended, the newest
     first."""
     revision: int = 0
-    """The number of changes of the cluster's spec; of several models, of the first one's."""
+    """The number of changes of the cluster's spec; of several models, of all their specs."""
     model: str
     """The name of the model; of several models all names."""
     models: tuple[ModelStatus, ...] = ()
@@ -649,11 +647,6 @@ class ClusterStatus(AnswerModel):
     def model_of(self, instance_id: str) -> str:
         """The model of an instance, if there are several; empty if none is known."""
         return next((each.model for each in self.instances if each.id == instance_id), "")
-
-    def revision_of(self, model: str) -> int:
-        """The revision of one model's spec, or of the only model's."""
-        found = self.of_model(model)
-        return self.revision if found is None else found.revision
 
 
 class StopRequest(OrderModel):

@@ -12,9 +12,10 @@ import httpx
 import pytest
 import uvicorn
 
-from controller.adapters.http import control_server
+from controller.adapters.http import model_api
 from controller.adapters.http.cluster_view import ClusterLabels, cluster_status
 from controller.adapters.http.control_server import Access, ControlServer
+from controller.adapters.http.model_api import ModelApi
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
 from controller.api.wire.status import ClusterStatus
@@ -79,16 +80,24 @@ class Mailbox:
 class Cluster:
     """A controller to which the test speaks in the names of its members."""
 
-    def __init__(self, num_instances: int = 1, first: int = 0) -> None:
-        """`first`: the number of the first instance."""
+    def __init__(
+        self, num_instances: int = 1, model: str = "", beside: "Cluster | None" = None
+    ) -> None:
+        """`beside`: the controller of the first of several models."""
+        first: ControllerProcess | None = None if beside is None else beside.controller
+        keeper = None if first is None else first.keeper
+        number = 0 if keeper is None else keeper.next_instance
         self.mailbox = Mailbox()
         self.launcher = FakeLauncher()
         self.disk = Disk()
-        self.controller = ControllerProcess(
+        spec = ClusterSpec.first(num_instances, from_number=number)
+        self.controller: ControllerProcess = ControllerProcess(
             self.mailbox,
             self.launcher,
             LiveConfig(),
-            SpecKeeper(ClusterSpec.first(num_instances, from_number=first), self.disk),
+            SpecKeeper(spec, self.disk, keeper),
+            model=model,
+            beside=first,
         )
         self.now_s = 100.0
         # A clock of the test's, for this controller only.
@@ -179,19 +188,22 @@ class Listener:
         self.address = self.socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(control_server, "STATUS_LASTS_S", status_lasts_s)
+            patch.setattr(model_api, "STATUS_LASTS_S", status_lasts_s)
             patch.setattr(uvicorn, "Server", self._serving_quickly)
-            self.server = ControlServer(
+            self.api = ModelApi(
                 self.cluster.controller,
                 LABELS,
-                Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
                 self.audit,
                 settings or Settings(),
-                metrics=lambda status: f"of {status.cluster}".encode(),
-                metrics_type="text/plain; version=0.0.4",
                 log_dir=self.folder,
-                listening=self.socket,
                 **more,
+            )
+            self.server = ControlServer(
+                {LABELS.model: self.api},
+                Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
+                metrics=lambda found: f"of {found[LABELS.model].cluster}".encode(),
+                metrics_type="text/plain; version=0.0.4",
+                listening=self.socket,
             )
         self.close = self._folder.cleanup
 

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from controller.api.operations.on_cluster import RollingRequest, ScaleRequest, SettingsPatch
-from controller.api.operations.on_instances import Undrain, UndrainRequest
 from controller.api.wire.status import RollingReport
-from tests.unit.tui.test_tui_outbox import Desk
 from tests.unit.tui.tui_support import NARROW, WIDE, Bed, after, text_of, watching
 from tools import synthetic_cluster as synthetic
 from tui import asking
@@ -93,12 +91,12 @@ def test_on_several_machines_each_model_has_its_nodes() -> None:
 @pytest.mark.parametrize(
     ("typed", "order"),
     [
-        ("", ("scale", ScaleRequest(target=13, draining=(), if_revision=3))),
-        ("scale 14", ("scale", ScaleRequest(target=14, draining=(), if_revision=3))),
-        ("rolling", ("rolling", RollingRequest(if_revision=3))),
+        ("", ("scale", ScaleRequest(target=13, draining=(), if_revision=7))),
+        ("scale 14", ("scale", ScaleRequest(target=14, draining=(), if_revision=7))),
+        ("rolling", ("rolling", RollingRequest(if_revision=7))),
         (
             "set migration.max_moves=2",
-            ("set", SettingsPatch(changes={"migration.max_moves": 2}, if_revision=3)),
+            ("set", SettingsPatch(changes={"migration.max_moves": 2}, if_revision=7)),
         ),
     ],
 )
@@ -106,7 +104,6 @@ async def test_an_order_about_a_model_is_for_the_one_of_the_row(
     typed: str, order: tuple[str, Any]
 ) -> None:
     async with of_two_models() as bed:
-        bed.control.revision = 3
         await to(bed, "i-3")
         await (bed.type(":", typed) if typed else bed.press("plus"))
         assert isinstance(bed.app.screen, ConfirmScreen)
@@ -131,7 +128,6 @@ async def test_a_typed_scale_may_name_its_model() -> None:
 
 async def test_the_settings_and_auto_scaling_are_those_of_the_row() -> None:
     async with of_two_models() as bed:
-        bed.control.revision = 3
         await to(bed, "i-0")
         await bed.press("A")
         await bed.sees("Auto-scaling of big?", "by hand only; now")
@@ -141,7 +137,7 @@ async def test_the_settings_and_auto_scaling_are_those_of_the_row() -> None:
         await bed.sees("Auto-scaling of small?", "with the load; now")
         await bed.press("j", "enter")
         kind, model, wanted = bed.control.calls[-1]
-        assert (kind, model, wanted.if_revision) == ("autoscale", "small", 3)
+        assert (kind, model, wanted.if_revision) == ("autoscale", "small", 7)
         await bed.press("t")
         assert isinstance(bed.app.screen, TuningScreen)
         assert "Settings of small (" in await bed.shown()
@@ -160,13 +156,6 @@ async def test_without_an_instance_under_the_cursor_the_model_is_asked_for() -> 
             await (bed.type(":", typed) if typed else bed.press(keys))
             assert "of which model (big, small)? Go to a row of one" in await bed.bottom()
         assert not bed.control.plans
-
-
-async def test_an_order_about_an_instance_is_bound_to_the_spec_of_its_model() -> None:
-    async with of_two_models() as bed:
-        await to(bed, "i-4")
-        await bed.press("u")
-        assert bed.control.calls == [("undrain", "i-4", UndrainRequest(if_revision=3))]
 
 
 def test_a_request_moves_only_to_instances_of_its_model() -> None:
@@ -211,23 +200,3 @@ async def test_what_helps_a_model_is_said_with_its_name() -> None:
         assert bed.app.session.way_of(order.order) == ":scale small=+1"
         on = order.order.model_copy(update={"deed": "moves-on"})
         assert bed.app.session.way_of(on) == "t on an instance of small"
-
-
-def test_revisions_are_those_of_each_model() -> None:
-    """An order that changed one model's spec says nothing about another model's revision, and is
-    followed in the statuses by the revision of its own model."""
-    desk = Desk()
-    status = synthetic.two_models()
-    desk.session.state = desk.session.state.__class__(
-        status=status, status_at_s=desk.source.clock_s, heard_at_s=desk.source.clock_s
-    )
-    desk.control.revision = 3
-    desk.caller.held = True
-    session, outbox = desk.session, desk.session.orders.outbox
-    for each, revision in (("i-4", 3), ("i-2", 3), ("i-0", 3)):
-        session.give(Undrain(each, UndrainRequest(if_revision=revision)))
-    assert [call.model for call in outbox] == ["small", "small", "big"]
-    for _ in range(3):
-        desk.caller.release()
-        desk.wait(0)
-    assert [call[2].if_revision for call in desk.control.calls] == [3, 4, 3]
