@@ -69,15 +69,22 @@ def is_url(cluster: str) -> bool:
 
 
 def client(
-    cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S, *, through: str = "", view: bool = False
+    cluster: str,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    *,
+    model: str | None = None,
+    through: str = "",
+    view: bool = False,
 ) -> "ControlClient":
     """A client for a cluster that `attached` returned. The run state or the token's file is read
-    each time, because a cluster that was started again has another token. `through`: by which
+    each time, because a cluster that was started again has another token. `model`: the model that
+    the calls are about, or empty; None: the model that this command is about. `through`: by which
     program the user acts, for the audit log. `view`: the client of a local cluster gets the token
     that may read and give no orders.
 
     Raises NotRunningError, UsageError.
     """
+    of_model = meant.model() if model is None else model
     if is_url(cluster):
         token = _token()
         from controller.api.client import ControlClient
@@ -88,7 +95,7 @@ def client(
             timeout_s,
             unreachable_hint=TUNNEL_HINT,
             through=through,
-            model=meant.model(),
+            model=of_model,
         )
     state = running(cluster)
     from controller.api.client import UNREACHABLE_HINT, ControlClient
@@ -104,7 +111,7 @@ def client(
         timeout_s,
         unreachable_hint=hint,
         through=through,
-        model=meant.model(),
+        model=of_model,
     )
 
 

@@ -1,5 +1,5 @@
-"""Remembers which cluster and which config file this command is about, so that the commands named
-in its messages are about the same ones (`controller.api.text.hints`).
+"""Remembers which cluster, which of its models and which config file this command is about, so that
+the commands named in its messages are about the same ones (`controller.api.text.hints`).
 
 `output.say` passes every message through `aimed`, so whoever writes a message need not think of it.
 Text on stdout that names commands, such as a table with cures, is passed through `aimed` where it
@@ -25,8 +25,8 @@ _meant = _Meant()
 
 
 def forget() -> None:
-    """Forgets the cluster and the config file. Must be called before each command, because tests
-    run many commands in one process."""
+    """Forgets the cluster, the model and the config file. Must be called before each command,
+    because tests run many commands in one process."""
     _meant.cluster = _meant.config = None
     _meant.model = ""
 
@@ -57,10 +57,11 @@ def config_is(path: Path | None) -> Path | None:
 
 
 def aimed(text: str) -> str:
-    if "llumctl " not in text or (_meant.cluster is None and _meant.config is None):
+    if "llumctl " not in text or not any(vars(_meant).values()):
         return text
     config = f" --config {shlex.quote(str(_meant.config))}" if _meant.config is not None else ""
-    return hints.aimed(text, "" if _meant.cluster is None else option(_meant.cluster), config)
+    of_cluster = "" if _meant.cluster is None else option(_meant.cluster)
+    return hints.aimed(text, of_cluster, config, _meant.model)
 
 
 def option(cluster: str) -> str:

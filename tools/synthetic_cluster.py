@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from controller.adapters.http.several_models import together
 from controller.api.state.run_state import RunState
 from controller.api.wire.history import HistoryReport, LevelHistory
 from controller.api.wire.requests import Event, RequestList, RequestState, RequestStatus
@@ -220,6 +221,49 @@ def on_four_nodes(seconds: int) -> Iterator[Frame]:
             for item in frame.status.instances
         )
         yield frame.model_copy(update={"status": with_replays(frame.status, found)})
+
+
+def of_two_models(seconds: int) -> Iterator[Frame]:
+    """A cluster that serves two models: two quiet instances of `big`, and four of `small`, of which
+    one drains and one starts, with auto-scaling and a queue that does not get shorter."""
+    for second, frame in enumerate(frames(seconds, 6, events_per_s=0)):
+        if isinstance(frame, StatusFrame):
+            yield frame.model_copy(update={"status": two_models(frame.time_s, second)})
+
+
+def two_models(now_s: float = START_S, second: int = 0) -> ClusterStatus:
+    big = (instance("i-0", model="big"), instance("i-1", model="big", freeness_steps=800.0))
+    starting = InstanceStatus(
+        id="i-5", state=STARTING, detail="loading weights 61%", incarnation=1, model="small"
+    )
+    drain = DrainStatus(drain_id="op-1", num_requests_left=7, num_moved=5)
+    small = (
+        instance("i-2", model="small", freeness_steps=-20.0, num_waiting_reqs=9),
+        instance("i-3", model="small", freeness_steps=90.0),
+        instance("i-4", InstanceState.DRAINING, model="small", drain=drain),
+        starting,
+    )
+    quiet = VerdictStatus(word="ok", severity="quiet", since_s=START_S, why="2 serve, 24 run")
+    scaling = AutoscaleStatus(
+        mode="on", min_instances=1, max_instances=8, num_instances=3, num_wanted=4
+    )
+    of_each = {
+        "big": (big, quiet, cluster(big).autoscale.model_copy(update={"num_instances": 2})),
+        "small": (small, VERDICT, scaling),
+    }
+    return together(
+        {
+            name: cluster(found, now_s, second).model_copy(
+                update={
+                    "verdict": verdict,
+                    "revision": 7,
+                    "autoscale": autoscale,
+                    "tokens_per_s": 1200.0,
+                }
+            )
+            for name, (found, verdict, autoscale) in of_each.items()
+        }
+    )
 
 
 def _of_four_nodes(item: InstanceStatus, now_s: float) -> InstanceStatus:

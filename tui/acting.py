@@ -91,8 +91,9 @@ class OrderDialogs:
         of `llumctl scale`."""
         if self._is_locked("scale"):
             return
+        name, _, number = number.rpartition("=")
         try:
-            self._begin(Scale.to(number))
+            self._begin(Scale.to(number).on(name))
         except ValueError:
             self._session.say(f"scale N, +N or -N: {number[:20]!r} is no number", Tone.BAD)
 
@@ -103,12 +104,28 @@ class OrderDialogs:
             return
         if mode:
             self._begin(Autoscale.to_mode(mode))
-        elif status is not None:
-            self._begin(modes(status.autoscale, status.revision))
+        elif status is not None and (model := self.model_here()) is not None:
+            self._begin(modes(status, model))
 
-    def edit_setting(self, setting: Setting) -> None:
+    def edit_setting(self, setting: Setting, model: str) -> None:
         if not self._is_locked("set"):
-            self._app.push_screen(EditScreen(setting), self._begin_if)
+            self._app.push_screen(EditScreen(setting, model), self._begin_if)
+
+    def model_here(self) -> str | None:
+        """The model of the row under the cursor; empty if one model is shown. If the row is about
+        none, a message says so, and None is returned."""
+        status, screen = self._session.state.status, self._app.screen
+        if status is None or not status.models:
+            return ""
+        targets = screen.targets()[0] if isinstance(screen, PaintedScreen) else ()
+        found = {model for each in targets if (model := status.model_of(each.instance_id))}
+        if len(found) == 1:
+            return found.pop()
+        names = ", ".join(each.name for each in status.models)
+        self._session.say(
+            f"of which model ({names})? Go to a row of one of its instances", Tone.BAD
+        )
+        return None
 
     def undo(self, operation_id: str = "") -> None:
         """Takes back this operation of the audit log or, without an id, the last one, whoever did
@@ -133,6 +150,10 @@ class OrderDialogs:
         change = action_of(order.kind).change
         status = self._session.state.status
         assert change is not None
+        if change.target is Kind.CLUSTER and not order.model:
+            if (model := self.model_here()) is None:
+                return
+            order = order.on(model)
         if change.danger is Danger.CONFIRM:
             self._confirm(order)
         elif status is not None:
@@ -294,7 +315,9 @@ class CommandLine:
         """Returns what completes the command that is being typed. Also asks the controller, once in
         a session, which settings there are."""
         if not self._settings:
-            self._session.ask(lambda client: client.settings(), self._know)
+            first = next(iter(self._session.models), "")  # all models have the same settings
+            of = "" if self._session.options.model else first
+            self._session.ask(lambda client: client.of_model(of).settings(), self._know)
         return self._typing
 
     def _know(self, found: SettingList | None, _: Exception | None) -> None:
@@ -313,6 +336,8 @@ class CommandLine:
             levels=[level.name for level in state.status.levels] if state.status else (),
             settings=self._settings,
             clusters=self._session.options.clusters(),
+            models=self._session.models,
+            several=bool(state.status and state.status.models),
             own=self._programs.names,
             offered=[named(each.typed)[0] for each in offered if each.typed],
         )
@@ -422,8 +447,8 @@ class CommandLine:
             self._session.say("a recording has no settings")
         elif not key:
             self._does["tune"](Command("tune"))
-        else:
-            self._session.ask(lambda client: client.settings(), told)
+        elif (model := self._dialogs.model_here()) is not None:
+            self._session.ask(lambda client: client.of_model(model).settings(), told)
 
     def _wait(self, command: Command) -> None:
         wanted = f"--wait={command.argument}"

@@ -383,6 +383,16 @@ ACTIONS: tuple[Action, ...] = (
         live=True,
         in_browser=False,
     ),
+    Action(
+        "model",
+        (),
+        "",
+        "one of several models alone, or all",
+        Place.ROWS,
+        typed="model [MODEL]",
+        live=True,
+        in_browser=False,
+    ),
     Action("instance", (), "", "an instance by its id", Place.ROWS, typed="instance ID"),
     Action(
         "requests",

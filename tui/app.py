@@ -103,13 +103,14 @@ class Dashboard(App[None]):
                 "events": self._show_events,
                 "theme": self._set_theme,
                 "cluster": lambda command: self._switch(command.argument),
+                "model": lambda command: self._show_model(command.argument),
                 "picture": lambda _: self.action_picture(),
                 "help": lambda _: self.action_help(),
                 "quit": lambda _: self.leave(),
             },
         )
-        self.switch_to = ""
-        """The cluster that the operator wants to see next."""
+        self.next: Next | None = None
+        """What the operator wants to see next."""
         self._woken = False
         """Whether a call of `pump` has been ordered and is still to come."""
         self._below: Below | None = None
@@ -255,7 +256,7 @@ class Dashboard(App[None]):
             self.open(Target(request_id=named))
 
     def on_tuning_screen_edited(self, event: TuningScreen.Edited) -> None:
-        self.order_dialogs.edit_setting(event.setting)
+        self.order_dialogs.edit_setting(event.setting, event.model)
 
     def on_table_view_copied(self, event: TableView.Copied) -> None:
         """Copies the id by way of the terminal (OSC 52). The terminal does not answer, so a message
@@ -297,7 +298,26 @@ class Dashboard(App[None]):
         elif self.session.options.recording:
             self.session.say("a recording is of one cluster: leave, and begin anew", Tone.BAD)
         else:
-            self.switch_to = name
+            self.next = Next(name)
+            self.leave()
+
+    def _show_model(self, name: str) -> None:
+        """Leaves for one model of this cluster or, without a name, for all of them: each has a
+        stream of its own."""
+        options, models = self.session.options, self.session.models
+        if not models and not options.model:
+            self.session.say("this cluster serves one model")
+        elif name == options.model:
+            shown = printable(name) or f"all models ({', '.join(map(printable, models))})"
+            self.session.say(f"this is {shown}")
+        elif name and name not in models:
+            self.session.say(
+                f"no model {printable(name[:40])} is known: :model shows all", Tone.BAD
+            )
+        elif options.recording:
+            self.session.say("a recording is of what is shown: leave, and begin anew", Tone.BAD)
+        else:
+            self.next = Next(options.cluster, name, models)
             self.leave()
 
     def leave(self) -> None:
@@ -337,8 +357,12 @@ class Dashboard(App[None]):
         self.session.toggle_freeze()
 
     def action_tune(self) -> None:
-        if not isinstance(self.screen, TuningScreen):
+        if isinstance(self.screen, TuningScreen):
+            return
+        if self.session.replay is not None:
             self.push_screen(TuningScreen())
+        elif (model := self.order_dialogs.model_here()) is not None:
+            self.push_screen(TuningScreen(model))
 
     def action_log(self) -> None:
         self.push_screen(LogScreen())
@@ -483,6 +507,15 @@ def tick_s(source: Source) -> float:
     if isinstance(source, ReplaySource):
         return REPLAY_TICK_S
     return max(MIN_TICK_S, min(MAX_TICK_S, source.status_every_s / 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What to show next: a cluster, or one of its models. `models`: those that are known."""
+
+    cluster: str
+    model: str = ""
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,10 +184,14 @@ def destinations(targets: Sequence[Target], status: ClusterStatus) -> Choices:
     """The instances that serve, the freest first. An instance that already has all of the requests
     is left out."""
     sources = {each.instance_id for each in targets}
+    models = {status.model_of(each) for each in sources}
     found = [
         item
         for item in status.instances
-        if sources != {item.id} and item.state is InstanceState.ACTIVE and not no_requests(item)
+        if {item.model} == models
+        and sources != {item.id}
+        and item.state is InstanceState.ACTIVE
+        and not no_requests(item)
     ]
     found.sort(key=lambda item: -(item.freeness_steps or 0.0))
     where = next(iter(sources)) if len(sources) == 1 else "where they are"
@@ -226,14 +230,16 @@ def estimate(moves: Sequence[Migrate], client: ControlClient) -> Estimate:
     return Estimate(f"{can} of {len(plans)} can: {'; '.join(texts)}", possible=can > 0)
 
 
-def modes(status: AutoscaleStatus, revision: int) -> Choices:
-    """The modes, with a note next to the present one. `revision`: the revision of the cluster that
-    the screen shows."""
+def modes(status: ClusterStatus, model: str) -> Choices:
+    """The modes, with a note next to the present one. `model`: the model to scale; empty if the
+    status is of one."""
+    of_model = status.of_model(model)
+    found = status.autoscale if of_model is None else of_model.autoscale
+    orders = {mode: Autoscale.to_mode(mode).at(status.revision).on(model) for mode in _MODES}
     return Choices(
-        "Auto-scaling?",
+        f"Auto-scaling of {model}?" if model else "Auto-scaling?",
         tuple(
-            Choice(mode, text + _beside(mode, status), Autoscale.to_mode(mode).at(revision))
-            for mode, text in _MODES.items()
+            Choice(mode, text + _beside(mode, found), orders[mode]) for mode, text in _MODES.items()
         ),
     )
 

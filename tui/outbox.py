@@ -28,7 +28,6 @@ from controller.api.errors import (
     UnreachableError,
 )
 from controller.api.operations.order import Awaited, End, progress
-from controller.api.text import hints
 from controller.api.text.quantities import duration, printable, time_of_day
 from controller.api.wire.status import ClusterStatus
 from tui.actions import Target
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
 
 Then = Callable[[Any, Exception | None], None]
+Aimed = Callable[[str], str]
 SEND_WITHIN_S = 5.0
 ASK_EVERY_S = 1.0
 NETWORK_S = 15.0
@@ -90,7 +90,8 @@ class Call:
     given_at_s: float
     time_s: float
     phase: Phase = Phase.QUEUED
-    of_cluster: str = ""
+    aimed: Aimed = str
+    """Makes the commands in a text mean this cluster."""
     text: str = ""
     """The outcome in words."""
     can_undo: bool = False
@@ -110,17 +111,20 @@ class Call:
     @property
     def command(self) -> str:
         """The command that does the same to this cluster on the command line."""
-        return hints.aimed(self.order.command, self.of_cluster)
+        return self.aimed(self.order.whole_command)
+
+    @property
+    def title(self) -> str:
+        return self.order.named(self.order.title)
 
 
 class Outbox:
     """`due` and `to_ask` return each call and each question once; the caller must carry it out at
     once."""
 
-    def __init__(self, of_cluster: str = "") -> None:
-        """`of_cluster`: the flags to add to a command so that it means this cluster, such as `
-        --cluster prod`."""
-        self._of_cluster = of_cluster
+    def __init__(self, aimed: Aimed = str) -> None:
+        """`aimed`: makes the commands in a text mean this cluster."""
+        self._aimed = aimed
         self._calls: dict[int, Call] = {}
         self._own: dict[int, int] = {}
         """For each revision that an order of this session has changed, the revision that the order
@@ -136,7 +140,7 @@ class Outbox:
 
     def put(self, order: AnyOrder, key: str, now_s: float, time_s: float = 0.0) -> Call:
         number = len(self._calls) + 1
-        call = Call(number, order, key, now_s, time_s, of_cluster=self._of_cluster)
+        call = Call(number, order, key, now_s, time_s, aimed=self._aimed)
         self._calls[call.call_id] = call
         return call
 
@@ -188,7 +192,7 @@ class Outbox:
         self._calls[call_id] = replace(
             call,
             phase=Phase.UNDER_WAY if outcome.awaits else phase,
-            text=hints.aimed(outcome.text, self._of_cluster),
+            text=self._aimed(outcome.text),
             can_undo=outcome.can_undo,
             awaits=outcome.awaits,
             since_revision=revision or 0,
@@ -201,7 +205,7 @@ class Outbox:
         for call in [each for each in self if each.phase is Phase.UNDER_WAY]:
             if status.revision < call.since_revision:
                 continue
-            found = progress(call.awaits, status)
+            found = progress(call.awaits, status, call.order.model)
             text, phase = found.text, call.phase
             if found.is_over:
                 text = f"{text} after {duration(max(0.0, status.time_s - call.time_s))}"
@@ -217,7 +221,7 @@ class Outbox:
         if call.is_over:
             return
         why = error.message if isinstance(error, LlumctlError) else _unexpected(error)
-        why = hints.aimed(why, self._of_cluster)
+        why = self._aimed(why)
         if isinstance(error, TimedOutError | NotRunningError) and asked:
             self._cannot_tell(call, why)
         elif asked and isinstance(error, UnreachableError | UnderWayError):
@@ -275,10 +279,10 @@ class _About:
 class SessionOrders:
     """Sends the orders of the outbox, and asks the controller questions."""
 
-    def __init__(self, caller: Caller | None, of_cluster: str = "") -> None:
-        """`caller`: None for a replay, in which nothing can be asked or ordered. `of_cluster`: as
-        for `Outbox`."""
-        self.outbox = Outbox(of_cluster)
+    def __init__(self, caller: Caller | None, aimed: Aimed = str) -> None:
+        """`caller`: None for a replay, in which nothing can be asked or ordered. `aimed`: as for
+        `Outbox`."""
+        self.outbox = Outbox(aimed)
         self._caller = caller
         self._tickets = itertools.count(1)
         self._waiting: dict[int, _About | Then] = {}
@@ -361,7 +365,7 @@ class LogRow:
 
     @property
     def text(self) -> str:
-        return f"{self.call.order.title} {self.call.phase} {self.call.text}"
+        return f"{self.call.title} {self.call.phase} {self.call.text}"
 
 
 def log_rows(calls: Iterable[Call], zone: tzinfo | None) -> list[LogRow]:
@@ -372,12 +376,12 @@ def log_rows(calls: Iterable[Call], zone: tzinfo | None) -> list[LogRow]:
 def told(call: Call) -> str:
     """One line for the bottom of the screen. It names a request's id, which is long, only once."""
     text = call.text.replace(f"request {call.order.lane} ", "it ")
-    return printable(f"{call.order.title}: {text or call.phase}")
+    return printable(f"{call.title}: {text or call.phase}")
 
 
 def whole(call: Call, width: int) -> list[Line]:
     """An order and its outcome in full, in as many lines as that takes."""
-    outcome = f"{call.order.title}: {call.phase}{', ' * bool(call.text)}{call.text}"
+    outcome = f"{call.title}: {call.phase}{', ' * bool(call.text)}{call.text}"
     texts = ((outcome, TONES.get(call.phase, Tone.WARN)), (call.command, Tone.DIM))
     return [
         (Span(f" {line}", tone),)
@@ -411,7 +415,7 @@ def _words(text: Callable[[Call], str], tone: Tone = Tone.PLAIN) -> Callable[[Lo
 
 LOG_COLUMNS: tuple[Column[LogRow], ...] = (
     Column("time", "TIME", 8, _time),
-    Column("action", "ACTION", 20, _words(lambda call: call.order.title)),
+    Column("action", "ACTION", 20, _words(lambda call: call.title)),
     Column("phase", "STATE", 9, _phase),
     Column("outcome", "OUTCOME", 30, _words(lambda call: call.text), max_width=80),
     Column(

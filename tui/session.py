@@ -69,6 +69,10 @@ class Options:
     of_cluster: str = ""
     """The flags to add to a command so that it acts on this cluster, such as ` --cluster prod`;
     empty if it does so without them."""
+    model: str = ""
+    """The model that is shown alone, of a cluster that serves several; empty: all are shown."""
+    models: tuple[str, ...] = ()
+    """The models that were seen before, while all were shown."""
     clusters: Callable[[], Sequence[str]] = lambda: ()
     """The clusters that run on this machine, and those that were shown before."""
     recording: bool = False
@@ -81,8 +85,9 @@ class Options:
     """Seconds between two drawings; None: only a call of `pump` draws."""
 
     def aimed(self, text: str) -> str:
-        """The text, in which each command is made to mean this cluster."""
-        return hints.aimed(text, self.of_cluster)
+        """The text, in which each command is made to mean this cluster, and the model that is shown
+        alone."""
+        return hints.aimed(text, self.of_cluster, model=self.model)
 
 
 class Session:
@@ -110,7 +115,7 @@ class Session:
         self.frozen: DashboardState | None = None
         """The state at which the operator froze the screen; None if it is not frozen."""
         self._frozen_at_s = 0.0
-        self.orders = SessionOrders(caller, options.of_cluster)
+        self.orders = SessionOrders(caller, options.aimed)
         self.is_read_only = options.readonly or options.limits.readonly
         self.message = Message(set_timer, redraw)
         self._past_asked_s = float("-inf")
@@ -184,11 +189,12 @@ class Session:
             self.state,
             now_s,
             self.source.status_every_s,
-            status.cluster if status else self.source.cluster,
+            (status.cluster if status else self.source.cluster)
+            + (f"/{self.options.model}" if self.options.model else ""),
             tuple(badges),
             self.options.zone,
             self.replay.progress() if self.replay is not None else None,
-            self.options.of_cluster,
+            self.options.aimed,
         )
 
     def toggle_freeze(self) -> None:
@@ -236,7 +242,13 @@ class Session:
             return f":logs {target}"
         if self.is_read_only:
             return command
-        return self.key_of("scale_out") if order.deed == "add" else command.replace("llumctl ", ":")
+        if order.deed == "add" and not order.model:
+            return self.key_of("scale_out")
+        if order.deed == "add":
+            return f":scale {printable(order.model)}=+1"
+        if order.model:
+            return f"{self.key_of('tune')} on an instance of {printable(order.model)}"
+        return command.replace("llumctl ", ":")
 
     def say(self, text: str, tone: Tone = Tone.WARN, *, stays: bool = False) -> None:
         """Shows a message on the bottom line for a while. A message about something bad answers the
@@ -298,6 +310,16 @@ class Session:
         for order in agreed.orders if isinstance(agreed, Together) else (agreed,):
             self.orders.order(order, now_s, time_s)
         self._follow_orders()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of the cluster that are known, if it serves several."""
+        status = self.state.status
+        return (
+            tuple(each.name for each in status.models)
+            if status and status.models
+            else (self.options.models)
+        )
 
     def locked(self) -> str:
         """Why nothing can be changed now; empty if orders may be given. Nothing else decides

@@ -47,6 +47,9 @@ class Known:
     levels: Sequence[str] = ()
     settings: Sequence[str] = ()
     clusters: Sequence[str] = ()
+    models: Sequence[str] = ()
+    several: bool = False
+    """Whether several models are shown, so that a number of instances needs the name of one."""
     own: Sequence[str] = ()
     """Names of the operator's own commands."""
 
@@ -61,6 +64,8 @@ class Known:
             "LEVEL": self.levels,
             "MODE": MODES,
             "CLUSTER": self.clusters,
+            "MODEL": self.models,
+            "N": [f"{each}=" for each in self.models] if self.several else (),
             "KEY": self.settings,
             "KEY=VALUE": [f"{each}=" for each in self.settings],
         }.get(kind, ())
@@ -130,8 +135,9 @@ _WHAT = {
     "LEVEL": "priority level",
     "MODE": "mode",
     "KEY": "setting",
+    "MODEL": "model",
 }
-_CLOSED = ("COLUMN", "THEME", "ID", "MEMBER", "LEVEL", "MODE", "KEY")
+_CLOSED = ("COLUMN", "THEME", "ID", "MEMBER", "LEVEL", "MODE", "MODEL", "KEY")
 """The kinds of words for which all valid words are known here."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
@@ -192,8 +198,12 @@ def parse(text: str, known: Known) -> Command:
 def _check(name: str, kind: str, argument: str, known: Known, *, several: bool) -> None:
     """Raises an error for an argument that this command cannot take. `several`: whether there are
     other arguments besides this one. A setting that stands alone needs no value."""
-    if kind == "N" and not _NUMBER.fullmatch(argument):
-        raise UsageError(f"{name} N, +N or -N: {argument[:20]!r} is no number")
+    if kind == "N":
+        model, equals, number = argument.rpartition("=") if known.several else ("", "", argument)
+        if not _NUMBER.fullmatch(number):
+            raise UsageError(f"{name} N, +N or -N: {number[:20]!r} is no number")
+        if equals:
+            _check(name, "MODEL", model, known, several=several)
     if kind == "KEY=VALUE":
         argument, equals, value = argument.partition("=")
         if (equals and not value) or (not equals and several):

@@ -8,6 +8,7 @@ import secrets
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -82,7 +83,7 @@ _BY_STATUS: dict[int, type[LlumctlError]] = {
 _BY_CODE: dict[str, type[LlumctlError]] = {
     code: kind
     for kind, codes in (
-        (UsageError, "bad_adapter bad_setting no_such_level"),
+        (UsageError, "bad_adapter bad_setting no_such_level which_model"),
         (
             RefusedError,
             "adapter_exists ended key_reused leaving max_instances min_instances no_instances"
@@ -132,7 +133,8 @@ class ControlClient:
         """`unreachable_hint`: what to try if no controller answers. `through`: by which program the
         caller acts, for the audit log. `model`: the calls are about this model of the cluster;
         empty: about all of them."""
-        self._url = base_url.rstrip("/") + (f"/models/{quote(model)}" if model else "")
+        self._url = base_url.rstrip("/")
+        self._model = model
         self._unreachable_hint = unreachable_hint
         self._timeout_s = timeout_s
         try:
@@ -164,6 +166,13 @@ class ControlClient:
 
     def close(self) -> None:
         self._http.close()
+
+    def of_model(self, name: str) -> Self:
+        """The calls about one model of the cluster, over the connections of this client; of this
+        client itself if the name is empty."""
+        found = copy(self)
+        found._model = name or self._model
+        return found
 
     def status(self) -> ClusterStatus:
         return self._call(ClusterStatus, "GET", "/v1/status")
@@ -370,6 +379,11 @@ class ControlClient:
         self._check_schema(parsed.schema_version)
         return parsed
 
+    def _path(self, path: str) -> str:
+        """The path below that of the model, unless the path names one."""
+        has_one = not self._model or path.startswith("/models/")
+        return path if has_one else f"/models/{quote(self._model)}{path}"
+
     def _send(
         self,
         method: str,
@@ -382,7 +396,7 @@ class ControlClient:
     ) -> httpx.Response:
         headers = {"Idempotency-Key": key} if key else {}
         request = self._http.build_request(
-            method, path, params=params, timeout=timeout_s, **_content(body, headers)
+            method, self._path(path), params=params, timeout=timeout_s, **_content(body, headers)
         )
         sent_again = _CUT_OFF if method == "GET" else _ANSWER_LOST if repeatable else ()
         try:
@@ -401,7 +415,7 @@ class ControlClient:
         timeout = httpx.Timeout(self._timeout_s, read=STREAM_SILENCE_S)
         try:
             with self._http.stream(
-                method, path, params=params, timeout=timeout, **_content(body, {})
+                method, self._path(path), params=params, timeout=timeout, **_content(body, {})
             ) as stream:
                 if not stream.is_success:
                     stream.read()

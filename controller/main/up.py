@@ -298,6 +298,14 @@ def _on_loopback(plan: ClusterPlan) -> bool:
     return not table.ray_address and table.host in LOOPBACKS
 
 
+def _instances_of(plan: ClusterPlan) -> str:
+    """`2 instances of the emulated a10-llama-7b (big)`"""
+    what = plan.model_name if plan.profile is None else f"the emulated {plan.profile.name}"
+    name = plan.settings.model_names[0]
+    named = f" ({name})" if plan.number and name != what else ""
+    return f"{plan.num_instances} instance{'s' if plan.num_instances > 1 else ''} of {what}{named}"
+
+
 def watch_start(
     head: subprocess.Popen[bytes],
     state: RunState,
@@ -306,8 +314,8 @@ def watch_start(
     until_ready: bool,
     progress: Progress,
 ) -> ClusterStatus:
-    what = plan.model_name if plan.profile is None else f"the emulated {plan.profile.name}"
-    progress(f"starting {plan.all_instances} instances of {what}; logs: {plan.log_dir}")
+    whats = ", ".join(_instances_of(each) for each in plan.by_model)
+    progress(f"starting {whats}; logs: {plan.log_dir}")
     log_dir, awaits = Path(plan.log_dir), "Ray"
     began_s = time.monotonic()
     patience = Patience(began_s)

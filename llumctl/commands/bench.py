@@ -8,7 +8,13 @@ import typer
 
 from controller.api.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
 from llumctl import arguments, connect, output
-from llumctl.commands.options import Cluster, TableOrJson, check_extra, format_option
+from llumctl.commands.options import (
+    Cluster,
+    TableOrJson,
+    check_extra,
+    complete_models,
+    format_option,
+)
 from llumctl.lab.option_values import Arrivals, Verify
 
 if TYPE_CHECKING:
@@ -94,7 +100,12 @@ Url = Annotated[
     str | None, typer.Option(metavar="URL", help="An OpenAI endpoint instead of a cluster's.")
 ]
 Model = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Model to ask for (the first one).")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        autocompletion=complete_models,
+        help="Model to ask for (the first one).",
+    ),
 ]
 ApiKeyFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="File with the endpoint's API key, in line 1.")

@@ -51,6 +51,13 @@ def complete_requests(context: typer.Context, incomplete: str) -> list[tuple[str
     return _completions(incomplete, context, rows)
 
 
+def complete_models(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """The names of the models, if there are several."""
+    found = _answer(context, "status").get("models", ())
+    rows = ((item["name"], f"{item['num_serving']} serve") for item in found)
+    return _completions(incomplete, context, rows)
+
+
 def _completions(
     incomplete: str, context: typer.Context, rows: Iterator[tuple[str, str]]
 ) -> list[tuple[str, str]]:
@@ -115,6 +122,7 @@ Model = Annotated[
     typer.Option(
         "--model",
         callback=meant.model_is,
+        autocompletion=complete_models,
         metavar="NAME",
         help="Only this one of the cluster's models.",
     ),

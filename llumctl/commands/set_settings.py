@@ -14,8 +14,8 @@ import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, RefusedError, UsageError
 from controller.api.state import user_files
-from controller.api.text.quantities import setting_value
-from llumctl import arguments, connect, output
+from controller.api.text.quantities import printable, setting_value
+from llumctl import arguments, connect, meant, output
 from llumctl.commands.options import (
     Cluster,
     ClusterConfig,
@@ -74,7 +74,8 @@ def set_settings(
 ) -> None:
     """Show the running cluster's settings, or change some.
 
-    If one of several changes is wrong, none is made.
+    If one of several changes is wrong, none is made. Without --model the changes are made for each
+    model of the cluster.
     """
     if given and (len(given) > 1 or "=" in given[0]):
         if toml:
@@ -148,9 +149,13 @@ def _emit_toml(
 def _as_toml(values: "Mapping[str, SettingValue]", levels: "Sequence[LevelStatus]") -> str:
     """Settings as lines of a configuration file. A file has all priority levels or none, so if one
     differs, all are written."""
+    from controller.api.settings.settings import MODEL_TABLES
+
     tables: dict[str, list[str]] = {}
     for key, value in values.items():
         table, *_, name = key.split(".")
+        if meant.model() and table in MODEL_TABLES:
+            table = f"models.{toml_text.key(meant.model())}.{table}"
         line = (
             f"# {name} has no value" if value is None else f"{name} = {toml_text.value_text(value)}"
         )
@@ -197,9 +202,14 @@ def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: 
         config_file.find(config)  # a wrong file is reported even without a cluster
         if not save:
             raise UsageError("--config: only with --toml or --save", f"{HINT} --save")
+    if save and meant.model():
+        raise UsageError(
+            f"--save: not with --model; write it into [models.{meant.model()}] of the file",
+            "llumctl config path",
+        )
     name = connect.attached(flags.cluster)
     with connect.client(name) as client:
-        from controller.api.operations.on_cluster import SetSettings, SettingsPatch, preview
+        from controller.api.operations.on_cluster import SetSettings, SettingsPatch
 
         patch = SettingsPatch(
             changes=changes,
@@ -207,25 +217,64 @@ def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: 
             reason=flags.reason,
             if_revision=flags.if_revision,
         )
+        orders = _of_models(client, SetSettings(patch), flags)
         # If the changes cannot be saved, that must be found out before anything has changed.
-        order = SetSettings(patch)
-        saving = _saving(client, order, config, name) if save else None
+        saving = _saving(client, orders[0], config, name) if save else None
         with arguments.about("KEY=VALUE"):
-            found = client.send(order)
+            reports = _sent(client, orders)
+    for order, found in zip(orders, reports, strict=True):
+        _tell_change(order.model, found, flags)
+    changed = any(found.changes for found in reports)
+    saves = saving is not None and saving.changes
+    if saving is not None and saves:
+        _save(saving, changed=changed, dry_run=flags.dry_run)
+    if not changed and not saves:
+        output.say("nothing to change")
+    elif flags.dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+def _of_models(client: "ControlClient", order: "SetSettings", flags: Flags) -> "list[SetSettings]":
+    """The order, for each model if the cluster serves several and none was named."""
+    models = () if meant.model() else client.status().models
+    if not models:
+        return [order]
+    if flags.output_format not in (Format.TABLE, Format.WIDE):
+        raise UsageError(
+            f"-o {flags.output_format}: is about one model, and the cluster serves"
+            f" {', '.join(each.name for each in models)}",
+            f"the same command with --model {models[0].name}",
+        )
+    return [order.on(each.name) for each in models]
+
+
+def _sent(client: "ControlClient", orders: "Sequence[SetSettings]") -> "list[SettingChanges]":
+    """Gives the orders, the first one at the revision of the dry runs and each at that of the one
+    before: a value that one of the models refuses changes none."""
+    if len(orders) > 1 and not orders[0].wanted.dry_run:
+        plans = [client.send(each.dry()) for each in orders]
+        orders = [each.at(plans[0].revision) for each in orders]
+    found: list[SettingChanges] = []
+    for each in orders:
+        try:
+            found.append(client.send(each.at(found[-1].revision) if found else each))
+        except LlumctlError as error:
+            done = ", ".join(done.model for done in orders[: len(found)])
+            error.message += f"; {done} changed before" if done else ""
+            raise
+    return found
+
+
+def _tell_change(model: str, found: "SettingChanges", flags: Flags) -> None:
+    from controller.api.operations.on_cluster import preview
+
     if shown := changes_text(found, flags.output_format):
-        output.emit(shown)
+        output.emit(f"{printable(model)}:\n{shown}" if model else shown)
     if flags.output_format in (Format.TABLE, Format.WIDE):
         for line in preview(found):
             output.say(line)
     if found.changes and not flags.dry_run:
-        output.say(f"revision {found.revision}")
-    saves = saving is not None and saving.changes
-    if saving is not None and saves:
-        _save(saving, found, dry_run=flags.dry_run)
-    if not found.changes and not saves:
-        output.say("nothing to change")
-    elif flags.dry_run:
-        raise typer.Exit(EXIT_WOULD_CHANGE)
+        output.say(f"{model}: revision {found.revision}" if model else f"revision {found.revision}")
 
 
 def parse(texts: Iterable[str]) -> "dict[str, SettingValue]":
@@ -244,7 +293,7 @@ def _saving(
     """Plans the new text of the configuration file, with the values as the controller read them."""
     with arguments.about("KEY=VALUE"):
         plan = client.send(order.dry())
-    values = {each.key: each.value for each in client.settings().settings}
+    values = {each.key: each.value for each in client.of_model(order.model).settings().settings}
     values |= {each.key: each.value for each in plan.changes}
     wanted = {key: values[key] for key in order.wanted.changes}
     for variable in overriding(list(wanted)):
@@ -254,12 +303,12 @@ def _saving(
     return planned(_file_in_force(config, connect.running(cluster))[0], wanted)
 
 
-def _save(saving: "Saving", found: "SettingChanges", *, dry_run: bool) -> None:
+def _save(saving: "Saving", *, changed: bool, dry_run: bool) -> None:
     if not dry_run:
         try:
             saving.write()
         except LlumctlError as error:
-            kept = "the running cluster was changed, but " if found.changes else ""
+            kept = "the running cluster was changed, but " if changed else ""
             raise LlumctlError(f"{kept}{error.message}", error.hint) from error
     output.say(f"{'would be saved' if dry_run else 'saved'} in {saving.path}:")
     for line in saving.lines:
@@ -308,7 +357,10 @@ def differing(
     from controller.api.settings.settings import Settings
     from llumctl.config import settings
 
-    of_file = live_settings(Settings() if file is None else settings.of_file(file))
+    written = Settings() if file is None else settings.of_file(file)
+    if meant.model() in written.models:
+        written = written.of_model(meant.model())
+    of_file = live_settings(written)
     return {
         key: value
         for key, value in in_force.items()

@@ -23,6 +23,7 @@ from controller.api.text.status_words import (
     cached_percent,
     free_blocks,
     head_wait_s,
+    of_model,
     ranked,
     state_word,
 )
@@ -32,6 +33,7 @@ from controller.api.text.verdict_words import (
     order_words,
     severity,
     verdict_line,
+    verdict_word,
 )
 from controller.api.wire.status import (
     ClusterStatus,
@@ -40,6 +42,7 @@ from controller.api.wire.status import (
     FrontendStatus,
     InstanceState,
     InstanceStatus,
+    ModelStatus,
     MoveStatus,
     ReplayStatus,
 )
@@ -70,12 +73,18 @@ def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_
     restart, notices, LoRA adapters, replays and alarms, as far as there are any. The table has a
     column for drains and one for kept instances only while there are any. If `wide`, tables of
     frontends, levels, drains, held requests, queue heads, moves and replays follow.
+
+    If the cluster serves several models, a table of the models stands between the lines and the
+    instances. The instances stand in groups, below the name of their model; if `wide`, the name is
+    in a column.
     """
     columns = WIDE_COLUMNS if wide else COLUMNS
     if any(item.kept_for for item in status.instances):
         columns = (*columns[:2], ("KEPT-FOR", _kept_for), *columns[2:])
     if any(item.drain for item in status.instances):
         columns = (*columns[:2], ("DRAIN", _drain), *columns[2:])
+    if wide and status.models:
+        columns = (*columns[:1], ("MODEL", lambda item: item.model or "-"), *columns[1:])
     parts = [
         "\n".join(
             [
@@ -93,16 +102,60 @@ def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_
                 *_alarms(alarms(status, limits)),
             ]
         ),
-        output.table(
-            [name for name, _ in columns],
-            [[cell(item) for _, cell in columns] for item in status.instances],
-            ids=[name for name, _ in columns if name == "KEPT-FOR"],
-        ),
+        *_models(status, wide=wide),
+        _instances(status, columns, grouped=bool(status.models) and not wide),
     ]
     if wide:
         parts.append(_frontends(status))
         parts += _details(status)
     return "\n\n".join(parts)
+
+
+def _instances(status: ClusterStatus, columns: Sequence[Column], *, grouped: bool) -> str:
+    text = output.table(
+        [name for name, _ in columns],
+        [[cell(item) for _, cell in columns] for item in status.instances],
+        ids=[name for name, _ in columns if name == "KEPT-FOR"],
+    )
+    if not grouped:
+        return text
+    head, *lines = text.splitlines()
+    by_model: dict[str, list[str]] = {each.name: [] for each in status.models}
+    for item, line in zip(status.instances, lines, strict=True):
+        by_model.setdefault(item.model, []).append(line)
+    groups = (
+        [printable(f"{name or '-'}:"), *of_one] for name, of_one in by_model.items() if of_one
+    )
+    return "\n".join([head, *(line for group in groups for line in group)])
+
+
+def _models(status: ClusterStatus, *, wide: bool) -> Iterator[str]:
+    """The table of the models, if there are several. SERVE: how many instances take requests, of
+    how many are planned. WANTS: how many auto-scaling wants."""
+    if status.models:
+        header = ("MODEL", "SERVE", "RUN", "WAIT", "HELD", "TOK/S", "TTFT99", "AUTO", "WANTS")
+        rows = [_model(each, wide=wide) for each in status.models]
+        ids = () if wide else ("MODEL",)
+        yield output.table((*header, "VERDICT"), rows, ids=ids, ends_in_prose=wide)
+
+
+def _model(model: ModelStatus, *, wide: bool) -> tuple[str, ...]:
+    found, verdict = model.autoscale, model.verdict
+    words = "-"
+    if verdict is not None:
+        words = verdict_line(verdict) if wide else verdict_word(verdict)
+    return (
+        model.name,
+        f"{model.num_serving}/{found.num_instances}",
+        str(model.num_running_reqs),
+        str(model.num_waiting_reqs),
+        str(model.num_held_reqs),
+        "-" if model.tokens_per_s is None else counted(model.tokens_per_s),
+        latency(model.ttft_p99_s),
+        "held" if found.held is not None and found.mode != "off" else found.mode,
+        "-" if found.mode == "off" else _number(found.num_wanted),
+        words,
+    )
 
 
 def freeness(item: InstanceStatus) -> str:
@@ -117,7 +170,7 @@ def _summary(status: ClusterStatus) -> str:
     facts = (
         f"cluster {status.cluster}",
         f"{status.state} ({status.detail})" if status.detail else str(status.state),
-        f"model {status.model}",
+        f"model{'s' if status.models else ''} {status.model}",
         *(["engine emulated"] if status.engine == "emulated" else []),
         f"policy {status.policy}",
         f"endpoint {status.endpoint_url}",
@@ -199,11 +252,13 @@ def _held(status: ClusterStatus) -> list[str]:
 
 
 def _autoscale(status: ClusterStatus) -> list[str]:
-    """A line about auto-scaling, unless it is off."""
-    found = status.autoscale
-    if found.mode == "off":
-        return []
-    return [meant.aimed(printable(status_words.autoscale_summary(found, status.time_s)))]
+    """A line about auto-scaling, unless it is off; of several models a line for each."""
+    of_each = {each.name: each.autoscale for each in status.models} or {"": status.autoscale}
+    return [
+        meant.aimed(printable(of_model(name, status_words.autoscale_summary(found, status.time_s))))
+        for name, found in of_each.items()
+        if found.mode != "off"
+    ]
 
 
 def _refused(status: ClusterStatus) -> list[str]:
@@ -224,13 +279,16 @@ def _refused(status: ClusterStatus) -> list[str]:
 
 
 def _rolling(status: ClusterStatus) -> list[str]:
-    """The progress of a rolling restart, or why it failed, until an operator dismisses the failure.
-    A restart that is done or was stopped is not shown. A second line has the engine arguments that
-    rolling restarts have changed."""
-    found = status.rolling
-    shown = found is not None and found.state in ("going", "failed") and not found.dismissed
+    """The progress of each rolling restart, or why it failed, until an operator dismisses the
+    failure. A restart that is done or was stopped is not shown. A further line has the engine
+    arguments that rolling restarts have changed."""
+    of_each = {each.name: each.rolling for each in status.models} or {"": status.rolling}
+    progress = [
+        meant.aimed(of_model(name, status_words.rolling_progress(found)))
+        for name, found in of_each.items()
+        if found is not None and status_words.is_shown(found)
+    ]
     changed = status_words.changed_arguments(status.engine_changes)
-    progress = [status_words.rolling_progress(found)] if found is not None and shown else []
     return [*progress, *([changed] if changed else [])]
 
 

@@ -15,7 +15,7 @@ import typer
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.text.quantities import printable
 from llumctl import arguments, connect, meant, output
-from llumctl.commands.options import Cluster, check_extra
+from llumctl.commands.options import Cluster, Model, check_extra
 from llumctl.commands.record import check_refresh, new_recording, reached
 from llumctl.config import config_file
 from tui import startup
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
     from controller.api.settings.settings import ConsoleTable
     from llumctl.config.config_file import Origins
-    from tui.app import Dashboard
+    from tui.app import Dashboard, Next
     from tui.live import Caller, Source
     from tui.own_commands import OwnCommand
 
@@ -64,6 +64,7 @@ class Replay:
 
 def top(
     cluster: Cluster = None,
+    model: Model = None,
     refresh: Annotated[
         float, typer.Option(metavar="S", help="Seconds between two statuses.")
     ] = 1.0,
@@ -109,6 +110,8 @@ def top(
         raise UsageError("--speed, --at: only with --replay")
     if replay is not None and (record is not None or cluster is not None):
         raise UsageError("--replay: not with --record or --cluster")
+    if replay is not None and model is not None:
+        raise UsageError("--replay: not with --model, as a recording has what was recorded")
     if not web and (write or port is not None):
         raise UsageError("--write, --port: only with --web")
     if web and (record is not None or (write and readonly)):
@@ -130,6 +133,7 @@ def top(
         return
     name = _attached_or_asked(cluster)
     shown_before: list[str] = []
+    models: tuple[str, ...] = ()
     while name:
         connect.check(name)
         if not in_browser:
@@ -137,20 +141,22 @@ def top(
         shown_before.append(name)
         asked = partial(_look, chosen, ascii_only=ascii_only, in_browser=in_browser)
         frame = _first_frame(f"{name}  + connecting", ascii_only=ascii_only, in_browser=in_browser)
-        name = _show_live(shown_before, frame, asked, record, refresh, readonly=readonly)
+        wanted = _show_live(shown_before, models, frame, asked, record, refresh, readonly=readonly)
+        name, models = ("", ()) if wanted is None else (wanted.cluster, wanted.models)
 
 
 def _show_live(
     shown_before: Sequence[str],
+    models: tuple[str, ...],
     frame: contextlib.AbstractContextManager[None],
     asked: Callable[[], Look],
     record: Path | None,
     refresh_s: float,
     *,
     readonly: bool,
-) -> str:
-    """Shows the last of these clusters until the operator leaves. Returns the cluster to show next;
-    empty if there is none."""
+) -> "Next | None":
+    """Shows the last of these clusters until the operator leaves. Returns what to show next; None
+    if that is nothing. `models`: the models of the cluster that are known."""
     name, writer = shown_before[-1], None
     with contextlib.ExitStack() as stack:
         with frame, startup.collector_paused():
@@ -158,13 +164,16 @@ def _show_live(
             called = reached(name)
             if record is not None:
                 writer = stack.enter_context(new_recording(record, name, called, refresh_s))
-            app = _live(name, called, look, refresh_s, writer, shown_before, readonly=readonly)
+            app = _live(
+                name, called, look, refresh_s, writer, shown_before, models, readonly=readonly
+            )
         _run(app)
     if writer is not None:
         output.say(f"recorded {writer.num_frames} frames in {writer.path}")
-    if app.switch_to:
-        meant.cluster_is(app.switch_to)
-    return app.switch_to
+    if app.next is not None:
+        meant.cluster_is(app.next.cluster)
+        meant.model_is(app.next.model)
+    return app.next
 
 
 def show_replay(
@@ -205,7 +214,7 @@ def _serve(
     if replay is None:
         name = _attached_or_asked(cluster)
         reached(name)
-        shown += ["--cluster", name]
+        shown += ["--cluster", name, *(["--model", meant.model()] if meant.model() else [])]
     else:
         with _recorded(replay, look.limits):
             shown += ["--replay", str(replay.path.resolve())]
@@ -285,6 +294,7 @@ def _live(
     refresh_s: float,
     writer: "RecordingWriter | None",
     shown_before: Sequence[str],
+    models: tuple[str, ...],
     *,
     readonly: bool,
 ) -> "Dashboard":
@@ -292,14 +302,20 @@ def _live(
     modules that draw are imported. `shown_before`: the clusters of this session, also this one."""
     from tui.live import LiveCaller, LiveSource
 
-    live = LiveSource(
-        called, lambda: connect.client(name), status_every_s=refresh_s, recorder=writer
-    )
+    # The model of now: what is still being called when another one is shown must not go there.
+    reach = partial(connect.client, name, model=meant.model())
+    live = LiveSource(called, reach, status_every_s=refresh_s, recorder=writer)
     live.start()
-    caller = LiveCaller(lambda: connect.client(name))
     recording = writer is not None
     return _dashboard(
-        live, look, caller, name, shown_before, recording=recording, readonly=readonly
+        live,
+        look,
+        LiveCaller(reach),
+        name,
+        shown_before,
+        models,
+        recording=recording,
+        readonly=readonly,
     )
 
 
@@ -309,6 +325,7 @@ def _dashboard(
     caller: "Caller | None" = None,
     cluster: str = "",
     shown_before: Sequence[str] = (),
+    models: tuple[str, ...] = (),
     *,
     recording: bool,
     readonly: bool,
@@ -326,6 +343,8 @@ def _dashboard(
         own=look.own,
         cluster=cluster,
         of_cluster=meant.option(cluster) if cluster else "",
+        model=meant.model() if cluster else "",
+        models=models,
         clusters=lambda: tuple(dict.fromkeys([*run_state.clusters(), *shown_before])),
         limits=look.limits,
         recording=recording,
@@ -380,7 +399,7 @@ def chosen(answer: str, there: list[str]) -> str:
 
 def _cluster_state(name: str) -> str:
     try:
-        with connect.client(name, ASK_TIMEOUT_S) as client:
+        with connect.client(name, ASK_TIMEOUT_S, model="") as client:
             found = client.status()
     except LlumctlError:
         return "its controller does not answer"

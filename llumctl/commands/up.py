@@ -391,8 +391,9 @@ def is_up(status: "ClusterStatus") -> bool:
 def endpoint_text(settings: "Settings", status: "ClusterStatus") -> str:
     """The URL, and below it a curl command, in which the shell reads an API key from its file."""
     base = status.endpoint_url.rstrip("/").removesuffix("/v1")
+    names = (*settings.endpoint.served_model_name, *(each.name for each in status.models))
     body = {
-        "model": next(iter(settings.endpoint.served_model_name), status.model),
+        "model": next(iter(names), status.model),
         "messages": [{"role": "user", "content": "Hello"}],
         "max_tokens": 32,
     }

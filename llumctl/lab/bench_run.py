@@ -338,6 +338,9 @@ def target_of_cluster(cluster: str, api_key: str, model: str | None) -> Target:
     status = control.status()
     endpoint = Endpoint(state.endpoint_url, api_key, state.endpoint_certificate)
     name, context = _ask_model(endpoint, model)
+    if status.of_model(name) is not None:
+        control = control.of_model(name)
+        status = control.status()
     return Target(endpoint, name, context, status, control)
 
 

@@ -208,12 +208,14 @@ def test_why_a_queue_waits_where_others_have_room_or_are_reserved_or_cordoned() 
     roomy = instance("i-1", num_free_blocks=550)
     cordoned = instance("i-2", num_free_blocks=600, closed_by=("cordoned",))
     small = instance("i-1", num_free_blocks=300)
+    other_model = instance("i-4", num_free_blocks=900, model="another")
     large = {"num_running_reqs": 3, "kv_cache_usage": 0.8}
     for queue, others, why in (
         (waiting(), [kept], "i-3 has room (598 blocks), but it is reserved"),
         (waiting(), [kept, roomy], "i-1 has room for it (540 blocks)"),
         (waiting(), [cordoned, roomy], "i-1 has room for it (540 blocks)"),
         (waiting(), [small], "memory is fragmented, i-1 has most: 290"),
+        (waiting(), [other_model, small], "memory is fragmented, i-1 has most: 290"),
         (waiting(**large), [], "memory is fragmented; 3 requests hold 80% of it"),
         (waiting(queue_head=head(demand=500, why="batch-full")), [], "its batch is full"),
     ):

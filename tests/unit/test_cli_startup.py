@@ -13,6 +13,7 @@ from controller.api.wire.requests import RequestList, RequestStatus
 from llumctl import app
 from tests.unit.cli_support import cluster, remember
 from tests.unit.fake_controller import FakeController, request_fields
+from tools import synthetic_cluster as synthetic
 from tools.synthetic_cluster import instance
 
 pytestmark = pytest.mark.process
@@ -152,4 +153,6 @@ def test_commands_options_and_ids_are_completed() -> None:
         remember(fake.url)
         assert completed("llumctl migrate a-1 --to i-1") == ["i-1", "i-10"]
         assert completed("llumctl requests b") == ["b-2"]
+        fake.status = synthetic.two_models()
+        assert completed("llumctl scale --model s") == ["small"]
     assert completed("llumctl drain ") == [], "it is gone"

@@ -17,6 +17,7 @@ from controller.api.state import run_state
 from controller.api.wire.history import HistoryReport, LevelHistory
 from controller.api.wire.requests import RequestDetail, RequestState
 from controller.api.wire.status import (
+    AutoscaleHoldStatus,
     ClusterState,
     ClusterStatus,
     DrainStatus,
@@ -25,6 +26,7 @@ from controller.api.wire.status import (
     NoticeStatus,
     QueueHeadStatus,
     RefusedStatus,
+    RollingReport,
     SavedStatus,
     VerdictOrder,
     VerdictStatus,
@@ -672,3 +674,62 @@ def test_on_a_terminal_it_paints_in_place_and_tells_how_stale_it_is(fake: FakeCo
         assert "stale" not in frames(screen)[-1]
         screen.press("\x03")
         assert screen.process.wait(LIMIT_S) == 130
+
+
+# -- several models -----------------------------------------------------------------------
+
+
+def test_several_models_have_a_table_and_their_instances_stand_below_their_names() -> None:
+    status = synthetic.two_models()
+    text = render(status, wide=False)
+    lines, models, instances = (part.splitlines() for part in text.split("\n\n"))
+    assert "  models big, small  " in lines[0]
+    assert lines[2] == "try:   llumctl scale --model small +1   adds an instance (serving in 25 s)"
+    assert lines[5] == "small: autoscale on  3 of 1..8, wanted 4"
+    assert [" ".join(line.split()) for line in models] == [
+        "MODEL SERVE RUN WAIT HELD TOK/S TTFT99 AUTO WANTS VERDICT",
+        "big 2/2 24 0 0 1.2k 1.9s off - OK",
+        "small 2/3 36 9 0 1.2k 1.9s on 4 OVERLOADED",
+    ]
+    assert [line.split()[0] for line in instances] == [
+        "ID", "big:", "i-0", "i-1", "small:", "i-2", "i-3", "i-4", "i-5",
+    ]  # fmt: skip
+    assert max(map(len, models)) <= 80
+
+
+def test_wide_has_a_column_for_the_model_and_says_why_each_model_is_as_it_is() -> None:
+    _, models, rows, *_ = render(synthetic.two_models(), wide=True).split("\n\n")
+    assert models.splitlines()[1].endswith("OK  2 serve, 24 run")
+    assert [line.split()[1] for line in rows.splitlines()] == [
+        "MODEL",
+        *["big"] * 2,
+        *["small"] * 4,
+    ]
+
+
+def test_a_held_autoscale_and_rolling_restarts_are_said_for_each_model() -> None:
+    status = synthetic.two_models()
+    hold = AutoscaleHoldStatus(num_instances=3, since_s=status.time_s - 60, actor="ana@desk")
+    rolling = RollingReport(state="going", left=("i-2", "i-3"))
+    models = tuple(
+        each.model_copy(
+            update={
+                "autoscale": each.autoscale.model_copy(update={"mode": "on", "held": hold}),
+                "rolling": rolling,
+            }
+        )
+        for each in status.models
+    )
+    lines = render(status.model_copy(update={"models": models}), wide=False).splitlines()
+    assert len([line for line in lines if ": autoscale on, held" in line]) == 2
+    assert len([line for line in lines if ": rolling restart" in line]) == 2
+    rows = [line.split() for line in lines if line.startswith(("big  ", "small  "))]
+    assert [row[7] for row in rows] == ["held", "held"]
+
+
+def test_model_asks_about_one_of_several(cli: Cli) -> None:
+    with FakeController() as fake:
+        remember(fake.url)
+        fake.orders["GET /models/small/v1/status"] = lambda _: (200, cluster(instance("i-7")))
+        assert cli.out("status", "--model", "small", "-o", "name") == "i-7\n"
+        assert cli.out("status", "-o", "name") == "i-0\n"

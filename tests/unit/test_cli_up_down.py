@@ -14,6 +14,7 @@ from controller.api.wire.status import ClusterState, InstanceState
 from llumctl.app import run
 from llumctl.commands import up
 from tests.unit.cli_support import Cli, cluster
+from tools import synthetic_cluster as synthetic
 from tools.synthetic_cluster import instance
 
 Captured = pytest.CaptureFixture[str]
@@ -103,6 +104,11 @@ def test_a_degraded_start_still_tells_the_endpoint() -> None:
     assert up.is_up(cluster(*half, state=ClusterState.DEGRADED))
     assert not up.is_up(cluster(half[1], state=ClusterState.DEGRADED))
     assert not up.is_up(cluster(*half, state=ClusterState.STARTING))
+
+
+def test_of_several_models_the_curl_line_asks_the_first_one() -> None:
+    text = up.endpoint_text(Settings(), synthetic.two_models())
+    assert '"model": "big"' in text
 
 
 @pytest.mark.process

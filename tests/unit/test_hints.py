@@ -116,6 +116,8 @@ def test_the_commands_that_are_about_a_cluster_are_known() -> None:
         for name in commands()
         if "--config" in options_of(name) and name != "set"  # its file is compared with
     } == aiming.WITH_CONFIG
+    about_a_model = {name for name in commands() if "--model" in options_of(name)}
+    assert about_a_model - {"bench"} == aiming.WITH_MODEL, "bench asks the endpoint for its model"
 
 
 def test_every_command_that_a_text_names_says_of_which_cluster() -> None:
@@ -159,3 +161,17 @@ def test_a_config_file_is_repeated_where_it_decides() -> None:
     assert aiming.aimed("llumctl config show", *of) == "llumctl config show --config p.toml"
     assert aiming.aimed("llumctl status", *of) == "llumctl status --cluster p"
     assert aiming.aimed("llumctl set --config f", *of) == "llumctl set --config f"
+
+
+def test_a_text_about_one_model_names_it_where_the_command_can() -> None:
+    for text, shown in (
+        ("llumctl scale +1", "llumctl scale --model 'a b' +1"),
+        ("llumctl scale small=3", "llumctl scale small=3"),
+        ("llumctl set --model small a.b=1", "llumctl set --model small a.b=1"),
+        ("llumctl lora list", "llumctl lora list --model 'a b'"),
+        ("llumctl drain i-3", "llumctl drain i-3"),
+        ("llumctl bench --model small", "llumctl bench --model small"),
+    ):
+        assert aiming.aimed(text, "", model="a b") == shown
+    of_both = aiming.aimed("llumctl set", " --cluster p", model="x")
+    assert of_both == "llumctl set --cluster p --model x"

@@ -5,15 +5,21 @@ cluster does.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
 from controller.api.figures import gauges_of
-from controller.api.text import hints, status_words, verdict_words
+from controller.api.text import status_words, verdict_words
 from controller.api.text.alarms import Alarm
 from controller.api.text.quantities import duration, latency, percent, printable, time_of_day
-from controller.api.text.status_words import cached_percent, ranked, restart_turn, state_word
+from controller.api.text.status_words import (
+    cached_percent,
+    is_shown,
+    ranked,
+    restart_turn,
+    state_word,
+)
 from controller.api.text.verdict_words import Severity
 from controller.api.wire.status import ClusterState, ClusterStatus, InstanceState
 from tui import drawing
@@ -77,9 +83,8 @@ class Liveness:
     zone: tzinfo | None
     replay: Progress | None = None
     """Where a replay is; None if the data are live."""
-    of_cluster: str = ""
-    """The flags to add to a command in the status so that it means this cluster, as in
-    `Options.of_cluster`."""
+    aimed: Callable[[str], str] = str
+    """Makes the commands in a text mean this cluster, as `Options.aimed`."""
 
     @property
     def is_stale(self) -> bool:
@@ -182,7 +187,7 @@ def _setup(status: ClusterStatus | None) -> list[_Piece]:
     if status is None:
         return []
     return [
-        _labelled("model", printable(status.model), drop=4),
+        _labelled("models" if status.models else "model", printable(status.model), drop=4),
         _labelled("policy", printable(status.policy), drop=6),
         _labelled("engine", printable(status.engine), drop=7),
     ]
@@ -232,7 +237,7 @@ def _vitals(status: ClusterStatus | None, live: Liveness, *, brief: bool) -> lis
     facts.append(_labelled("p99 TTFT", latency(ttft_s), drop=6 if brief else 5, tone=tone))
     facts += _levels(status, brief=brief)
     if not brief and status.detail:
-        detail = hints.aimed(printable(status.detail), live.of_cluster)
+        detail = live.aimed(printable(status.detail))
         facts.append(_Piece((Span(detail, Tone.WARN),), drop=7))
     return facts
 
@@ -266,7 +271,7 @@ def _replays(status: ClusterStatus, *, brief: bool) -> list[_Piece]:
 def _rolling(status: ClusterStatus, *, brief: bool) -> list[_Piece]:
     """`roll 1/3 i-1 starting`, or `roll failed i-1`."""
     found = status.rolling
-    if found is None or found.dismissed or found.state not in ("going", "failed"):
+    if found is None or not is_shown(found):
         return []
     count = f"{len(found.done)}/{found.num_instances}"
     if found.state == "failed":
@@ -373,7 +378,7 @@ def verdict_line(
     order = verdict.order
     if order is not None and (way or not verdict_words.order_command(order)):
         words = (verdict_words.order_words(order), verdict_words.deed_words(order), "")
-        orders = [hints.aimed(f"{way} {each}".strip(), live.of_cluster) for each in words]
+        orders = [live.aimed(f"{way} {each}".strip()) for each in words]
     tone = _VERDICT_TONES[verdict_words.severity(verdict)]
     return _verdict(word, why, orders, tone, width, glyphs)
 

@@ -1,10 +1,11 @@
-"""Instances: their table with its orders, its filter and its groups by node, and the facts of one
-instance.
+"""Instances: their table with its orders, its filter and its groups by model and node, and the
+facts of one instance.
 
-If instances run on several machines, they stand in groups: a line for each node, and its instances
-below that line. The groups are in the order of their first instance, so that the worst is still on
-top. A node whose instances are all gone takes one line: the instances come back elsewhere, with the
-same ids. A filter shows the instances of such a node anyway.
+If the cluster serves several models, the instances stand in groups: a line that sums each model
+up, and its instances below that line. If instances run on several machines, they stand in groups by
+node, too. The groups of nodes are in the order of their first instance, so that the worst is still
+on top. A node whose instances are all gone takes one line: the instances come back elsewhere, with
+the same ids. A filter shows the instances of such a node anyway.
 """
 
 import functools
@@ -18,8 +19,8 @@ from operator import itemgetter
 
 from controller.api.figures import gauges_of
 from controller.api.settings.settings import ConsoleTable
-from controller.api.text import status_words
-from controller.api.text.quantities import duration, latency, printable
+from controller.api.text import status_words, verdict_words
+from controller.api.text.quantities import counted, duration, latency, printable
 from controller.api.text.status_words import (
     cached_percent,
     free_blocks,
@@ -29,7 +30,7 @@ from controller.api.text.status_words import (
     ranked,
     run_and_wait,
 )
-from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
+from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus, ModelStatus
 from tui import drawing
 from tui.actions import NOTHING, Target
 from tui.drawing import (
@@ -107,7 +108,7 @@ class InstanceRow:
     def text(self) -> str:
         """The text to which a filter is applied."""
         item = self.item
-        return f"{item.id} {state_word(item).text} {item.node} {item.detail}"
+        return f"{item.id} {state_word(item).text} {item.model} {item.node} {item.detail}"
 
 
 def rows(
@@ -594,7 +595,7 @@ def natural(name: str) -> tuple[tuple[str, int], ...]:
     return tuple((word, int(figures or 0)) for word, figures in re.findall(r"(\D*)(\d*)", name))
 
 
-# Groups by node
+# Groups by model and by node
 
 _GONE = (InstanceState.RESTARTING, InstanceState.STALLED)
 
@@ -608,10 +609,11 @@ class NodeRow:
     items: tuple[InstanceStatus, ...]
     lost: bool
     gauges: Mapping[str, float]
+    model: str = ""
 
     @property
     def id(self) -> str:
-        return f"node {self.node}"
+        return f"node {self.node}" + (f" {self.model}" if self.model else "")
 
     @property
     def target(self) -> Target:
@@ -622,25 +624,47 @@ class NodeRow:
         return f"{self.node} {' '.join(item.id for item in self.items)}"
 
 
-Row = InstanceRow | NodeRow
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """The heading of a model's group, which sums the model up. The cursor never lies on it."""
+
+    model: ModelStatus
+
+    @property
+    def id(self) -> str:
+        return f"model {self.model.name}"
+
+    @property
+    def target(self) -> Target:
+        return NOTHING
+
+    @property
+    def text(self) -> str:
+        return self.model.name
+
+
+Row = InstanceRow | NodeRow | ModelRow
 
 
 def is_heading(row: Row) -> bool:
-    return isinstance(row, NodeRow)
+    return not isinstance(row, InstanceRow)
 
 
-def groups(status: ClusterStatus | None) -> dict[str, NodeRow]:
-    """The headings of the groups, by node; empty while all instances are on one node."""
-    if status is None:
+def groups(status: ClusterStatus | None) -> dict[tuple[str, str], NodeRow]:
+    """The headings of the nodes, by model and node; empty while all instances are on one node."""
+    if status is None or len({item.node for item in status.instances} - {""}) < 2:
         return {}
-    found: dict[str, list[InstanceStatus]] = {}
+    of_nodes: dict[str, list[InstanceStatus]] = {}
+    found: dict[tuple[str, str], list[InstanceStatus]] = {}
     for item in status.instances:
-        found.setdefault(item.node, []).append(item)
-    if len(found.keys() - {""}) < 2:
-        return {}
+        of_nodes.setdefault(item.node, []).append(item)
+        found.setdefault((item.model, item.node), []).append(item)
+    lost = {node: _is_lost(items) for node, items in of_nodes.items()}
     return {
-        node: NodeRow(node, tuple(items), _is_lost(items), _gauges_of_node(status, items))
-        for node, items in found.items()
+        (model, node): NodeRow(
+            node, tuple(items), lost[node], _gauges_of_node(status, items), model
+        )
+        for (model, node), items in found.items()
     }
 
 
@@ -650,32 +674,83 @@ def _gauges_of_node(status: ClusterStatus, items: Sequence[InstanceStatus]) -> d
 
 
 def num_lines(status: ClusterStatus | None) -> int:
-    """How many lines the instances take, including the headings of their nodes."""
+    """How many lines the instances take, including the headings of their models and nodes."""
+    if status is None:
+        return 0
     found = groups(status)
     num_hidden = sum(len(group.items) for group in found.values() if group.lost)
-    return (len(status.instances) if status is not None else 0) + len(found) - num_hidden
+    return len(status.models) + len(found) + len(status.instances) - num_hidden
 
 
 def grouped(
     found: Sequence[InstanceRow], status: ClusterStatus | None, *, filtered: bool
 ) -> list[Row]:
-    """The rows, with the heading of each node before the rows of its instances."""
-    heads = groups(status)
-    if not heads:
+    """The rows, with the heading of each model, if there are several, and then of each node before
+    the rows of its instances. Models with a bad verdict come first; otherwise they keep their
+    order, because the freeness of one says nothing about another's."""
+    nodes = groups(status)
+    models = status.models if status is not None else ()
+    if not nodes and not models:
         return list(found)
-    by_node: dict[str, list[Row]] = {}
+    of_models: dict[str, dict[str, list[Row]]] = {each.name: {} for each in models}
     for row in found:
-        head = heads[row.item.node]
-        rows = by_node.setdefault(head.node, [head])
-        if filtered or not head.lost:
+        of_nodes = of_models.setdefault(row.item.model, {})
+        head = nodes.get((row.item.model, row.item.node))
+        rows = of_nodes.setdefault(row.item.node if head else "", [head] if head else [])
+        if filtered or head is None or not head.lost:
             rows.append(row)
-    return [row for rows in by_node.values() for row in rows]
+    heads = {each.name: ModelRow(each) for each in sorted(models, key=_severity, reverse=True)}
+    names = [*heads, *(name for name in of_models if name not in heads)]
+    return [
+        row
+        for name in names
+        if of_models[name] or not filtered
+        for row in (
+            *([heads[name]] if name in heads else ()),
+            *(row for rows in of_models[name].values() for row in rows),
+        )
+    ]
+
+
+_SEVERITIES = tuple(verdict_words.Severity)
+
+
+def _severity(model: ModelStatus) -> int:
+    return 0 if model.verdict is None else _SEVERITIES.index(verdict_words.severity(model.verdict))
 
 
 def note(row: Row) -> tuple[str, Span] | None:
     if isinstance(row, InstanceRow):
         return _note_of_instance(row)
+    if isinstance(row, ModelRow):
+        bad = _severity(row.model) == _SEVERITIES.index(verdict_words.Severity.BAD)
+        return "id", Span(model_line(row.model), Tone.BAD if bad else Tone.STRONG)
     return "id", Span(node_line(row), Tone.BAD if row.lost else Tone.STRONG)
+
+
+def model_line(model: ModelStatus) -> str:
+    """`small: OVERLOADED  2/3 serve  run 9 wait 4 held 7  1.2k tokens/s  p99 TTFT 1.9s  auto on, 3
+    wanted`: the verdict, how many instances serve of how many are planned, the load, and what
+    auto-scaling wants. What matters least stands at the end, where a narrow screen cuts."""
+    auto = model.autoscale
+    verdict = model.verdict
+    word = f" {verdict_words.verdict_word(verdict)}" if verdict is not None else ""
+    held = f" held {model.num_held_reqs}" if model.num_held_reqs else ""
+    facts = [
+        f"{model.name}:{word}",
+        f"{model.num_serving}/{auto.num_instances} serve",
+        f"run {model.num_running_reqs} wait {model.num_waiting_reqs}{held}",
+    ]
+    if model.rolling is not None and status_words.is_shown(model.rolling):
+        facts.append(f"roll {len(model.rolling.done)}/{model.rolling.num_instances}")
+    if auto.mode != "off":
+        wants = "" if auto.num_wanted is None else f", {auto.num_wanted} wanted"
+        facts.append(f"auto {'held' if auto.held is not None else auto.mode}{wants}")
+    if model.ttft_p99_s is not None:
+        facts.append(f"p99 TTFT {latency(model.ttft_p99_s)}")
+    if model.tokens_per_s:
+        facts.append(f"{counted(model.tokens_per_s)} tokens/s")
+    return printable("  ".join(facts))
 
 
 def node_line(row: NodeRow) -> str:

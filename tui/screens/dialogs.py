@@ -15,7 +15,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Input
 
 from controller.api.errors import LlumctlError
-from controller.api.operations.order import Plan
+from controller.api.operations.order import Order, Plan
 from controller.api.text.quantities import printable
 from tui.actions import NOTHING, Place, Target, bindings
 from tui.asking import AnyOrder, Asked, Choice, Choices, Estimate, Together
@@ -133,7 +133,9 @@ class ConfirmScreen(Dialog[_Order | None]):
         words.show(lines)
 
     def _lines(self, room: int, width: int) -> list[Line]:
-        found: list[Line] = [(Span(self.wanted.question, Tone.STRONG),), ()]
+        wanted = self.wanted
+        question = wanted.named(wanted.question) if isinstance(wanted, Order) else wanted.question
+        found: list[Line] = [(Span(question, Tone.STRONG),), ()]
         if self._error:
             return [*found, (Span(self._error, Tone.BAD),), ()]
         if self.found is None:

@@ -123,12 +123,15 @@ class TuningScreen(DetailScreen):
     class Edited(Message):
         """The operator wants a new value for a setting."""
 
-        def __init__(self, setting: Setting) -> None:
+        def __init__(self, setting: Setting, model: str) -> None:
             super().__init__()
             self.setting = setting
+            self.model = model
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
+        """`model`: whose settings they are, if several models are shown."""
         super().__init__()
+        self.model = model
         self._known: SettingList | None = None
         self._asking = False
         self._trouble = ""
@@ -140,7 +143,8 @@ class TuningScreen(DetailScreen):
         rows = ordered(
             self._known.settings if self._known else (), chosen.sort, descending=chosen.descending
         )
-        self.fill("settings", rows, f"Settings ({len(rows)})", *self._told_about())
+        whose = f" of {printable(self.model)}" if self.model else ""
+        self.fill("settings", rows, f"Settings{whose} ({len(rows)})", *self._told_about())
         setting = self._chosen_setting()
         self.show_facts(facts(setting, self.size.width) if setting else [], _FACT_LINES)
 
@@ -150,7 +154,7 @@ class TuningScreen(DetailScreen):
 
     def action_edit(self) -> None:
         if (setting := self._chosen_setting()) is not None:
-            self.post_message(self.Edited(setting))
+            self.post_message(self.Edited(setting, self.model))
 
     def _chosen_setting(self) -> Setting | None:
         here = self.table("settings").cursor_id
@@ -165,7 +169,7 @@ class TuningScreen(DetailScreen):
         is_old = self._known is None or self._known.revision != status.revision
         if is_old and self.is_due():
             self._asking = True
-            session.ask(lambda client: client.settings(), self._hear)
+            session.ask(lambda client: client.of_model(self.model).settings(), self._hear)
 
     def _hear(self, found: SettingList | None, error: Exception | None) -> None:
         self._asking = False
@@ -195,9 +199,10 @@ class EditScreen(Dialog[SetSettings | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(Place.CHOICE)
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, model: str = "") -> None:
         super().__init__()
         self.setting = setting
+        self.model = model
         self._asking: SetSettings | None = None
         self._trouble = ""
 
@@ -241,7 +246,8 @@ class EditScreen(Dialog[SetSettings | None]):
         if not value:
             self._trouble = "type a value"
         else:
-            self._asking = order = SetSettings.to([f"{self.setting.key}={value}"])
+            order = SetSettings.to([f"{self.setting.key}={value}"]).on(self.model)
+            self._asking = order
             self.session.ask(order.plan, self._planned)
         self.show()
 

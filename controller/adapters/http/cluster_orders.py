@@ -248,8 +248,7 @@ class ScaleHandler(Handler[ScaleRequest, ScaleReport]):
         plan = self.scaling
         if not (plan.changes or self.holds):
             return ()
-        of_model = f"{self.controller.model}: " if self.controller.model else ""
-        deeds = [(f"{of_model}scale {plan.previous} to {plan.target}", self.whole)]
+        deeds = [(f"scale {plan.previous} to {plan.target}", self.whole)]
         deeds += [(f"hold auto-scaling at {plan.target}", self.whole)] if self.holds else []
         deeds += [(f"undrain {each}", each) for each in plan.undrained]
         how = until(self.wanted.deadline_s, self.wanted.on_deadline)

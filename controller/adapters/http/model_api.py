@@ -255,12 +255,16 @@ class ModelApi:
 
     async def _operations(self, request: Request) -> Response:
         query = query_of(request, OperationsQuery)
-        return json_answer(await self.operations(query, lambda _: self.operated))
+        return json_answer(await self.operations(query, self._operated_of))
+
+    def _operated_of(self, undo: Undo | None) -> Operated | None:
+        is_own = undo is None or undo.model in ("", self.controller.model)
+        return self.operated if is_own else None
 
     async def operations(
-        self, query: OperationsQuery, operated_of: Callable[[Undo | None], Operated]
+        self, query: OperationsQuery, operated_of: Callable[[Undo | None], Operated | None]
     ) -> OperationList:
-        """`operated_of`: on what an operation was made, by the order that takes it back."""
+        """`operated_of`: as in `operations_done`."""
         return await operations_done(
             operated_of,
             {each.row.kind: each for each in HANDLERS},

@@ -154,6 +154,12 @@ class Handler(Generic[Wanted, Report]):
         """The actions for the audit log; empty if the order would change nothing."""
         return ((self.order.deed, self.order.target or self.whole),)
 
+    def named_deeds(self) -> Sequence[Deed]:
+        """`deeds`; those about a whole model name it, if the cluster serves several."""
+        if not (model := self.controller.model) or self.row.about is not Kind.CLUSTER:
+            return self.deeds()
+        return [(f"{model}: {action}", target) for action, target in self.deeds()]
+
     @property
     def whole(self) -> str:
         """What the audit log names as the target of an order about the whole cluster, or about one
@@ -377,7 +383,7 @@ class Orders:
             return await work.plan()
         async with self._changing if work.row.changes_spec else nullcontext():
             await work.look()
-            if deeds := work.deeds():
+            if deeds := work.named_deeds():
                 async with self._log.operation(
                     scope, *deeds, reason=wanted.reason, lasts=work.lasts
                 ) as operation:
@@ -406,7 +412,7 @@ class OperationsQuery(BaseModel):
 
 
 async def operations_done(
-    operated_of: Callable[[Undo | None], Operated],
+    operated_of: Callable[[Undo | None], Operated | None],
     handlers: Mapping[str, type[Handler[Any, Any]]],
     audit: AuditLog,
     *,
@@ -414,24 +420,27 @@ async def operations_done(
     limit: int,
 ) -> OperationList:
     """The operations that operators made in this cluster, the newest first. `operated_of`: on what
-    an operation was made, by the order that takes it back. `handlers`: the handler
-    of each kind of order. `since_s`: when the cluster was started; the audit log may have earlier
-    entries."""
+    an operation was made, by the order that takes it back; None leaves the operation out.
+    `handlers`: the handler of each kind of order. `since_s`: when the cluster was started; the
+    audit log may have earlier entries."""
     found = [
-        each
+        (each, operated)
         for each in _entries(audit.tail())
         # A refused call is not an operation, and there may be very many of them.
         if each.time_s >= since_s and not each.outcome.startswith("refused: ")
+        if (operated := operated_of(each.undo)) is not None
     ][:limit]
-    undos = [each.undo for each in found if each.undo is not None]
+    undos = [each.undo for each, _ in found if each.undo is not None]
     ids = [each.target for each in undos if ORDERS[each.kind].about is Kind.REQUEST]
-    controllers = operated_of(None).controller.all
+    first = operated_of(None)
+    assert first is not None
+    controllers = first.controller.all
     known = found_together([await find_by_ids(each, ids) for each in controllers])
     judged = [
-        each.model_copy(update={"why_not": _why_not(each, operated_of(each.undo), handlers, known)})
-        for each in found
+        each.model_copy(update={"why_not": _why_not(each, operated, handlers, known)})
+        for each, operated in found
     ]
-    return OperationList(operations=tuple(judged), revision=controllers[0].keeper.revision)
+    return OperationList(operations=tuple(judged), revision=first.controller.keeper.revision)
 
 
 def found_together(found: Sequence[Found]) -> Found:

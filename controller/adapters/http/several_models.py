@@ -194,7 +194,7 @@ class SeveralModels:
         names = [name for name, is_its in zip(self._apis, known, strict=True) if is_its]
         return names[0] if names else next(iter(self._apis))
 
-    def _operated_of(self, undo: Undo | None) -> Operated:
+    def _operated_of(self, undo: Undo | None) -> Operated | None:
         """The model on which an operation was made."""
         known = None if undo is None else self._apis.get(undo.model)
         return (known or self._first).operated
@@ -285,13 +285,21 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def _verdict(of_each: Mapping[str, ClusterStatus]) -> VerdictStatus | None:
-    """The worst verdict, with the name of its model."""
+    """The worst verdict, with the name of its model and with what makes others the same."""
     found = [
-        verdict.model_copy(update={"why": f"{name}: {verdict.why}"}) if verdict.why else verdict
-        for name, each in of_each.items()
-        if (verdict := each.verdict) is not None
+        verdict_of(name, each.verdict) for name, each in of_each.items() if each.verdict is not None
     ]
-    return max(found, key=lambda each: SEVERITIES.index(each.severity), default=None)
+    if not found:
+        return None
+    worst = max(found, key=lambda each: SEVERITIES.index(each.severity))
+    others = (each for each in found if each.word == worst.word and each is not worst)
+    return worst.model_copy(update={"why": "; ".join(each.why for each in (worst, *others))})
+
+
+def verdict_of(name: str, verdict: VerdictStatus) -> VerdictStatus:
+    """The verdict on a model, which names it."""
+    order = verdict.order and verdict.order.model_copy(update={"model": name})
+    return verdict.model_copy(update={"why": f"{name}: {verdict.why}", "order": order})
 
 
 def _alarms(name: str, status: ClusterStatus) -> Iterable[AlarmStatus]:

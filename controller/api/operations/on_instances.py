@@ -547,8 +547,11 @@ def would_move(report: DrainReport) -> str:
 
 
 def capacity(status: ClusterStatus, leaving: Iterable[str]) -> str:
+    """What serves the models of these instances after they have left."""
     gone = set(leaving)
-    active = (each for each in status.instances if each.state is InstanceState.ACTIVE)
+    models = {each.model for each in status.instances if each.id in gone}
+    of_models = (each for each in status.instances if not models or each.model in models)
+    active = (each for each in of_models if each.state is InstanceState.ACTIVE)
     serving = [each for each in active if not no_requests(each)]
     left = [item for item in serving if item.id not in gone]
     num_free = sum(item.num_free_blocks or 0 for item in left)

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 from urllib.parse import quote
 
 from controller.api.errors import LastInstanceError
+from controller.api.text import hints
 from controller.api.text.status_words import rolling_progress
 from controller.api.wire import AnswerModel, OrderModel, Reason, Revision, SettingValue
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
@@ -161,6 +162,9 @@ class Order(Generic[Wanted, Report]):
     several: bool = True
     """Whether the console gives the order for all marked rows at once."""
 
+    model: str = ""
+    """For an order about a whole model: the name of the model, if the cluster serves several, and
+    the client that sends the order is not for one of them."""
     wanted: Wanted
 
     @classmethod
@@ -209,9 +213,18 @@ class Order(Generic[Wanted, Report]):
         return f"llumctl {self.title}"
 
     @property
+    def whole_command(self) -> str:
+        """The command line, which also names the model."""
+        return hints.aimed(self.command, "", model=self.model)
+
+    @property
     def question(self) -> str:
         """`Drain i-7?`"""
         return f"{self.word} {self.target}?"
+
+    def named(self, text: str) -> str:
+        """The text, with the name of the model before it if the order names one."""
+        return f"{self.model}: {text}" if self.model else text
 
     @property
     def url(self) -> str:
@@ -349,13 +362,14 @@ class Progress:
     failed: bool = False
 
 
-def progress(wanted: Sequence[Awaited], status: ClusterStatus) -> Progress:
-    """The progress of all awaited things together; it is over when each of them is over."""
+def progress(wanted: Sequence[Awaited], status: ClusterStatus, model: str = "") -> Progress:
+    """The progress of all awaited things together; it is over when each of them is over. `model`:
+    the model that the order was about, if the cluster serves several."""
     instances = {item.id: item for item in status.instances}
     found = [
         (
             each,
-            _rolled(each, status)
+            _rolled(each, status, model)
             if each.end is End.ROLLED
             else _one(each, instances.get(each.instance_id)),
         )
@@ -370,8 +384,9 @@ def progress(wanted: Sequence[Awaited], status: ClusterStatus) -> Progress:
     )
 
 
-def _rolled(wanted: Awaited, status: ClusterStatus) -> Progress:
-    found = status.rolling
+def _rolled(wanted: Awaited, status: ClusterStatus, model: str) -> Progress:
+    of_model = status.of_model(model)
+    found = status.rolling if of_model is None else of_model.rolling
     if found is None or found.rolling_id != wanted.drain_id:
         return Progress("another one began", is_over=True, failed=True)
     text = rolling_progress(found).removeprefix("rolling restart: ")

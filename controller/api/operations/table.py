@@ -14,7 +14,7 @@ from controller.api.operations import (
     on_instances,
     on_requests,
 )
-from controller.api.operations.order import Kind, Order
+from controller.api.operations.order import Order
 from controller.api.wire import AnswerModel, SettingValue, WireModel
 
 ORDERS: Mapping[str, type[Order[Any, Any]]] = {
@@ -108,9 +108,7 @@ def taking_back(undo: Undo) -> Order[Any, Any]:
 
 def words(undo: Undo) -> str:
     """`set migration.max_moves=4`: the undoing order as it can be typed after `llumctl`."""
-    order = taking_back(undo)
-    of_model = f" --model {undo.model}" if undo.model and order.about is Kind.CLUSTER else ""
-    return order.command.removeprefix("llumctl ") + of_model
+    return taking_back(undo).whole_command.removeprefix("llumctl ")
 
 
 def inverse(entry: OperationEntry, revision: int, reason: str = "") -> Order[Any, Any]:

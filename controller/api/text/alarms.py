@@ -298,7 +298,8 @@ def _why_held(head: "HeldHeadStatus", status: "ClusterStatus") -> Iterator[str]:
 def _fragmented(item: "InstanceStatus", demand_blocks: int, status: "ClusterStatus") -> str:
     """Says where there would be room for the head of a queue. Free blocks do not count as room for
     it if requests wait there, or their instance is reserved or gets no new requests."""
-    active = [each for each in status.instances if each.state == "active" and each.id != item.id]
+    alike = [each for each in status.instances if each.model == item.model and each.id != item.id]
+    active = [each for each in alike if each.state == "active"]
     others = [each for each in active if not (no_requests(each) or each.num_waiting_reqs)]
     rooms = [(free_blocks(each) or 0, each.id) for each in others if not is_reserved(each)]
     blocks, freest = max(rooms, default=(0, ""))

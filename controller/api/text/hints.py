@@ -11,6 +11,7 @@ are. It is imported only if a text names a command that is in none of the lists 
 """
 
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -27,8 +28,16 @@ BY_NAME_OR_URL = frozenset(
 """Commands whose `--cluster` takes a name or a URL. The commands of all orders do too."""
 WITH_CONFIG = frozenset({"config path", "config show", "doctor", "profile", "up"})
 """Commands whose `--config` decides what they start or show, and the cluster's name."""
+WITH_MODEL = frozenset(
+    {
+        *("lora list", "lora load", "lora unload", "record", "requests", "restart", "scale", "set"),
+        *("status", "top"),
+    }
+)
+"""Commands whose `--model` chooses one of several models of a cluster."""
 _ELSEWHERE = re.compile(r"\s(--cluster|--config|--help|--url|--replay)\b")
 """Flags that already say which cluster is meant, or that no cluster is."""
+_NAMES_MODEL = re.compile(r"\s--model\b|\sscale\s+[^\s=]+=")
 _COMMAND = re.compile(
     r"\bllumctl (?P<name>config (?:path|show)|lora (?:list|load|unload)|[a-z][a-z-]*)(?![\w-])"
     r"(?P<rest>(?:(?!\s\s|\n|\bllumctl ).)*)"
@@ -46,12 +55,14 @@ def _of_orders() -> frozenset[str]:
     return frozenset(row.verb() for row in ORDERS.values() if row.usage)
 
 
-def aimed(text: str, of_cluster: str, config: str = "") -> str:
+def aimed(text: str, of_cluster: str, config: str = "", model: str = "") -> str:
     """The text, with these flags added behind the name of each llumctl command that takes them.
     `of_cluster`: ` --cluster prod`, or empty if the bare command means this cluster anyway.
-    `config`: ` --config FILE`, or empty."""
-    if not of_cluster and not config:
+    `config`: ` --config FILE`, or empty. `model`: the name of the model that the text is about, or
+    empty if it is about all."""
+    if not of_cluster and not config and not model:
         return text
+    of_model = f" --model {shlex.quote(model)}" if model else ""
 
     def with_flags(found: re.Match[str]) -> str:
         name, rest = found["name"], found["rest"]
@@ -63,6 +74,8 @@ def aimed(text: str, of_cluster: str, config: str = "") -> str:
             return f"ssh HOST llumctl {name} --cluster NAME{rest}"
         if takes_cluster(name):
             flags += of_cluster
+        if name in WITH_MODEL and not _NAMES_MODEL.search(found[0]):
+            flags += of_model
         return f"llumctl {name}{flags}{rest}"
 
     return _COMMAND.sub(with_flags, text)

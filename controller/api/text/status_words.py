@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from controller.api.text import hints
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.status import (
     AutoscaleCheck,
@@ -48,6 +49,12 @@ _OVERTAKEN_BY: Mapping[str, str] = {
 }
 _SAVED_ORDER = ("moved", "replayed", "dispatched_again", "failed")
 _AUTOSCALE_OUTCOMES = {"done": "done", "would": "not done", "blocked": "could not be done"}
+
+
+def of_model(name: str, text: str) -> str:
+    """The text and its commands, with the name of the model that they are about; as it is if the
+    name is empty."""
+    return f"{name}: {hints.aimed(text, '', model=name)}" if name else text
 
 
 # -- instances -----------------------------------------------------------------------------------
@@ -276,6 +283,12 @@ def autoscale_held(status: AutoscaleStatus, now_s: float) -> str:
 
 
 # -- rolling restarts, and engine arguments ------------------------------------------------------
+
+
+def is_shown(found: RollingReport) -> bool:
+    """Whether a rolling restart is shown: while it goes on, and after it failed until an operator
+    dismisses the failure."""
+    return found.state in ("going", "failed") and not found.dismissed
 
 
 def rolling_progress(report: RollingReport) -> str:

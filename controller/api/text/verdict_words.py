@@ -7,6 +7,7 @@ deeds that are not known here: the word is shown as it is, and the order is left
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from controller.api.text import hints
 from controller.api.text.quantities import printable
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ def order_command(order: "VerdictOrder") -> str:
     """The command that carries out the order; empty if there is none, or the deed is not known
     here."""
     target, to = printable(order.target), printable(order.to)
-    return _COMMANDS.get(order.deed, "").format(target=target, to=to)
+    command = _COMMANDS.get(order.deed, "").format(target=target, to=to)
+    return hints.aimed(command, "", model=printable(order.model))
 
 
 def order_words(order: "VerdictOrder") -> str:

@@ -566,6 +566,8 @@ class VerdictOrder(WireModel):
     target: str = ""
     expected: str = ""
     to: str = ""
+    model: str = ""
+    """The model that it is about, if the status is of several."""
 
 
 class VerdictStatus(WireModel):
@@ -620,7 +622,7 @@ class ClusterStatus(AnswerModel):
     """The alarms that are raised, the oldest first, and then the last ones that ended, the newest
     first."""
     revision: int = 0
-    """The number of changes of the cluster's spec."""
+    """The number of changes of the cluster's spec; of several models, of all their specs."""
     model: str
     """The name of the model; of several models all names."""
     models: tuple[ModelStatus, ...] = ()
@@ -670,6 +672,13 @@ class ClusterStatus(AnswerModel):
     """The notices that stand, the earliest first."""
     instances: tuple[InstanceStatus, ...]
     frontends: tuple[FrontendStatus, ...]
+
+    def of_model(self, name: str) -> ModelStatus | None:
+        return next((each for each in self.models if each.name == name), None)
+
+    def model_of(self, instance_id: str) -> str:
+        """The model of an instance, if there are several; empty if none is known."""
+        return next((each.model for each in self.instances if each.id == instance_id), "")
 
 
 class StopRequest(OrderModel):

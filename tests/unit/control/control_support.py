@@ -80,15 +80,24 @@ class Mailbox:
 class Cluster:
     """A controller to which the test speaks in the names of its members."""
 
-    def __init__(self, num_instances: int = 1) -> None:
+    def __init__(
+        self, num_instances: int = 1, model: str = "", beside: "Cluster | None" = None
+    ) -> None:
+        """`beside`: the controller of the first of several models."""
+        first: ControllerProcess | None = None if beside is None else beside.controller
+        keeper = None if first is None else first.keeper
+        number = 0 if keeper is None else keeper.next_instance
         self.mailbox = Mailbox()
         self.launcher = FakeLauncher()
         self.disk = Disk()
-        self.controller = ControllerProcess(
+        spec = ClusterSpec.first(num_instances, from_number=number)
+        self.controller: ControllerProcess = ControllerProcess(
             self.mailbox,
             self.launcher,
             LiveConfig(),
-            SpecKeeper(ClusterSpec.first(num_instances), self.disk),
+            SpecKeeper(spec, self.disk, keeper),
+            model=model,
+            beside=first,
         )
         self.now_s = 100.0
         # A clock of the test's, for this controller only.

@@ -22,7 +22,7 @@ from tests.unit.tui.tui_support import (
 from tools import synthetic_cluster as synthetic
 from tui import actions
 from tui.actions import ACTIONS, TOGETHER, Group, KeymapError, Place, Target
-from tui.app import Dashboard
+from tui.app import Dashboard, Next
 from tui.drawing import ASCII, Tone
 from tui.panes.instances import ORDER_WORDS, ORDERS
 from tui.screens.dashboard import DashboardScreen, Pane
@@ -515,14 +515,14 @@ async def test_another_cluster_is_shown_next_and_only_one_that_there_is() -> Non
         await bed.type(":", "cluster labb")
         assert "no cluster labb runs on this machine" in await bed.shown()
         await bed.type(":", "cluster prod-a")
-        assert bed.app.switch_to == ""
+        assert bed.app.next is None
         bed.app.run_command("cluster lab")
         await bed.pilot.pause()
-        assert bed.app.switch_to == "lab"
+        assert bed.app.next == Next("lab")
 
 
 async def test_a_recording_stays_with_its_cluster() -> None:
     async with watching(cluster="prod-a", clusters=lambda: ("lab",), recording=True) as bed:
         await bed.type(":", "cluster lab")
         assert "a recording is of one cluster" in await bed.shown()
-        assert bed.app.switch_to == ""
+        assert bed.app.next is None

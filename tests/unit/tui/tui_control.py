@@ -50,8 +50,8 @@ ABORTED = {
 
 @dataclass
 class FakeControl:
-    """`calls`: kind, target and body of each order that changes something, even if it fails;
-    `plans`: those of the dry runs."""
+    """`calls`: kind, target (or model) and body of each order that changes something, even if it
+    fails; `plans`: those of the dry runs."""
 
     revision: int = 7
     last: tuple[str, ...] = ()
@@ -79,8 +79,14 @@ class FakeControl:
     """The events that a search finds, whatever words it is for."""
     num_events: int = 10_000
     searches: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+    """The models about which something was asked."""
     roles: tuple[InstanceRole, ...] = ()
     """The instances in a dry run of settings."""
+
+    def of_model(self, name: str) -> "FakeControl":
+        self.models.append(name)
+        return self
 
     def find_events(self, words: str) -> EventPage:
         self.searches.append(words)
@@ -94,7 +100,8 @@ class FakeControl:
     def send(self, order: Order[Any, Any], *, key: str = "") -> Any:
         kind, wanted = order.kind, order.wanted
         assert bool(key) is not wanted.dry_run
-        (self.plans if wanted.dry_run else self.calls).append((kind, order.target, wanted))
+        target = order.target or order.model
+        (self.plans if wanted.dry_run else self.calls).append((kind, target, wanted))
         if key:
             self.keys.append(key)
         step = f"{kind}_plan" if wanted.dry_run else kind

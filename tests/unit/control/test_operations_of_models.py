@@ -1,0 +1,127 @@
+"""Operations on a cluster of two models over the real control API: each is named and taken back
+where it was done; `llumctl set` without a model changes all."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controller.adapters.http.control_server import Access, ControlServer
+from controller.adapters.http.model_api import ModelApi
+from controller.api.client import ControlClient
+from controller.api.operations.on_cluster import Scale, ScaleRequest, SetSettings
+from controller.api.operations.on_instances import Drain, DrainRequest
+from controller.api.settings.settings import Settings
+from controller.api.state.audit import AuditLog
+from llumctl.app import run
+from tests.unit.cli_support import remember
+from tests.unit.control.control_support import LABELS, TOKEN, VIEW_TOKEN, Cluster
+
+NAMES = ("big", "small")
+MOVES = "migration.max_moves"
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[ControlClient]:
+    """Of all models; `remember` has the cluster for commands."""
+    async with serving(tmp_path) as url:
+        remember(url, token=TOKEN)
+        with ControlClient(url, TOKEN) as found:
+            yield found
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[str]:
+    audit = AuditLog(folder)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+    apis: dict[str, ModelApi] = {}
+    first = Cluster(2, NAMES[0])
+    clusters = [first, Cluster(2, NAMES[1], beside=first)]
+    for name, each in zip(NAMES, clusters, strict=True):
+        each.up()
+        labels = replace(LABELS, model=name)
+        apis[name] = ModelApi(each.controller, labels, audit, Settings(), log_dir=folder)
+    server = ControlServer(
+        apis,
+        Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
+        metrics=lambda _: b"",
+        metrics_type="text/plain",
+        listening=listening,
+    )
+    over = asyncio.Event()
+
+    async def work() -> None:
+        await over.wait()
+
+    running = asyncio.create_task(server.run_beside(work()))
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        over.set()
+        await asyncio.wait_for(running, 5.0)
+
+
+async def llumctl(*arguments: str, code: int = 0) -> None:
+    assert await asyncio.to_thread(run, list(arguments)) == code, arguments
+
+
+async def test_what_is_done_to_a_model_names_it_and_is_taken_back_there(
+    client: ControlClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await asyncio.to_thread(client.send, SetSettings.to([f"{MOVES}=2"]).on("small"))
+    await asyncio.to_thread(client.send, Drain("i-3", DrainRequest()))
+    await asyncio.to_thread(client.send, SetSettings.to([f"{MOVES}=5"]).on("big"))
+    done = await asyncio.to_thread(client.operations)
+    assert [each.actions[0] for each in done.operations] == [
+        f"big: set {MOVES} = 5, was 4",
+        "drain i-3",
+        f"small: set {MOVES} = 2, was 4",
+    ]
+    of_small = await asyncio.to_thread(client.of_model("small").operations)
+    assert [each.actions[0] for each in of_small.operations] == [
+        "drain i-3",
+        done.operations[2].actions[0],
+    ]
+    await llumctl("undo", "--list")
+    assert f"set --model big {MOVES}=4" in capsys.readouterr().out
+    await llumctl("undo", done.operations[2].id, "-y")
+    values = {
+        name: {each.key: each.value for each in settings.settings}
+        for name in NAMES
+        for settings in [await asyncio.to_thread(client.of_model(name).settings)]
+    }
+    assert [values[name][MOVES] for name in NAMES] == [5, 4]
+
+
+async def test_without_a_model_set_changes_all_or_none(
+    client: ControlClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await llumctl("set", f"{MOVES}=3")
+    printed = capsys.readouterr()
+    assert [line for line in printed.out.splitlines() if line in ("big:", "small:")]
+    assert printed.err.splitlines() == ["big: revision 1", "small: revision 2"]
+    await llumctl("set", f"{MOVES}=-3", code=2)
+    await llumctl("set", f"{MOVES}=2", "--if-revision", "1", code=6)
+    await llumctl("set", f"{MOVES}=2", "-o", "json", code=2)
+    assert "-o json: is about one model, and the cluster serves" in capsys.readouterr().err
+    await llumctl("set", f"{MOVES}=4", "--model", "small", "--save", code=2)
+    await llumctl("set", f"{MOVES}=7", "--dry-run", code=10)
+    await llumctl("set", f"{MOVES}=4", "--model", "small")
+    await llumctl("set", MOVES, "--model", "big", "-o", "json")
+    assert '"value": 3' in capsys.readouterr().out
+    assert (await asyncio.to_thread(client.status)).revision == 3
+
+
+async def test_a_scale_of_no_model_says_which_there_are(
+    client: ControlClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await llumctl("scale", "3", "-y", code=2)
+    assert "the cluster serves big, small" in capsys.readouterr().err
+    report = await asyncio.to_thread(
+        client.send, Scale(ScaleRequest(target=3, dry_run=True)).on("small")
+    )
+    assert (report.previous, report.target) == (2, 3)
