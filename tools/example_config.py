@@ -98,14 +98,12 @@ ANY_KEY: Mapping[str, str] = {
 # cluster.model and no cluster.instances. A model's tables replace values of the tables above, for
 # this model alone. docs/several-models.md
 [models]
+# small = { model = "Qwen/Qwen3-0.6B", instances = 4 }
 # [models.large]
-# model = "meta-llama/Llama-3.1-70B-Instruct"
-# instances = 2
-# engine = { tensor_parallel_size = 4 }
-# autoscale = { min_instances = 1, max_instances = 4 }
-# [models.small]
-# model = "Qwen/Qwen3-0.6B"
-# instances = 4
+#   model = "meta-llama/Llama-3.1-70B-Instruct"
+#   instances = 2
+#   engine = { tensor_parallel_size = 4 }
+#   autoscale = { min_instances = 1, max_instances = 4 }
 """,
     "keys": """\
 # Keys of the dashboard (llumctl top), by what they do; docs/console.md lists them all. A value is a

@@ -192,7 +192,17 @@ NEEDED = {
 }
 """What a command wants before it looks at anything else."""
 WANTS_TERMINAL = ("top",)
-NEEDS_NO_CONTROLLER = {"up", "down", "logs", "config", "doctor", "profile", "bench", "simulate"}
+NEEDS_NO_CONTROLLER = {
+    "up",
+    "batches",
+    "down",
+    "logs",
+    "config",
+    "doctor",
+    "profile",
+    "bench",
+    "simulate",
+}
 
 
 def having(option: str) -> list[tuple[str, ...]]:

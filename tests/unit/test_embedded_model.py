@@ -92,7 +92,7 @@ def hashes(folder: Path) -> dict[str, str]:
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def fail_half_way(folder: Path) -> None:
+def fail_half_way(folder: Path, _shape: object) -> None:
     (folder / "config.json").write_text("{}")
     raise KeyboardInterrupt
 
@@ -124,7 +124,7 @@ def test_a_folder_is_made_whole_or_not_at_all_also_by_racing_builders(
     assert [*tmp_path.iterdir()] == []
     both_built = threading.Barrier(2, timeout=30)
 
-    def build(folder: Path) -> None:
+    def build(folder: Path, _shape: object) -> None:
         shutil.copytree(model, folder, dirs_exist_ok=True)
         both_built.wait()
 

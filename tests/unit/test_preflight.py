@@ -352,7 +352,7 @@ def test_a_hub_model_that_does_not_fit_is_refused_before_its_download(
     hub_sizes(httpx.ConnectError("no network"))
     said: list[str] = []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    choices = up.choose_vllm_engines(settings(model=HUB_MODEL, instances=1), said.append)
+    (choices,) = up.choose_vllm_engines([settings(model=HUB_MODEL, instances=1)], said.append)
     assert choices["engine_args"]["model"] == HUB_MODEL
     (line,) = said
     assert "whether the weights fit this machine's memory was not checked" in line

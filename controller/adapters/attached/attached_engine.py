@@ -259,7 +259,8 @@ class _Calls:
             while not await self._stream(request, wanted):
                 await asyncio.sleep(BUSY_WAIT_S)
         except (httpx.HTTPError, ServerError, KeyError, TypeError, IndexError, ValueError) as error:
-            log.info("%s: its stream broke: %s", request.request.request_id, words(error))
+            name = request.request.request_id
+            log.info("%s: its stream broke: %s", name, words(error))
             if await self._answers():
                 self.inbox.put(_Broken(request))
             else:
@@ -518,7 +519,7 @@ class AttachedEngine:
         if event.finish_reason == "stop" and event.ends_with is not None and last not in ends:
             ids.append(event.ends_with)
         ids = ids[: live.max_tokens - len(live.outputs)]
-        at = next((place for place, token in enumerate(ids) if token in ends), None)
+        at = next((place for place, each in enumerate(ids) if each in ends), None)
         taken = ids if at is None else ids[: at + 1]
         if taken:
             self._measure(live, len(taken), output)

@@ -42,7 +42,7 @@ class Bed:
         self.cluster = Cluster(num_instances)
         self.cluster.up()
         self.time_s = 5000.0
-        self.observer = Observer(self.cluster.controller, self._status, LIMITS, store)
+        self.observer = Observer([self.cluster.controller], self._status, LIMITS, store)
 
     def _status(self) -> ClusterStatus:
         up = {"uptime_s": 60.0, "cluster_uptime_s": 70.0}

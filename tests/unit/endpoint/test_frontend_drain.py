@@ -29,6 +29,7 @@ def frontend(router: Any) -> Any:
     served._server = SimpleNamespace(should_exit=False)
     served._gate = SimpleNamespace(closed=False)
     served._keep_alive = SimpleNamespace(ends=False)
+    served._batches = None
     model = ServedModel.__new__(ServedModel)
     model.grammars = GrammarTrials(EndlessTrials())
     model.router = router
