@@ -51,11 +51,13 @@ async def test_live_then_read_only_then_frozen_then_stale() -> None:
         (synthetic.overloaded, "overloaded"),
         (synthetic.on_four_nodes, "nodes"),
         (synthetic.late_binding, "held"),
+        (synthetic.of_two_models, "models"),
     ],
 )
 async def test_states_of_the_cluster(frames: Callable[[int], Iterator[Frame]], what: str) -> None:
     """A large screen has a column for each level, the last hour, and the matrix of moves; of
-    several nodes one is lost; a queue is at the controller, and two instances are kept free."""
+    several nodes one is lost; a queue is at the controller, and two instances are kept free; the
+    instances of two models stand in groups."""
     async with watching(frames(70)) as bed:
         await bed.wait(0.4)
         await checked(bed, what)
