@@ -87,8 +87,8 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
         (
             RefusedError,
             "adapter_exists ended key_reused leaving max_instances min_instances no_instances"
-            " no_room not_dispatched not_ready not_serving not_started noticed other_digest"
-            " recorded_already rolling same_instance stopping unschedulable",
+            " no_room not_attached not_dispatched not_ready not_serving not_started noticed"
+            " other_digest recorded_already rolling same_instance stopping unschedulable",
         ),
         (ConflictError, "ambiguous plan_changed revision_conflict"),
         (LastInstanceError, "last_instance"),

@@ -526,8 +526,9 @@ class AttachedEngine:
         live.outputs += taken
         output.new_token_ids += taken
         if at is not None:
-            token = ids[at]
-            self._finish(live, output, "stop", None if token == live.eos_token_id else token)
+            ended_by = ids[at]
+            is_eos = ended_by == live.eos_token_id
+            self._finish(live, output, "stop", None if is_eos else ended_by)
         elif len(live.outputs) >= live.max_tokens:
             self._finish(live, output, "length", None)
         elif event.finish_reason:

@@ -154,7 +154,7 @@ CASES = (
 
 
 OF_SERVERS = {"attach", "detach"}
-"""test_attaching.py has these: they want a server."""
+"""tests/unit/attached has these: they want a server."""
 
 each_order = pytest.mark.parametrize("case", CASES, ids=lambda case: case.row.kind)
 TARGETS = {Kind.INSTANCE: "i-0", Kind.REQUEST: "r-1", Kind.CLUSTER: "the cluster"}
