@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.http.control_server import HANDLERS
+from controller.adapters.http.model_api import HANDLERS
 from controller.adapters.http.perform import Handler
 from controller.api.operations.on_adapters import LoadAdapter, UnloadAdapter
 from controller.api.operations.on_cluster import (
