@@ -211,8 +211,9 @@ class OwnPrograms:
             self._session.say(f"a {where} runs no commands here", Tone.BAD)
             return
         command = OwnCommand(name, (sys.executable, "-P", "-m", "llumctl", name), timeout_s=DAY_S)
-        cluster = self._session.options.cluster if of_cluster else ""
-        named = ("--cluster", cluster) if cluster else ()
+        options = self._session.options
+        flags = {"--cluster": options.cluster, "--model": options.model} if of_cluster else {}
+        named = [word for flag, value in flags.items() if value for word in (flag, value)]
         told = " ".join(("llumctl", name, *arguments, *named))
         self._show(Run(command, (*command.run, *arguments, *named), told=told))
 

@@ -194,7 +194,7 @@ class SeveralModels:
         names = [name for name, is_its in zip(self._apis, known, strict=True) if is_its]
         return names[0] if names else next(iter(self._apis))
 
-    def _operated_of(self, undo: Undo | None) -> Operated | None:
+    def _operated_of(self, undo: Undo | None) -> Operated:
         """The model on which an operation was made."""
         known = None if undo is None else self._apis.get(undo.model)
         return (known or self._first).operated
@@ -293,13 +293,15 @@ def _verdict(of_each: Mapping[str, ClusterStatus]) -> VerdictStatus | None:
         return None
     worst = max(found, key=lambda each: SEVERITIES.index(each.severity))
     others = (each for each in found if each.word == worst.word and each is not worst)
-    return worst.model_copy(update={"why": "; ".join(each.why for each in (worst, *others))})
+    whys = filter(None, (each.why for each in (worst, *others)))
+    return worst.model_copy(update={"why": "; ".join(whys)})
 
 
 def verdict_of(name: str, verdict: VerdictStatus) -> VerdictStatus:
     """The verdict on a model, which names it."""
     order = verdict.order and verdict.order.model_copy(update={"model": name})
-    return verdict.model_copy(update={"why": f"{name}: {verdict.why}", "order": order})
+    why = f"{name}: {verdict.why}" if verdict.why else ""
+    return verdict.model_copy(update={"why": why, "order": order})
 
 
 def _alarms(name: str, status: ClusterStatus) -> Iterable[AlarmStatus]:

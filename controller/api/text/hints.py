@@ -30,8 +30,8 @@ WITH_CONFIG = frozenset({"config path", "config show", "doctor", "profile", "up"
 """Commands whose `--config` decides what they start or show, and the cluster's name."""
 WITH_MODEL = frozenset(
     {
-        *("lora list", "lora load", "lora unload", "record", "requests", "restart", "scale", "set"),
-        *("status", "top"),
+        *("attach", "lora list", "lora load", "lora unload", "record", "requests", "restart"),
+        *("scale", "set", "status", "top"),
     }
 )
 """Commands whose `--model` chooses one of several models of a cluster."""
