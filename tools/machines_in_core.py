@@ -36,7 +36,7 @@ KNOWN: Mapping[str, str] = {
     "controller/adapters/http/calls.py: Guard._count": (
         "Calls are refused by their token alone; the time decides when the log sums them up."
     ),
-    "controller/adapters/http/control_server.py: LatestStatus.now": (
+    "controller/adapters/http/model_api.py: LatestStatus.now": (
         "A status that was built is shown for 50 ms; what it shows is decided elsewhere."
     ),
     "controller/runtime/controller/roster.py: Directories._tell": (
