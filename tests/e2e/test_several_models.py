@@ -147,7 +147,10 @@ def test_the_endpoint_lists_them_and_names_them_to_whoever_asks_for_another(
     ]
     done(cluster, "scale", "small=3", "-y")
     done(cluster, "undo", "-y")
-    assert [each.model for each in client.status().instances].count("small") == 2
+    wait_for(
+        lambda: [each.model for each in client.status().instances].count("small") == 2,
+        "the end of the third instance",
+    )
 
 
 @pytest.mark.full
