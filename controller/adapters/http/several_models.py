@@ -86,7 +86,6 @@ class SeveralModels:
     ) -> None:
         self._apis = apis
         self._first = first = next(iter(apis.values()))
-        self._answers = answers
         self._routers = {
             name: Router(each.routes(answers, changing)) for name, each in apis.items()
         }
@@ -228,6 +227,7 @@ def together(of_each: Mapping[str, ClusterStatus]) -> ClusterStatus:
             "refused": _refused(chain(*(each.refused for each in found))),
             "keys": _keys(chain(*(each.keys for each in found))),
             "levels": tuple(map(_level, zip(*(each.levels for each in found), strict=True))),
+            "notices": tuple(chain(*(each.notices for each in found))),
             "moves": tuple(chain(*(each.moves for each in found))),
             "queued_moves": tuple(chain(*(each.queued_moves for each in found))),
             "ended_moves": tuple(
