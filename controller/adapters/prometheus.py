@@ -142,6 +142,14 @@ FRONTEND_GAUGES = (
 FRONTEND_COUNTERS = _MEMBER_COUNTERS
 
 
+MIRROR_GAUGES = (
+    Figure("mirrored_tokens", "tokens", "Mean output tokens of requests and of their copies"),
+    Figure("mirrored_ttft_seconds", "ttft_s", "Mean time to first token of them"),
+    Figure("mirrored_latency_seconds", "latency_s", "Mean time to the end of their answers"),
+)
+"""Of MirrorStatus, where the copy's figure has the same name after `copy_`."""
+
+
 def render(of_models: Mapping[str, "ClusterMetrics"]) -> bytes:
     """Renders the controller's page, from the metrics of each model by name. With several models
     each sample has the label `model`."""
@@ -169,6 +177,7 @@ class ClusterMetrics(Collector):
         yield _goodput(status)
         yield from _autoscale(status)
         yield from _overload(status)
+        yield from _traffic(status)
         yield _events(self._event_counts)
         yield from _moves(len(status.moves), self._move_log)
         yield from _replays(status.replays)
@@ -330,6 +339,33 @@ def _overload(status: ClusterStatus) -> Iterator[Metric]:
         ("key",),
         {(each.key,): each.num_refused for each in status.keys},
     )
+
+
+def _traffic(status: ClusterStatus) -> Iterator[Metric]:
+    yield _counter(
+        "split_requests",
+        "Requests that named this model, by the model that answers them",
+        ("to",),
+        {(each.model,): each.num_reqs for each in status.split},
+    )
+    outcomes = {
+        (each.model, outcome): number
+        for each in status.mirrors
+        for outcome, number in (
+            ("compared", each.num_compared),
+            ("failed", each.num_failed),
+            ("left_out", each.num_left_out),
+        )
+    }
+    what = "Copies of this model's requests that ended, or were left out for want of places"
+    yield _counter("mirrored_requests", what, ("to", "outcome"), outcomes)
+    for name, field, help_text in MIRROR_GAUGES:
+        means = {
+            (each.model, of): getattr(each, f"{prefix}{field}")
+            for each in status.mirrors
+            for of, prefix in (("original", ""), ("copy", "copy_"))
+        }
+        yield _gauge(name, help_text, ("to", "of"), means)
 
 
 def _moves(num_moves: int, log: MoveLog) -> Iterator[Metric]:

@@ -184,6 +184,23 @@ class KeyLimits(Table):
         )
 
 
+# -- [traffic] -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficSettings(Table):
+    """`[traffic]` of one of several models: what other models do for its requests;
+    docs/several-models.md."""
+
+    split: str = ""
+    """Which models answer the requests that name this model, by weight, as in `large=90, next=10`;
+    requests of one session go to the same model. Empty: it answers them all."""
+    mirror: str = ""
+    """Which models get copies of the requests that this model serves, each of how many in a
+    hundred, as in `next=5`. Nobody gets the answers to copies; they are compared in length and
+    time. Copies have the lowest level."""
+
+
 # -- [migration] ---------------------------------------------------------------------------------
 
 

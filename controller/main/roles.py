@@ -22,7 +22,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -211,7 +211,10 @@ async def controller(plan_json: str, start: Start) -> None:
     for of_model, mailbox in zip(plan.by_model, mailboxes, strict=True):
         name = of_model.settings.model_names[0]
         beside = next(iter(services.values()), None)
-        service, settings = _controller_of(of_model, mailbox, frontends, head, events, beside)
+        names = [each.settings.model_names[0] for each in plan.by_model]
+        service, settings = _controller_of(
+            of_model, names, mailbox, frontends, head, events, beside
+        )
         services[name] = service
         histories.append(HistoryFile(plan.state_dir, plan.nonce, model=of_model.number))
         labels = ClusterLabels(
@@ -273,13 +276,15 @@ async def _together(services: Iterable["ControllerProcess"]) -> None:
 
 def _controller_of(
     plan: ClusterPlan,
+    models: Sequence[str],
     mailbox: ZmqMailbox,
     frontends: ActorPlan,
     head: HeadWatch,
     events: "EventFile",
     beside: "ControllerProcess | None",
 ) -> tuple["ControllerProcess", Settings]:
-    """The controller of one model, and its present settings. `plan`: the model's. `beside`: the
+    """The controller of one model, and its present settings. `plan`: the model's. `models`: the
+    names of all models. `beside`: the
     controller of the first model."""
     from controller.adapters.files.state_files import IncarnationFile, SpecFile
     from controller.adapters.http.live_settings import live_config
@@ -314,7 +319,7 @@ def _controller_of(
     service = ControllerProcess(
         mailbox,
         launcher,
-        live_config(settings),
+        live_config(settings, models),
         keeper,
         events,
         own_limits(plan.api_keys),
@@ -522,11 +527,12 @@ async def frontend(
             controller_address,
             _node(),
             num_live_reqs=lambda: model.router.num_live_reqs,
-            served_lately=lambda: model.book.served_lately(),
+            served_lately=lambda: model.served_lately(),
             on_active=start.succeeded,
             machine=_ray_node_id(),
         )
         about = ModelConfig(
+            of_model.settings.model_names[0],
             of_model.engine_args,
             of_model.num_instances,
             expects_grammars=of_model.profile is None,

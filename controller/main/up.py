@@ -132,7 +132,9 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     cluster, endpoint, control = settings.cluster, settings.endpoint, settings.control
     check_vllm_version()
     preflight.check_policy(settings.scheduler.policy)
-    of_models = tuple(settings.by_model().values())
+    by_model = settings.by_model()
+    preflight.check_traffic(by_model)
+    of_models = tuple(by_model.values())
     for each in of_models:
         check_engine_args(each.vllm_args)
         check_settings(each)

@@ -131,6 +131,7 @@ class ControllerLink:
             num_first_tokens=served.num_first_tokens,
             kept_targets=served.kept_targets,
             served=served.in_all,
+            traffic=served.traffic,
             asks=asks,
             leaves_in_s=None if leaves_at_s is None else leaves_at_s - now_s,
             machine=self._machine,

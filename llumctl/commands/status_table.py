@@ -23,8 +23,10 @@ from controller.api.text.status_words import (
     cached_percent,
     free_blocks,
     head_wait_s,
+    mirror_words,
     of_model,
     ranked,
+    split_words,
     state_word,
 )
 from controller.api.text.verdict_words import (
@@ -69,10 +71,11 @@ def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_
     """Lines about the cluster, then the table of its instances.
 
     There is a line about the cluster itself, one with the verdict on it, one with its output of the
-    last minute, and one each about levels, held requests, auto-scaling, refusals, a rolling
-    restart, notices, LoRA adapters, replays and alarms, as far as there are any. The table has a
-    column for drains and one for kept instances only while there are any. If `wide`, tables of
-    frontends, levels, drains, held requests, queue heads, moves and replays follow.
+    last minute, and one each about levels, held requests, auto-scaling, refusals, models that
+    answer or get copies of another's requests, a rolling restart, notices, LoRA adapters, replays
+    and alarms, as far as there are any. The table has a column for drains and one for kept
+    instances only while there are any. If `wide`, tables of frontends, levels, drains, held
+    requests, queue heads, moves and replays follow.
 
     If the cluster serves several models, a table of the models stands between the lines and the
     instances. The instances stand in groups, below the name of their model; if `wide`, the name is
@@ -95,6 +98,7 @@ def render(status: ClusterStatus, *, wide: bool, limits: ConsoleTable = DEFAULT_
                 *_held(status),
                 *_autoscale(status),
                 *_refused(status),
+                *_traffic(status),
                 *_rolling(status),
                 *_notices(status),
                 *_adapters(status),
@@ -290,6 +294,20 @@ def _rolling(status: ClusterStatus) -> list[str]:
     ]
     changed = status_words.changed_arguments(status.engine_changes)
     return [*progress, *([changed] if changed else [])]
+
+
+def _traffic(status: ClusterStatus) -> list[str]:
+    """`split large: large 90 (812 requests), next 10 (93)` and `mirror large > next 5%: ...`."""
+    of_each: list[tuple[str, ModelStatus | ClusterStatus]] = [(e.name, e) for e in status.models]
+    lines = []
+    for name, found in of_each or [(status.model, status)]:
+        if found.split:
+            lines.append(printable(f"split  {name}: {split_words(found.split)}"))
+        lines += [
+            printable(f"mirror  {name} > {each.model} {each.percent:g}%: {mirror_words(each)}")
+            for each in found.mirrors
+        ]
+    return lines
 
 
 def _notices(status: ClusterStatus) -> list[str]:

@@ -730,8 +730,9 @@ def note(row: Row) -> tuple[str, Span] | None:
 
 def model_line(model: ModelStatus) -> str:
     """`small: OVERLOADED  2/3 serve  run 9 wait 4 held 7  1.2k tokens/s  p99 TTFT 1.9s  auto on, 3
-    wanted`: the verdict, how many instances serve of how many are planned, the load, and what
-    auto-scaling wants. What matters least stands at the end, where a narrow screen cuts."""
+    wanted`: the verdict, how many instances serve of how many are planned, the load, what
+    auto-scaling wants, and which other models answer or get copies of its requests. What matters
+    least stands at the end, where a narrow screen cuts."""
     auto = model.autoscale
     verdict = model.verdict
     word = f" {verdict_words.verdict_word(verdict)}" if verdict is not None else ""
@@ -746,6 +747,9 @@ def model_line(model: ModelStatus) -> str:
     if auto.mode != "off":
         wants = "" if auto.num_wanted is None else f", {auto.num_wanted} wanted"
         facts.append(f"auto {'held' if auto.held is not None else auto.mode}{wants}")
+    if model.split:
+        facts.append("split " + " ".join(f"{each.model} {each.weight:g}" for each in model.split))
+    facts += [f"mirror {each.model} {each.percent:g}%" for each in model.mirrors]
     if model.ttft_p99_s is not None:
         facts.append(f"p99 TTFT {latency(model.ttft_p99_s)}")
     if model.tokens_per_s:

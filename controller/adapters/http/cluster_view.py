@@ -32,6 +32,7 @@ from controller.api.wire.status import (
     KeptForStatus,
     KeyStatus,
     LevelStatus,
+    MirrorStatus,
     MoveStatus,
     NoticeStatus,
     QueueHeadStatus,
@@ -42,9 +43,11 @@ from controller.api.wire.status import (
     RestartTurn,
     RollingReport,
     SavedStatus,
+    SplitStatus,
 )
 from controller.core.admission.instance_pool import InstanceRecord
 from controller.core.admission.placement import WaitingPlace, WaitingView, queue_reason
+from controller.core.admission.traffic import CopyCounts, counted_together
 from controller.core.admission.waiting_requests import Waiting
 from controller.core.emptying.claims import Claim, Evacuate
 from controller.core.fleet.attached import AttachedServer
@@ -151,6 +154,8 @@ def cluster_status(
         adapters=adapters(controller),
         num_migrated_last_minute=num_migrated,
         num_failed_moves_last_minute=num_failed,
+        split=split(controller),
+        mirrors=mirrors(controller),
         notices=notices(controller),
         instances=with_replays(controller, instances),
         frontends=frontends,
@@ -221,6 +226,42 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def split(controller: ControllerProcess) -> tuple[SplitStatus, ...]:
+    found = counted_together(each.said.traffic for each in controller.roster.frontends())
+    return tuple(
+        SplitStatus(model=name, weight=weight, num_reqs=found.answered.get(name, 0))
+        for name, weight in controller.live.frontends.traffic.split
+    )
+
+
+def mirrors(controller: ControllerProcess) -> tuple[MirrorStatus, ...]:
+    found = counted_together(each.said.traffic for each in controller.roster.frontends())
+    return tuple(
+        _mirror(name, percent, found.copies.get(name, CopyCounts()))
+        for name, percent in controller.live.frontends.traffic.mirror
+    )
+
+
+def _mirror(name: str, percent: float, found: CopyCounts) -> MirrorStatus:
+    def mean(total: float) -> float | None:
+        return rounded(total / found.num_compared) if found.num_compared else None
+
+    return MirrorStatus(
+        model=name,
+        percent=percent,
+        num_copies=found.num_copies,
+        num_left_out=found.num_left_out,
+        num_failed=found.num_failed,
+        num_compared=found.num_compared,
+        tokens=mean(found.num_tokens),
+        copy_tokens=mean(found.num_copy_tokens),
+        ttft_s=mean(found.ttft_s),
+        copy_ttft_s=mean(found.copy_ttft_s),
+        latency_s=mean(found.latency_s),
+        copy_latency_s=mean(found.copy_latency_s),
+    )
 
 
 def adapters(controller: ControllerProcess) -> tuple[AdapterStatus, ...]:

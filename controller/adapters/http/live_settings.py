@@ -3,6 +3,7 @@
 Changed values are kept in the spec, so that they outlive the controller. After each change the
 cluster's configuration is made again from all settings (`live_config`)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from controller.adapters.http.calls import ApiError, shown
@@ -18,6 +19,7 @@ from controller.api.operations.on_cluster import (
 from controller.api.settings.setting_values import LiveSetting, SettingError, changed, live_settings
 from controller.api.settings.settings import Settings
 from controller.core.admission.policies import POLICIES, Policy, SchedulerConfig, find_policy
+from controller.core.admission.traffic import Traffic, traffic_of
 from controller.core.emptying.rounds import may_differ
 from controller.core.load.freeness import finite
 from controller.core.load.snapshot import Level
@@ -83,7 +85,7 @@ class LiveSettings:
         before = self._settings
         try:
             after = changed(before, patch.changes)
-            config = live_config(after)
+            config = live_config(after, [each.model for each in self._controller.all if each.model])
         except ValueError as error:
             hint = error.hint if isinstance(error, SettingError) else "llumctl set"
             raise ApiError(400, "bad_setting", str(error), hint) from error
@@ -138,9 +140,10 @@ class LiveSettings:
         return planned.answer.model_copy(update={"revision": keeper.revision})
 
 
-def live_config(settings: Settings) -> LiveConfig:
+def live_config(settings: Settings, models: Sequence[str] = ()) -> LiveConfig:
     """The configuration with which the cluster runs, made from the settings that operators write.
-    Raises SettingError for a policy that live clusters do not have."""
+    `models`: the names of all models, if there are several. Raises SettingError for a policy that
+    live clusters do not have, and for traffic rules that cannot be."""
     endpoint, policy = settings.endpoint, _policy(settings.scheduler.policy)
     levels = tuple(Level(**level.model_dump()) for level in settings.priority)
     return LiveConfig(
@@ -160,10 +163,19 @@ def live_config(settings: Settings) -> LiveConfig:
             key_limits=settings.limits,
             replay=settings.replay,
             levels=levels,
+            traffic=_traffic(settings, models),
         ),
         autoscale=_autoscale(settings),
         max_events=settings.control.max_events,
     )
+
+
+def _traffic(settings: Settings, models: Sequence[str]) -> Traffic:
+    name = settings.model_names[0]
+    try:
+        return traffic_of(settings.traffic, name, models or (name,))
+    except ValueError as error:
+        raise SettingError(str(error), "llumctl set traffic.split='MODEL=90, OTHER=10'") from error
 
 
 def _speed(settings: Settings) -> float:

@@ -227,6 +227,8 @@ def together(of_each: Mapping[str, ClusterStatus]) -> ClusterStatus:
             "refused": _refused(chain(*(each.refused for each in found))),
             "keys": _keys(chain(*(each.keys for each in found))),
             "levels": tuple(map(_level, zip(*(each.levels for each in found), strict=True))),
+            "split": (),
+            "mirrors": (),
             "notices": tuple(chain(*(each.notices for each in found))),
             "moves": tuple(chain(*(each.moves for each in found))),
             "queued_moves": tuple(chain(*(each.queued_moves for each in found))),
@@ -271,6 +273,8 @@ def model_status(name: str, status: ClusterStatus) -> ModelStatus:
         ttft_p99_s=_most(each.ttft_p99_s for each in status.frontends),
         autoscale=status.autoscale,
         rolling=status.rolling,
+        split=status.split,
+        mirrors=status.mirrors,
         verdict=status.verdict,
     )
 

@@ -31,6 +31,7 @@ LIVE = (
     "limits.*",
     "autoscale.*",
     "replay.*",
+    "traffic.*",
     "endpoint.max_live_requests",
     "endpoint.request_timeout_s",
     "endpoint.write_timeout_s",

@@ -20,6 +20,7 @@ from controller.core.settings import (
     MigrationSettings,
     ReplayConfig,
     SchedulerSettings,
+    TrafficSettings,
     WhenLate,
 )
 
@@ -252,6 +253,8 @@ class ModelTable(Table):
     """What differs from `[autoscale]`. Each model is scaled by its own load."""
     replay: dict[str, Any] = Field(default_factory=dict)
     """What differs from `[replay]`."""
+    traffic: dict[str, Any] = Field(default_factory=dict)
+    """Which models answer the requests for this one, and which get copies; as in `[traffic]`."""
 
 
 DEFAULT_PRIORITIES = (
@@ -270,6 +273,7 @@ class Settings(Table):
     migration: OfCore[MigrationSettings] = MigrationSettings()
     autoscale: OfCore[AutoscaleSettings] = AutoscaleSettings()
     replay: OfCore[ReplayConfig] = ReplayConfig()
+    traffic: OfCore[TrafficSettings] = TrafficSettings()
     evacuate: EvacuateTable = EvacuateTable()
     priority: Annotated[tuple[PriorityTable, ...], Strict(False)] = DEFAULT_PRIORITIES
     engine: dict[str, Any] = Field(default_factory=dict)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from controller.api.text import hints
-from controller.api.text.quantities import duration, latency, printable
+from controller.api.text.quantities import counted, duration, latency, printable
 from controller.api.wire.status import (
     AutoscaleCheck,
     AutoscaleStatus,
@@ -17,12 +17,14 @@ from controller.api.wire.status import (
     HeldStatus,
     InstanceStatus,
     LevelStatus,
+    MirrorStatus,
     PlannedRestart,
     QueueHeadStatus,
     ReplaysStatus,
     ReplayStatus,
     RestartTurn,
     RollingReport,
+    SplitStatus,
 )
 from controller.core.settings import RELEASE as RELEASE
 
@@ -55,6 +57,37 @@ def of_model(name: str, text: str) -> str:
     """The text and its commands, with the name of the model that they are about; as it is if the
     name is empty."""
     return f"{name}: {hints.aimed(text, '', model=name)}" if name else text
+
+
+# -- traffic between models ----------------------------------------------------------------------
+
+
+def split_words(found: Iterable[SplitStatus]) -> str:
+    """`large 90 (812 requests), next 10 (93)`."""
+    shares = [(each, f"{each.model} {each.weight:g}") for each in found]
+    return ", ".join(
+        f"{share} ({each.num_reqs}{'' if number else ' requests'})"
+        for number, (each, share) in enumerate(shares)
+    )
+
+
+def mirror_words(found: MirrorStatus) -> str:
+    """`41 copies, 38 compared: 120 tokens, copies 133; TTFT 210ms, copies 190ms; in all 3.2s,
+    copies 2.9s; 1 failed, 2 left out`."""
+    words = f"{found.num_copies} copies, {found.num_compared} compared"
+    if found.tokens is not None and found.copy_tokens is not None:
+        pairs = (
+            (f"{counted(found.tokens)} tokens", counted(found.copy_tokens)),
+            (f"TTFT {latency(found.ttft_s)}", latency(found.copy_ttft_s)),
+            (f"in all {latency(found.latency_s)}", latency(found.copy_latency_s)),
+        )
+        words += ": " + "; ".join(f"{original}, copies {copy}" for original, copy in pairs)
+    lost = [
+        f"{number} {what}"
+        for number, what in ((found.num_failed, "failed"), (found.num_left_out, "left out"))
+        if number
+    ]
+    return f"{words}; {', '.join(lost)}" if lost else words
 
 
 # -- instances -----------------------------------------------------------------------------------

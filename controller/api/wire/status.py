@@ -584,6 +584,37 @@ class VerdictStatus(WireModel):
     order: VerdictOrder | None = None
 
 
+class SplitStatus(WireModel):
+    """A model that answers requests which name another one, or this one, by weight. `num_reqs`: how
+    many it got since the weights were set, as far as frontends remember."""
+
+    model: str
+    weight: float
+    num_reqs: int
+
+
+class MirrorStatus(WireModel):
+    """A model that gets copies of a model's requests. The counts are since the rule was set, as far
+    as frontends remember. The means are over the compared requests, of which the original and the
+    copy finished; null without any."""
+
+    model: str
+    percent: float
+    num_copies: int
+    num_left_out: int
+    """Requests without a copy, because a frontend had too many requests."""
+    num_failed: int
+    """Copies that were refused or failed, while the original finished."""
+    num_compared: int
+    tokens: float | None = None
+    """Output tokens of an original."""
+    copy_tokens: float | None = None
+    ttft_s: float | None = None
+    copy_ttft_s: float | None = None
+    latency_s: float | None = None
+    copy_latency_s: float | None = None
+
+
 class ModelStatus(WireModel):
     """One of the models of a cluster that serves several. `num_running_reqs`, `num_waiting_reqs`:
     on its instances; `num_held_reqs`: at the controller."""
@@ -599,6 +630,10 @@ class ModelStatus(WireModel):
     autoscale: AutoscaleStatus
     """It has the number of planned instances, too."""
     rolling: RollingReport | None = None
+    split: tuple[SplitStatus, ...] = ()
+    """The models that answer the requests which name this one; empty: it answers them all."""
+    mirrors: tuple[MirrorStatus, ...] = ()
+    """The models that get copies of the requests that it serves."""
     verdict: VerdictStatus | None = None
 
 
@@ -668,6 +703,9 @@ class ClusterStatus(AnswerModel):
     """The output tokens of the last minute, for each second; null in the first second of a
     controller."""
     tokens_per_instance_hour: float | None = None
+    split: tuple[SplitStatus, ...] = ()
+    """As in `models`; empty if the status is about several models."""
+    mirrors: tuple[MirrorStatus, ...] = ()
     notices: tuple[NoticeStatus, ...] = ()
     """The notices that stand, the earliest first."""
     instances: tuple[InstanceStatus, ...]

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from controller.core.admission.traffic import NOTHING_COUNTED, TrafficCounts
+
 Kind = TypeVar("Kind", bound=Hashable)
 MINUTE_S = 60.0
 SLOT_S = 1.0
@@ -223,3 +225,4 @@ class ServedLately:
     num_first_tokens: int = 0
     kept_targets: Mapping[str, Kept] = field(default_factory=dict)
     in_all: ServedInAll = NOTHING_SERVED
+    traffic: TrafficCounts = NOTHING_COUNTED

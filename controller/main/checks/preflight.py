@@ -29,6 +29,7 @@ from controller.api.state import user_files
 from controller.api.state.user_files import user_folder
 from controller.api.text.hints import CPU_WHEELS, engines_command
 from controller.core.admission.policies import find_policy
+from controller.core.admission.traffic import traffic_of
 from controller.core.load.snapshot import blocks_for
 from controller.main import emulation
 from controller.main.checks.model_weights import MemorySize, weights_of
@@ -294,6 +295,15 @@ def check_policy(name: str) -> None:
             "llumctl up --set scheduler.policy=llumnix+      or, to compare others:"
             " llumctl simulate -p",
         ) from error
+
+
+def check_traffic(settings: Mapping[str, Settings]) -> None:
+    """`settings`: of each model, by its name."""
+    for name, each in settings.items():
+        try:
+            traffic_of(each.traffic, name, settings)
+        except ValueError as error:
+            raise UsageError(f"model {name}: {error}", "llumctl config path") from error
 
 
 def cache_dir() -> Path:

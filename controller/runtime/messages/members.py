@@ -6,6 +6,12 @@ from typing import Literal
 
 import msgspec
 
+from controller.core.admission.traffic import (
+    NO_TRAFFIC,
+    NOTHING_COUNTED,
+    Traffic,
+    TrafficCounts,
+)
 from controller.core.fleet.adapters import Adapter
 from controller.core.fleet.cluster_spec import AS_STARTED, EngineChange
 from controller.core.load.cached_prefixes import CacheReport
@@ -79,6 +85,8 @@ class Hello(Message, frozen=True):
     minute."""
     served: ServedInAll = NOTHING_SERVED
     """Only from a frontend."""
+    traffic: TrafficCounts = NOTHING_COUNTED
+    """Only from a frontend: what the traffic rules of the member's model did."""
     leaves_in_s: float | None = None
     """How long until this process is ended, whatever requests it has then; None: no end is
     planned."""
@@ -260,3 +268,5 @@ class FrontendLimits(Message, frozen=True):
     replay: ReplayConfig = msgspec.field(default_factory=ReplayConfig)
     levels: tuple[Level, ...] = DEFAULT_LEVELS
     """The priority levels, with the targets by which goodput is counted."""
+    traffic: Traffic = NO_TRAFFIC
+    """What other models do for the requests of this one."""

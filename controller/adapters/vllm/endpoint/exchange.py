@@ -103,7 +103,7 @@ class Placing:
         """Called when the answer is over. It drops the callback and the error's traceback, which
         both refer back to this object. Without this, some 90 objects of each refused request stayed
         until the garbage collector ran, which may be after tens of thousands of requests."""
-        self.records.clear()
+        self.records = []
         self._on_placed = None
         if self._error is not None:
             self._error.__traceback__ = None

@@ -11,11 +11,14 @@ from typing import Any
 from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.checks.body import max_token_ids
 from controller.adapters.vllm.endpoint.answers import error_body
+from controller.adapters.vllm.endpoint.copies import Copies
 from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials, Tries
 from controller.api.settings.key_file import own_limits, parse_line
 from controller.api.state.batch_files import BatchFiles
+from controller.core.admission.traffic import TrafficBook
 from controller.core.record.request_record import RequestState
+from controller.core.record.windows import ServedLately
 from controller.ports.processes import Listener, Mailbox, Traces
 from controller.runtime.controller_link import ControllerLink
 from controller.runtime.frontend.request_book import RequestBook, RequestObserver
@@ -65,6 +68,8 @@ class FrontendConfig:
 class ModelConfig:
     """What a frontend has to know of one model that it serves."""
 
+    name: str
+    """By which clients ask for it first."""
     engine_args: dict[str, Any]
     num_instances: int
     expects_grammars: bool = True
@@ -94,11 +99,13 @@ class ServedModel:
     ) -> None:
         self._config = config
         self._model = model
+        self.name = model.name
         self.member = member
         self.info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.llm: Any = None
         self._models: Any = None
         """vLLM's list of the models that clients may name: this one and its LoRA adapters."""
+        self.traffic = TrafficBook()
         self.on = OnModel(lambda _: None, lambda _: None)
         self.book = RequestBook(member.member_id, config.level_names, member.tell, observer)
         self.router = Router(
@@ -153,6 +160,9 @@ class ServedModel:
         self._models = app.state.openai_serving_models
         return app
 
+    def served_lately(self) -> ServedLately:
+        return replace(self.book.served_lately(), traffic=self.traffic.view())
+
     async def start_grammars(self) -> None:
         """Starts the process that tries grammars, unless the instances follow none."""
         if not self._model.expects_grammars or not isinstance(self._tries, GrammarProcess):
@@ -192,6 +202,7 @@ class ServedModel:
 
     def _on_limits(self, limits: FrontendLimits) -> None:
         self.book.set_targets(limits.levels)
+        self.traffic.set_rules(limits.traffic)
         self.on.limits(limits)
 
     def _on_adapters(self, message: AdaptersSet) -> None:
@@ -276,10 +287,14 @@ class OpenAIFrontend:
         self._gate = Gate(
             bounds, cfg.api_keys, levels, cfg.hosts, self._traces, receipts=cfg.receipts
         )
+        self._copies = Copies(self._gate.ask, self._has_room)
         self._keep_alive = KeepAlive(max_kept_connections(), error_body)
         args = self.models[0].args
         self._add_batch_routes(apps[0])
-        self._server = openai_app.build_server(apps, args, self._gate, self._keep_alive)
+        books = {each.name: each.traffic for each in self.models}
+        self._server = openai_app.build_server(
+            apps, args, self._gate, self._keep_alive, books, self._copies
+        )
         listening = await self._listener.open()
         serving = asyncio.create_task(self._server.serve(sockets=[listening]))
         while not self._server.started and not serving.done():
@@ -301,6 +316,11 @@ class OpenAIFrontend:
         self._batches = BatchRunner(files, gate.ask, lambda: gate.limits.max_live_requests // 2)
         batch_routes.add_routes(app, files, self._batches.look)
         gate.upload_paths = {batch_routes.FILES: batch_routes.MAX_UPLOAD_BYTES}
+
+    def _has_room(self) -> bool:
+        """Whether the frontend may take requests that nobody waits for. Half of the places stay for
+        the requests of clients."""
+        return self._gate.num_live < self._gate.limits.max_live_requests // 2
 
     def _why_not_ready(self) -> str:
         """Of several models, one that can serve is enough: a request to another one is refused by
@@ -343,6 +363,7 @@ class OpenAIFrontend:
         `grace_s`."""
         self._gate.closed = True
         self._keep_alive.ends = True
+        self._copies.close()
         if self._batches is not None:
             await self._batches.close()  # batches go on after the next start
         deadline_s = asyncio.get_running_loop().time() + grace_s

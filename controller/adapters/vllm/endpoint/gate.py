@@ -49,6 +49,7 @@ from controller.adapters.vllm.endpoint.headers import (
     read_session,
 )
 from controller.api.hosts import own_names
+from controller.core.record.request_record import RequestRecord
 from controller.ports.processes import Traces
 
 log = logging.getLogger(__name__)
@@ -127,10 +128,12 @@ class Gate:
     async def ask(self, asked: "OwnRequest") -> "OwnAnswer":
         """Answers a request that this process makes itself, in the name of a key, like one of a
         client. Its priority is the lowest that the key may ask for. It has no deadline."""
-        scope, answer = asked.scope(), OwnAnswer()
+        scope, answer = asked.scope(), OwnAnswer(keeps_body=not asked.is_copy)
         exchange = Exchange(scope, asked.receive, answer.receive)
         exchange.placing = Placing(asked.tell_placed)
+        records = exchange.placing.records
         await self._answer(scope, exchange, self._pass_own(scope, exchange, asked.key_id))
+        answer.records = [record() for record in records]
         return answer
 
     async def _answer(self, scope: Scope, exchange: Exchange, passing: Awaitable[None]) -> None:
@@ -175,14 +178,14 @@ class Gate:
         finally:
             ASKED_KEY.reset(key_before)
 
-    async def _pass_own(self, scope: Scope, exchange: Exchange, key_id: str) -> None:
+    async def _pass_own(self, scope: Scope, exchange: Exchange, key_id: str | None) -> None:
         self._check_open()
-        holder = self._keys.holder(key_id)
+        holder = KeyHolder() if key_id is None else self._keys.holder(key_id)
         if holder is None:
             why = "the API key of this request does not exist any more"
             raise RefusedError(HTTPStatus.UNAUTHORIZED, why)
         lowest = min(holder.levels or self._levels, key=self._levels.__getitem__)
-        key_before = ASKED_KEY.set(key_id)
+        key_before = ASKED_KEY.set(holder.key_id)
         try:
             await self._post(scope, exchange, AskedPriority(self._levels, lowest, holder.levels))
         finally:
@@ -277,23 +280,34 @@ def _late_refusal(error: Exception) -> str | None:
 # -- requests of this process ----------------------------------------------------------------------
 
 
+COPY = "llumctl.copy"
+"""The extension of the scope that marks a copy."""
+
+
 class OwnRequest:
     """A request with a JSON body that this process makes itself. `key_id`: of the API key in whose
-    name it is made; empty without keys."""
+    name it is made; empty without keys. None: it is a copy of a client's request, made in nobody's
+    name, and its answer is dropped. `session`: the name of its session."""
 
     def __init__(
         self,
         path: str,
         body: bytes,
-        key_id: str,
+        key_id: str | None,
         request_id: str,
-        on_placed: Callable[[], None],
+        on_placed: Callable[[], None] = lambda: None,
+        session: bytes = b"",
     ) -> None:
         self.key_id = key_id
         self._path, self._body, self._request_id = path, body, request_id
         self._on_placed = on_placed
+        self._session = session
         self._read = False
         self._left = asyncio.Event()
+
+    @property
+    def is_copy(self) -> bool:
+        return self.key_id is None
 
     def leave(self) -> None:
         """Ends the request, as if its client had left."""
@@ -315,8 +329,10 @@ class OwnRequest:
             b"host": b"localhost",
             b"content-type": b"application/json",
             b"content-length": b"%d" % len(self._body),
-            REQUEST_ID: self._request_id.encode(),
+            REQUEST_ID: self._request_id.encode("latin-1"),
         }
+        if self._session:
+            headers[b"x-session-id"] = self._session
         return {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -328,15 +344,19 @@ class OwnRequest:
             "root_path": "",
             "query_string": b"",
             "headers": list(headers.items()),
+            "extensions": {COPY: {}} if self.is_copy else {},
             "client": None,
             "server": None,
         }
 
 
 class OwnAnswer:
-    """The answer to an OwnRequest. `status`: 500 as long as there is none."""
+    """The answer to an OwnRequest. `status`: 500 as long as there is none. `records`: of its engine
+    requests, once it is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_body: bool = True) -> None:
+        self._keeps_body = keeps_body
+        self.records: Sequence[RequestRecord] = ()
         self.status: int = HTTPStatus.INTERNAL_SERVER_ERROR
         self.retry_after_s = 1
         self.body = b""
@@ -345,7 +365,7 @@ class OwnAnswer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.retry_after_s = int(dict(message["headers"]).get(b"retry-after", 1))
-        else:
+        elif self._keeps_body:
             self.body += message.get("body", b"")
 
 

@@ -50,6 +50,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.vllm.endpoint.answers import mend_calls, tell_errors
+from controller.adapters.vllm.endpoint.copies import Copies
 from controller.adapters.vllm.endpoint.gate import (
     Gate,
     add_model_route,
@@ -63,6 +64,7 @@ from controller.adapters.vllm.endpoint.pool_client import PoolLLM
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.lora import request_of
 from controller.adapters.vllm.process_setup import typed_arguments
+from controller.core.admission.traffic import TrafficBook
 from controller.core.fleet.adapters import Adapter
 from controller.runtime.messages.members import EngineInfo
 
@@ -147,15 +149,20 @@ async def build_model_app(
 
 
 def build_server(
-    apps: Sequence[FastAPI], args: Namespace, gate: Gate, keep_alive: KeepAlive
+    apps: Sequence[FastAPI],
+    args: Namespace,
+    gate: Gate,
+    keep_alive: KeepAlive,
+    books: Mapping[str, TrafficBook],
+    copies: Copies,
 ) -> NoSignalServer:
     """Builds the server with vLLM's apps, one for each model, behind the gate. `args`: the
-    arguments of the first one."""
+    arguments of the first one. `books`: the traffic rules of each model, by its name."""
     app = apps[0]
     gate.json_paths = frozenset().union(*map(json_paths, apps))
     # Paths that only the first app has, such as those of batches, are about no model.
     of_models = frozenset.intersection(*map(json_paths, apps))
-    inner = app if len(apps) == 1 else ModelSwitch(apps, of_models)
+    inner = app if len(apps) == 1 else ModelSwitch(apps, of_models, books, copies)
     gate.app = within(inner, args)
     config = Config(
         around(gate, args, receipts=gate.receipts),
