@@ -58,6 +58,8 @@ VALUES: Mapping[str, Any] = {
     "endpoint.ssl_ciphers": "ECDHE+AESGCM",
     "autoscale.target_ttft_s": 2.0,
     "autoscale.target_tpot_s": 0.1,
+    "traffic.split": "large=90, next=10",
+    "traffic.mirror": "next=5",
     "emulated.num_blocks": 851,
     "priority.target_load_tokens": 1600,
     "priority.target_ttft_s": 2.0,

@@ -25,6 +25,9 @@ NotNegative = Annotated[float, Ge(0)]
 Count = Annotated[int, Ge(0)]
 Instances = Annotated[int, Ge(1), Le(MAX_INSTANCES)]
 
+BACKGROUND_LEVEL = "background"
+"""The name of the level of requests that nobody waits for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -192,13 +195,13 @@ class TrafficSettings(Table):
     """`[traffic]` of one of several models: what other models do for its requests;
     docs/several-models.md."""
 
-    split: str = ""
+    split: str | None = None
     """Which models answer the requests that name this model, by weight, as in `large=90, next=10`;
-    requests of one session go to the same model. Empty: it answers them all."""
-    mirror: str = ""
+    requests of one session go to the same model. None: it answers them all."""
+    mirror: str | None = None
     """Which models get copies of the requests that this model serves, each of how many in a
     hundred, as in `next=5`. Nobody gets the answers to copies; they are compared in length and
-    time. Copies have the lowest level."""
+    time. Copies have the level of batches. None: no model."""
 
 
 # -- [migration] ---------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ from controller.api.state.batch_files import BatchFiles
 from controller.core.fleet.adapters import AdapterFacts
 from controller.core.fleet.attached import AttachedServer, ServerAsked
 from controller.core.fleet.cluster_spec import ClusterSpec, EngineChange
-from controller.core.load.snapshot import InstanceRef
+from controller.core.load.snapshot import BACKGROUND, InstanceRef
 from controller.main.machine import controller_ports, run_folders
 from controller.main.machine.controller_ports import control_socket, inbox_socket
 from controller.main.plan import (
@@ -516,7 +516,8 @@ async def frontend(
         receipts=table.receipt_headers,
         batches=_batch_files(plan),
     )
-    metrics = RequestMetrics(level.name for level in plan.settings.priority)
+    levels = [level.name for level in plan.settings.priority]
+    metrics = RequestMetrics([*levels, BACKGROUND.name])
 
     def served(of_model: ClusterPlan, controller_address: str) -> ServedModel:
         mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))

@@ -126,6 +126,65 @@ def test_the_limits_of_one_do_not_touch_the_other(cluster: Cluster, client: Cont
     assert model(client, "large").num_held_reqs == 0
 
 
+def ask_large(cluster: Cluster, number: int, headers: dict[str, str] | None = None) -> str:
+    """Asks `large` for an answer, and returns the name of the model that gave it."""
+    body = {"model": "large", "prompt": [500 + number] * 50, "max_tokens": 20, "ignore_eos": True}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert answer.status_code == HTTPStatus.OK, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 20
+    return str(answer.json()["model"])
+
+
+def test_a_share_of_the_requests_goes_to_the_other_model(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    story = Story(client)
+    done(cluster, "set", "traffic.split=large=50, small=50", "--model", "large")
+    wait_for(lambda: ask_large(cluster, 0) == "small", "the rule is in force")
+    found = [ask_large(cluster, k) for k in range(30)]
+    assert set(found) == {"large", "small"}
+    assert len({ask_large(cluster, k, {"X-Session-Id": "one"}) for k in range(6)}) == 1
+
+    def counted() -> dict[str, int]:
+        return {each.model: each.num_reqs for each in model(client, "large").split}
+
+    wait_for(lambda: all(counted()[each] >= found.count(each) for each in found), "the counts")
+    assert "split  large: large 50" in done(cluster, "status").stdout
+    done(cluster, "set", "traffic.split=small=1", "--model", "large")
+    wait_for(lambda: sum(counted().values()) == 0, "a new rule is counted anew")
+    assert {ask_large(cluster, k) for k in range(4)} == {"small"}
+    wait_for(lambda: counted() == {"small": 4}, "the counts")
+    done(cluster, "undo", "-y")
+    assert set(counted()) == {"large", "small"}
+    done(cluster, "set", "traffic.split=none", "--model", "large")
+    wait_for(lambda: {ask_large(cluster, k) for k in range(20)} == {"large"}, "no rule")
+    of = {each.id: each.model for each in client.status().instances}
+    ran = [of[e.instance_id] for e in story.events("dispatched") if e.instance_id]
+    assert set(ran) == {"large", "small"}
+
+
+def test_copies_go_to_the_other_model_and_are_compared(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    done(cluster, "set", "traffic.mirror=small=100", "--model", "large")
+    asked = [ask_large(cluster, k) for k in range(10)]
+    assert set(asked) == {"large"}
+
+    def is_compared() -> bool:
+        (found,) = model(client, "large").mirrors
+        return found.num_compared == found.num_copies >= 9  # one may have come before the rule
+
+    wait_for(is_compared, "the copies are compared")
+    (found,) = model(client, "large").mirrors
+    assert (found.num_failed, found.tokens, found.copy_tokens) == (0, 20, 20)
+    assert found.ttft_s
+    assert found.copy_ttft_s
+    levels = {each.level for each in client.requests().requests if "-copy" in each.client_id}
+    assert levels == {"background"}
+    done(cluster, "set", "traffic.mirror=none", "--model", "large")
+    wait_for(lambda: not model(client, "large").mirrors, "no rule")
+
+
 def test_the_endpoint_lists_them_and_names_them_to_whoever_asks_for_another(
     cluster: Cluster, client: ControlClient
 ) -> None:

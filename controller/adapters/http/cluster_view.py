@@ -60,7 +60,7 @@ from controller.core.load.freeness import (
     instance_virtual_usage,
     total_headroom_blocks,
 )
-from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.load.snapshot import BACKGROUND, InstanceSnapshot, Level
 from controller.core.migration.move_records import EndedMove
 from controller.core.migration.refusals import why
 from controller.core.record.windows import Kept
@@ -85,7 +85,7 @@ LevelNames = Callable[[int], str]
 
 
 def level_names(levels: Iterable[Level]) -> LevelNames:
-    names = {level.rank: level.name for level in levels}
+    names = {level.rank: level.name for level in (BACKGROUND, *levels)}
     return lambda rank: names.get(rank, str(rank))
 
 

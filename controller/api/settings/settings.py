@@ -14,6 +14,7 @@ from controller.api.settings import ADAPTER_NAME, MAX_INSTANCES, PYTHON, without
 from controller.api.settings.table import OfCore, Port, Seconds, Table, is_table
 from controller.api.settings.vllm_options import EndpointOptions, Words, words
 from controller.core.settings import (
+    BACKGROUND_LEVEL,
     AutoscaleSettings,
     HoldingSettings,
     KeyLimits,
@@ -336,6 +337,8 @@ class Settings(Table):
             values = [getattr(level, key) for level in levels]
             if len(set(values)) != len(values):
                 raise ValueError(f"two priority levels have the same {key}")
+        if any(level.name == BACKGROUND_LEVEL for level in levels):
+            raise ValueError(f"{BACKGROUND_LEVEL} is the level of batches, below all others")
         if not any(level.rank == 0 for level in levels):
             raise ValueError("one priority level must have rank 0: requests get it by default")
         return levels

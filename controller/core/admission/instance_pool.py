@@ -26,6 +26,7 @@ from controller.core.load.closed import (
 )
 from controller.core.load.freeness import NOTHING_UNREPORTED, Room
 from controller.core.load.snapshot import (
+    BACKGROUND,
     NOT_MEASURED,
     InstanceSnapshot,
     Level,
@@ -565,7 +566,7 @@ class InstancePool:
         self._config = config
         self._latest_prompt = None
         self._policy = self._policies[config.policy]
-        self._level_by_rank = {level.rank: level for level in config.levels}
+        self._level_by_rank = {level.rank: level for level in (BACKGROUND, *config.levels)}
         self._board = ScoreBoard(
             self._records,
             self._policy,

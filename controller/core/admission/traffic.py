@@ -47,10 +47,10 @@ def traffic_of(settings: TrafficSettings, model: str, models: Collection[str]) -
     return Traffic(split, mirror)
 
 
-def _shares(key: str, text: str, models: Collection[str]) -> Shares:
+def _shares(key: str, text: str | None, models: Collection[str]) -> Shares:
     """Reads `large=90, next=10`."""
     shares: dict[str, float] = {}
-    for part in filter(None, map(str.strip, text.split(","))):
+    for part in filter(None, map(str.strip, (text or "").split(","))):
         name, equals, number = (each.strip() for each in part.partition("="))
         share = _number(number)
         if not equals or not 0 <= share < inf:

@@ -6,7 +6,7 @@ Units: blocks inside, tokens in configuration and on screens (docs/metrics.md).
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from controller.core.settings import WhenLate
+from controller.core.settings import BACKGROUND_LEVEL, WhenLate
 from controller.core.value import value
 
 
@@ -70,6 +70,9 @@ class Level:
 NORMAL = Level("normal", rank=0)
 HIGH = Level("high", rank=1, target_load_tokens=1600)
 DEFAULT_LEVELS = (NORMAL, HIGH)
+BACKGROUND = Level(BACKGROUND_LEVEL, rank=-101)
+"""The level of requests that nobody waits for: the lines of batches, and copies. No client can ask
+for it. Ranks of declared levels are at least -100, so it is below all of them."""
 
 
 @value

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from controller.core.load.snapshot import Level
+from controller.core.load.snapshot import BACKGROUND, Level
 from controller.core.migration.move_records import MoveRecord
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.record.request_record import (
@@ -178,7 +178,7 @@ class RequestBook:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._frontend_id = frontend_id
-        self._level_names = level_names
+        self._level_names = {BACKGROUND.rank: BACKGROUND.name, **level_names}
         self._on_event = on_event
         self._observer = observer
         self.on_ended: Callable[[RequestRecord], None] = lambda record: None

@@ -22,6 +22,7 @@ from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
 from controller.adapters.vllm.endpoint.headers import ASKED_KEY, ASKED_PRIORITY
 from controller.api.settings.key_file import key_id
 from controller.api.state.batch_files import BatchFiles, BatchRun
+from controller.core.load.snapshot import BACKGROUND
 from tests.unit.endpoint.gate_support import LEVELS, until
 
 PATH = "/v1/completions"
@@ -160,7 +161,7 @@ async def test_a_batch_from_its_upload_to_its_answers(files: BatchFiles) -> None
         assert (bad["response"]["status_code"], bad["error"]) == (400, None)
         assert bad["response"]["body"]["error"]["type"] == "BadRequestError"
         assert bad["response"]["request_id"] == f"{batch.id}-2"
-        assert {rank for _, _, rank in endpoint.seen} == {min(LEVELS.values())}
+        assert {rank for _, _, rank in endpoint.seen} == {BACKGROUND.rank}
 
         shown = [each async for each in client.files.list(limit=2)]
         assert {each.id for each in shown} == {
@@ -194,7 +195,7 @@ async def test_of_two_frontends_one_runs_a_batch_and_the_other_goes_on(files: Ba
         assert found.keys() == {f"c{n}" for n in range(len(prompts))}
 
 
-async def test_a_batch_belongs_to_its_key_and_has_what_the_key_may_ask_for(
+async def test_a_batch_belongs_to_its_key_and_has_the_level_of_batches(
     files: BatchFiles, tmp_path: Path
 ) -> None:
     keys = ("sk-one normal,high", "sk-two")
@@ -202,7 +203,7 @@ async def test_a_batch_belongs_to_its_key_and_has_what_the_key_may_ask_for(
         one, two = endpoint.client("sk-one"), endpoint.client("sk-two")
         async with one, two:
             batch = await ended(one, (await begun(one, lines("a"))).id)
-            assert endpoint.seen == [("a", key_id("sk-one"), LEVELS["normal"])]
+            assert endpoint.seen == [("a", key_id("sk-one"), BACKGROUND.rank)]
             for call in (
                 two.batches.retrieve(batch.id),
                 two.batches.cancel(batch.id),

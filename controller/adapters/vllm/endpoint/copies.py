@@ -3,12 +3,12 @@ their answers are dropped, and what they took is compared with the original."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from uuid import uuid4
 
 from starlette.types import Scope
 
 from controller.adapters.vllm.checks.body import MAX_ID_CHARS
-from controller.adapters.vllm.endpoint.gate import REQUEST_ID, OwnAnswer, OwnRequest
+from controller.adapters.vllm.endpoint.gate import REQUEST_ID, Gate, OwnRequest
 from controller.core.admission.traffic import Served, TrafficBook, served
 
 log = logging.getLogger(__name__)
@@ -32,23 +32,27 @@ class Copy:
 
 
 class Copies:
-    """All copies at one frontend. `ask`: answers a request of this process. `has_room`: whether
-    copies may take places of this frontend now."""
+    """All copies at one frontend. Half of the places at its gate stay for the requests of
+    clients."""
 
-    def __init__(
-        self, ask: Callable[[OwnRequest], Awaitable[OwnAnswer]], has_room: Callable[[], bool]
-    ) -> None:
-        self._ask, self._has_room = ask, has_room
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         self._tasks: dict[asyncio.Task[None], OwnRequest] = {}
+
+    @property
+    def num_live(self) -> int:
+        return len(self._tasks)
 
     def begin(self, scope: Scope, body: bytes, model: str, book: TrafficBook) -> Copy | None:
         """Sends a copy of the request to `model`, which `body` names; None if there is no room."""
-        if not self._has_room():
+        # A copy is counted at the gate only when its turn comes.
+        num_live = max(self._gate.num_live, self.num_live)
+        if num_live >= self._gate.limits.max_live_requests // 2:
             book.left_out(model)
             return None
         book.copied(model)
         headers = dict(scope["headers"])
-        client_id = headers.get(REQUEST_ID, b"").decode("latin-1")
+        client_id = headers.get(REQUEST_ID, b"").decode("latin-1") or uuid4().hex[:16]
         request_id = f"{client_id[: MAX_ID_CHARS - len(SUFFIX)]}{SUFFIX}"
         session = headers.get(b"x-session-id", b"")
         copy = Copy(OwnRequest(scope["path"], body, None, request_id, session=session))
@@ -59,7 +63,7 @@ class Copies:
 
     async def _run(self, copy: Copy, model: str, book: TrafficBook) -> None:
         try:
-            answer = await self._ask(copy.request)
+            answer = await self._gate.ask(copy.request)
         except Exception:
             log.exception("a copy for %s failed", model)
             book.ended(model, await copy.original, None)

@@ -287,7 +287,7 @@ class OpenAIFrontend:
         self._gate = Gate(
             bounds, cfg.api_keys, levels, cfg.hosts, self._traces, receipts=cfg.receipts
         )
-        self._copies = Copies(self._gate.ask, self._has_room)
+        self._copies = Copies(self._gate)
         self._keep_alive = KeepAlive(max_kept_connections(), error_body)
         args = self.models[0].args
         self._add_batch_routes(apps[0])
@@ -316,11 +316,6 @@ class OpenAIFrontend:
         self._batches = BatchRunner(files, gate.ask, lambda: gate.limits.max_live_requests // 2)
         batch_routes.add_routes(app, files, self._batches.look)
         gate.upload_paths = {batch_routes.FILES: batch_routes.MAX_UPLOAD_BYTES}
-
-    def _has_room(self) -> bool:
-        """Whether the frontend may take requests that nobody waits for. Half of the places stay for
-        the requests of clients."""
-        return self._gate.num_live < self._gate.limits.max_live_requests // 2
 
     def _why_not_ready(self) -> str:
         """Of several models, one that can serve is enough: a request to another one is refused by

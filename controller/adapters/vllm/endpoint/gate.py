@@ -49,6 +49,7 @@ from controller.adapters.vllm.endpoint.headers import (
     read_session,
 )
 from controller.api.hosts import own_names
+from controller.core.load.snapshot import BACKGROUND
 from controller.core.record.request_record import RequestRecord
 from controller.ports.processes import Traces
 
@@ -127,7 +128,7 @@ class Gate:
 
     async def ask(self, asked: "OwnRequest") -> "OwnAnswer":
         """Answers a request that this process makes itself, in the name of a key, like one of a
-        client. Its priority is the lowest that the key may ask for. It has no deadline."""
+        client. It has the level of requests that nobody waits for, and no deadline."""
         scope, answer = asked.scope(), OwnAnswer(keeps_body=not asked.is_copy)
         exchange = Exchange(scope, asked.receive, answer.receive)
         exchange.placing = Placing(asked.tell_placed)
@@ -184,10 +185,10 @@ class Gate:
         if holder is None:
             why = "the API key of this request does not exist any more"
             raise RefusedError(HTTPStatus.UNAUTHORIZED, why)
-        lowest = min(holder.levels or self._levels, key=self._levels.__getitem__)
+        background = AskedPriority({BACKGROUND.name: BACKGROUND.rank}, BACKGROUND.name)
         key_before = ASKED_KEY.set(holder.key_id)
         try:
-            await self._post(scope, exchange, AskedPriority(self._levels, lowest, holder.levels))
+            await self._post(scope, exchange, background)
         finally:
             ASKED_KEY.reset(key_before)
 
