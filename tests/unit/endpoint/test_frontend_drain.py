@@ -30,6 +30,7 @@ def frontend(router: Any) -> Any:
     served._gate = SimpleNamespace(closed=False)
     served._keep_alive = SimpleNamespace(ends=False)
     served._batches = None
+    served._copies = SimpleNamespace(close=lambda: None)
     model = ServedModel.__new__(ServedModel)
     model.grammars = GrammarTrials(EndlessTrials())
     model.router = router
