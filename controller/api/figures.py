@@ -4,7 +4,7 @@ second, and what the dashboard draws where no history is known."""
 from collections.abc import Iterable
 from statistics import fmean
 
-from controller.api.text.status_words import head_wait_s, no_requests
+from controller.api.text.status_words import BACKGROUND_LEVEL, head_wait_s, no_requests
 from controller.api.wire.status import ClusterStatus, InstanceState, InstanceStatus
 
 _SERVING = frozenset({"active", "draining"})
@@ -76,8 +76,9 @@ def _held_demand(status: ClusterStatus) -> int:
 
 
 def _longest_wait_s(status: ClusterStatus) -> float:
+    """Of the requests that somebody waits for."""
     heads = [each.queue_head for each in status.instances if each.queue_head is not None]
-    waits_s = [head_wait_s(each) or 0.0 for each in heads]
+    waits_s = [head_wait_s(each) or 0.0 for each in heads if each.level != BACKGROUND_LEVEL]
     if status.held is not None:
         waits_s.append(status.held.oldest_wait_s)
     return max(waits_s, default=0.0)

@@ -526,7 +526,8 @@ def with_places(
         return found
     ranks = {level.name: level.rank for level in status.levels}
     held = [item for item in found if _is_held(item)]
-    held.sort(key=lambda r: (-ranks.get(r.level, 0), r.arrival_time_s, r.id, r.frontend_id))
+    lowest = min(ranks.values(), default=0) - 1  # of a level that is not declared: `background`
+    held.sort(key=lambda r: (-ranks.get(r.level, lowest), r.arrival_time_s, r.id, r.frontend_id))
     places = {id(item): _place(item, place, status) for place, item in enumerate(held, 1)}
     return [
         item if id(item) not in places else item.model_copy(update={"held": places[id(item)]})

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from controller.api.figures import gauges_of
 from controller.api.settings.settings import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.status_words import in_need, is_reserved
@@ -75,6 +76,22 @@ def test_an_alarm_begins_at_its_limit_and_0_is_none() -> None:
     for waited_s, num, is_alarm in ((9.9, 19, False), (9.9, 20, True), (10.0, 1, True)):
         found = texts(instance("i-9"), held=held(waited_s), num_held_reqs=num)
         assert bool(found) is is_alarm, "the queue at the controller has the limits of others"
+
+
+def test_requests_that_nobody_waits_for_make_no_alarm() -> None:
+    told = held(0.0).model_copy(update={"num_by_level": {"normal": 1, "background": 99}})
+    queue = {
+        "num_waiting_reqs": 99,
+        "num_waiting_by_level": {"background": 99},
+        "queue_head": head(level="background"),
+    }
+    status = cluster(instance("i-0", **queue))
+    status = status.model_copy(update={"held": told, "num_held_reqs": 100})
+    assert not alarms(status, LIMITS)
+    assert gauges_of(status)["longest_wait_s"] == 0.0
+    queue = {"num_waiting_reqs": 120, "num_waiting_by_level": {"normal": 21, "background": 99}}
+    (text,) = texts(instance("i-0", **queue))
+    assert text.startswith("i-0: 21 wait")
 
 
 def test_an_alarm_ends_below_a_share_of_its_limit() -> None:

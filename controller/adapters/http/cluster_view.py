@@ -322,16 +322,18 @@ def waiting_now(controller: ControllerProcess) -> WaitingNow:
 def held_status(view: WaitingView, levels: Sequence[Level], now_s: float) -> WaitingNow:
     """Describes the held requests. `now_s`: seconds since the epoch."""
     first, oldest = view.first(), view.oldest()
-    if first is None or oldest is None:
+    if first is None:
         return WaitingNow(None, {})
     name = level_names(levels)
     return WaitingNow(
         HeldStatus(
             num_by_level={name(rank): number for rank, number, _ in view.ranks()},
             demand_blocks=view.demand_blocks or None,
-            oldest_wait_s=_waited_s(oldest.waiting, now_s),
+            oldest_wait_s=0.0 if oldest is None else _waited_s(oldest.waiting, now_s),
             head=_held_head(first, name, now_s),
-            oldest=None if oldest.place == 1 else _held_head(oldest, name, now_s),
+            oldest=(
+                None if oldest is None or oldest.place == 1 else _held_head(oldest, name, now_s)
+            ),
         ),
         {
             instance_id: KeptForStatus(

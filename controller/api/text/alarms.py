@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.text.status_words import (
+    BACKGROUND_LEVEL,
     blocks,
     free_blocks,
     head_wait_s,
@@ -116,6 +117,9 @@ def _of_instance(item: "InstanceStatus", status: "ClusterStatus", limits: _Limit
     if item.state == "stalled":
         causes += _hurt_by_silence(item)
     head, waiting = item.queue_head, item.num_waiting_reqs or 0
+    waiting -= item.num_waiting_by_level.get(BACKGROUND_LEVEL, 0)
+    if head is not None and head.level == BACKGROUND_LEVEL:
+        head = None  # nobody waits for it
     waited_s = (head_wait_s(head) or 0.0) if head is not None else 0.0
     overs = limits.all_over(
         item.id,
@@ -191,13 +195,14 @@ def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm | None:
     held = status.held
     if held is None:
         return None
+    num_held = status.num_held_reqs - held.num_by_level.get(BACKGROUND_LEVEL, 0)
     overs = limits.all_over(
-        CLUSTER, alarm_head_waited_s=held.oldest_wait_s, alarm_waiting_reqs=status.num_held_reqs
+        CLUSTER, alarm_head_waited_s=held.oldest_wait_s, alarm_waiting_reqs=num_held
     )
     if not overs:
         return None
     longest = held.oldest or held.head
-    words = [f"{status.num_held_reqs} held, {_held_head(longest, status)}"]
+    words = [f"{num_held} held, {_held_head(longest, status)}"]
     words += _why_held(longest, status)
     return Alarm(CLUSTER, tuple(words), (_LOAD, -max(overs.values())), tuple(overs))
 

@@ -26,6 +26,7 @@ from controller.api.wire.status import (
     RollingReport,
     SplitStatus,
 )
+from controller.core.settings import BACKGROUND_LEVEL as BACKGROUND_LEVEL
 from controller.core.settings import RELEASE as RELEASE
 
 MOVES_ONLY = frozenset({"reserved", "cooling"})

@@ -294,7 +294,8 @@ class HeldHeadStatus(HeldPlaceStatus):
 
 class HeldStatus(WireModel):
     """All requests that the controller holds. `oldest_wait_s`: how long the one that arrived first
-    has waited; `oldest` describes this request, if it is not the head."""
+    has waited, of those that somebody waits for (not `background`); `oldest` describes this
+    request, if it is not the head."""
 
     num_by_level: dict[str, int] = Field(default_factory=dict)
     demand_blocks: int | None = None

@@ -26,7 +26,7 @@ from controller.core.admission.first_token import first_token_s
 from controller.core.admission.policies import Prompt
 from controller.core.admission.waiting_requests import Key, Waiting, WaitingQueue
 from controller.core.load.freeness import Room
-from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.load.snapshot import BACKGROUND, InstanceSnapshot
 from controller.core.settings import HoldingConfig
 from controller.core.value import value
 
@@ -637,9 +637,9 @@ class WaitingView:
                 yield instance_id, waiting, max(0, lacking)
 
     def oldest(self) -> WaitingPlace | None:
-        """The request that arrived first. Requests of a higher rank may go before it for a long
-        time."""
-        first = [waiting for waiting, _ in self._earliest()]
+        """The request that arrived first, of those that somebody waits for. Requests of a higher
+        rank may go before it for a long time."""
+        first = [each for each, _ in self._earliest() if each.rank > BACKGROUND.rank]
         found = min(first, key=lambda each: each.arrival_time_s, default=None)
         return None if found is None else self.find(found.key)
 

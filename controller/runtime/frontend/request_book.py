@@ -403,8 +403,9 @@ class RequestBook:
             if entry.first_token_time_s is None:
                 entry.first_token_time_s = now_s
                 ttft_s = now_s - entry.arrival_time_s
-                self._ttft.add(self._clock(), ttft_s, entry.level)
-                self._ttft_counts.setdefault(entry.level, Counter())[bucket_of(ttft_s)] += 1
+                if entry.rank != BACKGROUND.rank:  # its first token may come as late as it likes
+                    self._ttft.add(self._clock(), ttft_s, entry.level)
+                    self._ttft_counts.setdefault(entry.level, Counter())[bucket_of(ttft_s)] += 1
                 if self._observer:
                     self._observer.first_token(entry.level, ttft_s)
         entry.num_output_tokens += num_tokens

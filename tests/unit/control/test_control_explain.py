@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from controller.api.wire.requests import Explanation, OtherStep, RequestList, Waiting
-from controller.core.load.snapshot import QueueHead
+from controller.core.load.snapshot import BACKGROUND, QueueHead
 from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import Dispatch, DispatchRequested, Ticked
 from controller.core.settings import HoldingConfig
@@ -167,3 +167,13 @@ async def test_the_status_has_the_queue_its_head_and_the_kept_instance(holding: 
     kept, other = (item.kept_for for item in status.instances)
     assert other is None
     assert (kept.request_id, kept.lacking_blocks) == ("r-high", 21)
+
+
+async def test_nobody_waits_for_a_request_of_the_background(holding: Bed) -> None:
+    asks(holding, "r-line", rank=BACKGROUND.rank, after_s=-60.0)
+    held = (await holding.status()).held
+    assert (held.num_by_level, held.oldest_wait_s, held.oldest) == ({"background": 1}, 0.0, None)
+    asks(holding, "r-large")
+    held = (await holding.status()).held
+    assert held.num_by_level == {"normal": 1, "background": 1}
+    assert (held.head.request_id, held.oldest_wait_s) == ("r-large", held.head.waited_s)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.core.load.snapshot import Level
+from controller.core.load.snapshot import BACKGROUND, Level
 from controller.core.migration.move_records import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
@@ -253,6 +253,16 @@ def test_the_p99_of_ttft(bed: Bed) -> None:
     assert bed.book.ttft_p99().all_s == 3.0
     bed.now_s += 61.0
     assert bed.book.ttft_p99().all_s is None
+
+
+def test_the_first_token_of_a_line_of_a_batch_may_come_late(bed: Bed) -> None:
+    bed.arrive("line", BACKGROUND.rank)
+    bed.now_s += 100.0
+    bed.book.emitted("line", 1, "stop")
+    served = bed.book.served_lately()
+    assert (served.ttft_p99.all_s, served.in_all.ttft) == (None, {})
+    assert served.in_all.num_output_tokens == 1
+    assert bed.one("line").level == "background"
 
 
 def test_goodput_counts_who_kept_the_targets_of_its_level(bed: Bed) -> None:

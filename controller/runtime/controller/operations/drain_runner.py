@@ -348,13 +348,12 @@ class DrainForecasts:
             max_requests=MAX_REQUESTS,
         )
         refusals = await self._refusals(instance_id, found.requests)
-        ranks = {level.name: level.rank for level in cluster.live.scheduler.levels}
         status = self._cluster.statuses.get(instance_id)
         demand_for = one_block_each if status is None else status.snapshot.demand_for
         departing = [
             _candidate(
                 record,
-                ranks.get(record.level, 0),
+                record.rank,
                 demand_for,
                 refusals.get(record.request_id),
             )
