@@ -7,8 +7,10 @@ the emulated token sequence. Tests start it as a process: `python -m tools.fake_
 import asyncio
 import json
 import os
+import socket
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ NUM_BLOCKS = 513
 BLOCK_SIZE = 16
 MAX_LEN = 32768
 MODEL = "embedded"
+END_WITHIN_S = 10.0
 PAGES = {
     "vllm": (
         "# TYPE vllm:num_requests_running gauge\n"
@@ -80,6 +83,7 @@ class FakeServer:
         self.cumulative = cumulative
         self.usage, self.others, self.waiting = 0.0, 0, 0
         self.bodies: list[dict[str, Any]] = []
+        self.headers: list[Mapping[str, str]] = []
         self.num_tokens = self.num_running = self.break_after = self.busy = 0
         self.healthy = True
         self._tokenizer = None if tokenizer_file is None else _tokenizer(tokenizer_file)
@@ -154,6 +158,7 @@ class FakeServer:
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
         self.bodies.append(body)
+        self.headers.append(dict(request.headers))
         if self.busy:
             self.busy -= 1
             return JSONResponse({"error": {"message": "busy"}}, 503)
@@ -212,6 +217,25 @@ class FakeServer:
             return {"text": "x", "output_ids": ids, "meta_info": meta}
         stop = {"stop_type": "eos" if is_end else "limit"} if is_last else {}
         return {"content": "x", "tokens": [] if is_end else new, "stop": is_last, **stop}
+
+
+class Served:
+    """A fake server on a free port of this process, on a thread of its own."""
+
+    def __init__(self, fake: FakeServer) -> None:
+        self.fake = fake
+        sock = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        self._socket = sock
+        self._server = uvicorn.Server(uvicorn.Config(fake.app, log_level="error"))
+        self._thread = threading.Thread(target=self._server.run, args=([sock],), daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Ends it with its streams, as a kill does."""
+        self._server.force_exit = self._server.should_exit = True
+        self._thread.join(END_WITHIN_S)
+        self._socket.close()
 
 
 def _tokenizer(file: Path) -> Tokenizer:

@@ -49,6 +49,10 @@ def alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
     )
 
 
+_BESIDE = {"cache_salt", "lora_request", "trace_headers"}
+"""The fields of a request that are not among its sampling parameters."""
+
+
 def message(
     request_id: str,
     model_path: Path,
@@ -71,7 +75,7 @@ def message(
     from vllm.v1.serial_utils import MsgpackEncoder
     from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
 
-    extra = {name: sampling.pop(name) for name in ("cache_salt", "lora_request") & sampling.keys()}
+    extra = {name: sampling.pop(name) for name in _BESIDE & sampling.keys()}
     params = SamplingParams(
         **{"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": guided is None} | sampling,
         structured_outputs=StructuredOutputsParams(**guided) if guided else None,
@@ -96,6 +100,7 @@ def message(
         arrival_time=arrival_s,
         lora_request=extra.get("lora_request"),
         cache_salt=extra.get("cache_salt"),
+        trace_headers=extra.get("trace_headers"),
         data_parallel_rank=None,
         priority=-rank,
     )

@@ -314,6 +314,15 @@ def test_outputs_survive_the_wire_with_logprobs(engine: VllmEngine, add: Add) ->
     assert last.finish_reason is not None
 
 
+def test_outputs_do_not_carry_the_headers_of_a_trace(engine: VllmEngine, add: Add) -> None:
+    """They are for attached servers."""
+    add("traced", trace_headers={"traceparent": "00-ab-cd-01"})
+    told = []
+    while engine.has_work():
+        told += [output.trace_headers for out in engine.step() for output in out.body.outputs]
+    assert told == [None] * 5
+
+
 def test_an_engine_at_rest_says_so_in_vllm_s_words(engine: VllmEngine) -> None:
     from vllm.v1.metrics.stats import SchedulerStats
 

@@ -18,6 +18,7 @@ from tests.e2e.steering import done, instance
 from tools.client_stream import LIVE
 from tools.cluster import NOTHING_MOVES, Cluster, running_with, wait_for
 from tools.emulated_answers import first_wrong
+from tools.fake_server import FakeServer, Served
 
 NUM_TOKENS = 220
 """They take some 3 s."""
@@ -238,6 +239,26 @@ def test_a_refused_request_is_a_short_trace(
     assert collector.below(server) == []
     assert httpx.get(f"{cluster.url}/v1/models").status_code == 200
     assert SECRET_WORD.encode() not in b"".join(collector.bodies)
+
+
+def test_a_server_that_is_attached_goes_on_with_the_trace(
+    cluster: Cluster, collector: Collector, answers: Answers
+) -> None:
+    served = Served(FakeServer("vllm"))
+    done(cluster, "attach", served.url)
+    with cluster.control() as client:
+        wait_for(lambda: instance(client, "i-2").state == "active", "the attached server")
+    done(cluster, "cordon", "i-0", "i-1", "--force")
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
+    found = answers.ask("attached", headers, prompt=[300] * 9, max_tokens=3).result()
+    assert found.headers["x-llumctl-instance"] == "i-2"
+    span = of_request(collector, "attached")
+    (told,) = served.fake.headers
+    assert told["traceparent"] == f"00-{TRACE}-{span.span_id}-01"
+    assert told["tracestate"] == "vendor=1"
+    done(cluster, "uncordon", "i-0", "i-1")
+    done(cluster, "detach", "i-2", "-y")
+    served.end()
 
 
 def test_without_its_collector_a_cluster_serves_and_stops(

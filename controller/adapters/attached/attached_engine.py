@@ -271,8 +271,9 @@ class _Calls:
         too busy to take it now. Raises httpx.HTTPError if the stream breaks."""
         body = self._dialect.body(self._server, wanted)
         num_seen = 0
+        sent = {**(request.request.trace_headers or {}), **headers(self._server)}
         async with self._client.stream(
-            "POST", self._dialect.path, json=body, headers=headers(self._server)
+            "POST", self._dialect.path, json=body, headers=sent
         ) as answer:
             if answer.status_code in BUSY:
                 return False

@@ -165,6 +165,7 @@ class VllmEngine:
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         request = self._decoder.decode(frames)
         request.client_index = frontend_index
+        request.trace_headers = None  # each output would carry them, and nothing here reads them
         if request.lora_request is not None:
             request.lora_request = self._adapters.localized(request.lora_request)
         if request.sampling_params is not None:

@@ -28,31 +28,12 @@ from controller.api import token_sequence
 from controller.core.fleet.attached import AttachedServer, ServerKind, why_not_carried
 from controller.core.migration.refusals import MoveRefusal, refusal_of
 from tests.unit.emulated.emulated_builders import EOS, frames
-from tools.fake_server import BLOCK_SIZE, MAX_LEN, NUM_BLOCKS, FakeServer
+from tools.fake_server import BLOCK_SIZE, MAX_LEN, NUM_BLOCKS, FakeServer, Served
 
 KINDS: tuple[ServerKind, ...] = ("vllm", "sglang", "llamacpp")
 PROMPT = [300, 301, 302]
 START = token_sequence.start(PROMPT)
 DEADLINE_S = 10.0
-
-
-class Served:
-    """A fake server on a port, on a thread of its own."""
-
-    def __init__(self, fake: FakeServer) -> None:
-        self.fake = fake
-        sock = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        self._socket = sock
-        self._server = uvicorn.Server(uvicorn.Config(fake.app, log_level="error"))
-        self._thread = threading.Thread(target=self._server.run, args=([sock],), daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Ends it with its streams, as a kill does."""
-        self._server.force_exit = self._server.should_exit = True
-        self._thread.join(DEADLINE_S)
-        self._socket.close()
 
 
 @pytest.fixture

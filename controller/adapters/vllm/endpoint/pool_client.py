@@ -146,7 +146,8 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
         prompts kept the loop busy for 0.5 s. Returns when all choices have an instance, or when one
         has failed."""
         placing = PLACING.get()
-        # Frontends make the traces (adapters/otel.py). vLLM would log that there are none.
+        # Frontends make the traces (adapters/otel.py). vLLM would log that there are none. An
+        # attached server gets the headers of the frontend's own span (`add_request_async`).
         kwargs.pop("trace_headers", None)
         if placing is not None:
             placing.began()
@@ -240,6 +241,8 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
             self._refuse(request.request_id, refused)
             return
         request.priority = -rank
+        if (placing := PLACING.get()) and placing.trace is not None:
+            request.trace_headers = placing.trace.onward()
         try:
             payload = self._encoder.encode(request)
         except (ValueError, OverflowError) as error:
