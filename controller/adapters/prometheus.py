@@ -15,6 +15,7 @@ function for its subject."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, get_args
@@ -507,18 +508,32 @@ E2E_BUCKETS_S = _ladder(0.1, 1500)
 
 class RequestMetrics:
     """The metrics of a frontend's requests. `levels`: the names of the priority levels; their
-    series start at 0.
+    series start at 0. `models`: the names of its models, if there are several; then each series has
+    the label `model`, and `of` gives what counts the requests of a model.
 
     Raises ValueError if the registry already has these metrics."""
 
-    def __init__(self, levels: Iterable[str], registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(
+        self,
+        levels: Iterable[str],
+        registry: CollectorRegistry = REGISTRY,
+        models: Sequence[str] = (),
+    ) -> None:
+        self._model: tuple[str, ...] = ()
+        """The first label of each series, if there are several models."""
+        first = ["model"] if models else []
+
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(
-                f"llumctl_request_{name}", text, ["level"], registry=registry, buckets=buckets
+                f"llumctl_request_{name}",
+                text,
+                [*first, "level"],
+                registry=registry,
+                buckets=buckets,
             )
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"llumctl_{name}", text, ["level", *labels], registry=registry)
+            return Counter(f"llumctl_{name}", text, [*first, *labels], registry=registry)
 
         self._dispatch = histogram(
             "dispatch_seconds", "Time from arrival until an instance was chosen", DISPATCH_BUCKETS_S
@@ -541,42 +556,53 @@ class RequestMetrics:
             "Pause of a stream from the last token before a loss to the first after it",
             PAUSE_BUCKETS_S,
         )
-        self._replays = counter("request_replays", "Requests that were lost and went on elsewhere")
-        self._not_replayed = Counter(
-            "llumctl_replay_failures",
-            "Requests that were lost and ended, by the reason against a replay",
-            ["reason"],
-            registry=registry,
+        self._replays = counter(
+            "request_replays", "Requests that were lost and went on elsewhere", "level"
         )
-        self._ended = counter("requests_ended", "Requests that ended", "outcome")
-        self._prompt_tokens = counter("request_prompt_tokens", "Prompt tokens of ended requests")
-        self._output_tokens = counter("request_output_tokens", "Output tokens of ended requests")
-        self._evictions = counter("request_evictions", "Evictions of ended requests")
+        self._not_replayed = counter(
+            "replay_failures",
+            "Requests that were lost and ended, by the reason against a replay",
+            "reason",
+        )
+        self._ended = counter("requests_ended", "Requests that ended", "level", "outcome")
+        self._prompt_tokens = counter(
+            "request_prompt_tokens", "Prompt tokens of ended requests", "level"
+        )
+        self._output_tokens = counter(
+            "request_output_tokens", "Output tokens of ended requests", "level"
+        )
+        self._evictions = counter("request_evictions", "Evictions of ended requests", "level")
         self._continued = counter(
             "request_continued",
             "Times that the state of ended requests was computed again: later tokens may differ",
+            "level",
         )
-        for level in levels:
-            self._start_at_zero(level)
-        for refusal in ReplayRefusal:
-            self._not_replayed.labels(refusal)
+        names = tuple(levels)
+        for each in map(self.of, models) if models else (self,):
+            each._start_at_zero(names)
+
+    def of(self, model: str) -> "RequestMetrics":
+        """The same metrics, which count for this one of several models."""
+        found = copy(self)
+        found._model = (model,)
+        return found
 
     def dispatched(self, level: str, waited_s: float) -> None:
         """A new request has got its first instance `waited_s` after it arrived."""
-        self._dispatch.labels(level).observe(max(0.0, waited_s))
+        self._dispatch.labels(*self._model, level).observe(max(0.0, waited_s))
 
     def first_token(self, level: str, ttft_s: float) -> None:
-        self._ttft.labels(level).observe(max(0.0, ttft_s))
+        self._ttft.labels(*self._model, level).observe(max(0.0, ttft_s))
 
     def replayed(self, level: str, downtime_s: float | None) -> None:
         """A lost request has got its first token after the loss. `downtime_s`: the time since the
         token before that; None if there was no token before."""
-        self._replays.labels(level).inc()
+        self._replays.labels(*self._model, level).inc()
         if downtime_s is not None:
-            self._pauses.labels(level).observe(max(0.0, downtime_s))
+            self._pauses.labels(*self._model, level).observe(max(0.0, downtime_s))
 
     def not_replayed(self, refusal: ReplayRefusal) -> None:
-        self._not_replayed.labels(refusal).inc()
+        self._not_replayed.labels(*self._model, refusal).inc()
 
     def ended(self, record: RequestRecord) -> None:
         """Records how a request ended; each request ends once. Raises ValueError if it has not
@@ -584,23 +610,29 @@ class RequestMetrics:
         if record.state not in ENDED:
             raise ValueError(f"a request that is {record.state} has not ended")
         level = record.level
-        self._ended.labels(level, record.state).inc()
-        self._prompt_tokens.labels(level).inc(record.num_prompt_tokens)
-        self._output_tokens.labels(level).inc(record.num_output_tokens)
-        self._evictions.labels(level).inc(record.num_evictions)
-        self._continued.labels(level).inc(record.num_continued)
+        self._ended.labels(*self._model, level, record.state).inc()
+        self._prompt_tokens.labels(*self._model, level).inc(record.num_prompt_tokens)
+        self._output_tokens.labels(*self._model, level).inc(record.num_output_tokens)
+        self._evictions.labels(*self._model, level).inc(record.num_evictions)
+        self._continued.labels(*self._model, level).inc(record.num_continued)
         if record.state is RequestState.FINISHED and record.end_time_s is not None:
             # These are wall-clock times. If the clock was set back, the duration counts as 0.
-            self._e2e.labels(level).observe(max(0.0, record.end_time_s - record.arrival_time_s))
+            self._e2e.labels(*self._model, level).observe(
+                max(0.0, record.end_time_s - record.arrival_time_s)
+            )
             if record.num_output_tokens > 1 and record.first_token_time_s is not None:
                 decoding_s = max(0.0, record.end_time_s - record.first_token_time_s)
-                self._tpot.labels(level).observe(decoding_s / (record.num_output_tokens - 1))
+                self._tpot.labels(*self._model, level).observe(
+                    decoding_s / (record.num_output_tokens - 1)
+                )
 
-    def _start_at_zero(self, level: str) -> None:
-        for histogram in (self._dispatch, self._ttft, self._tpot, self._e2e, self._pauses):
-            histogram.labels(level)
+    def _start_at_zero(self, levels: Iterable[str]) -> None:
+        by_level = (self._dispatch, self._ttft, self._tpot, self._e2e, self._pauses)
         counters = (self._prompt_tokens, self._output_tokens, self._evictions, self._continued)
-        for counter in (*counters, self._replays):
-            counter.labels(level)
-        for outcome in sorted(ENDED):
-            self._ended.labels(level, outcome)
+        for level in levels:
+            for each in (*by_level, *counters, self._replays):
+                each.labels(*self._model, level)
+            for outcome in sorted(ENDED):
+                self._ended.labels(*self._model, level, outcome)
+        for refusal in ReplayRefusal:
+            self._not_replayed.labels(*self._model, refusal)

@@ -517,7 +517,8 @@ async def frontend(
         batches=_batch_files(plan),
     )
     levels = [level.name for level in plan.settings.priority]
-    metrics = RequestMetrics([*levels, BACKGROUND.name])
+    names = [each.settings.model_names[0] for each in plan.by_model] if plan.models else []
+    metrics = RequestMetrics([*levels, BACKGROUND.name], models=names)
 
     def served(of_model: ClusterPlan, controller_address: str) -> ServedModel:
         mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
@@ -539,7 +540,9 @@ async def frontend(
             expects_grammars=of_model.profile is None,
             is_one_of_several=bool(of_model.number),
         )
-        model = ServedModel(config, about, member, mailbox, metrics)
+        name = of_model.settings.model_names[0]
+        own = metrics.of(name) if of_model.number else metrics
+        model = ServedModel(config, about, member, mailbox, own)
         return model
 
     models = [

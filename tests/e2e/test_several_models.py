@@ -199,6 +199,7 @@ def test_the_endpoint_lists_them_and_names_them_to_whoever_asks_for_another(
         series = http.get("/metrics").text
         for name in ("large", "small"):
             assert f'model_name="{name}"' in series
+            assert f'llumctl_requests_ended_total{{level="normal",model="{name}"' in series
     page = done(cluster, "scale", "3", "-y", code=2).stderr
     assert "large, small" in page
     assert done(cluster, "status", "--model", "small", "-o", "name").stdout.split() == [

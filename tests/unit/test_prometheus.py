@@ -37,6 +37,7 @@ from controller.api.wire.status import (
 from controller.core.migration.move_records import MoveLog, MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestRecord, RequestState
+from controller.core.replay.replay_machine import ReplayRefusal
 from tools import synthetic_cluster as synthetic
 
 ROOT = Path(__file__).parents[2]
@@ -394,6 +395,26 @@ def test_levels_are_apart_and_start_at_zero(served: Served) -> None:
         assert served.value("request_ttft_seconds_count", level) == number
         assert served.value("requests_ended_total", level, outcome="aborted") == number
         assert served.value("requests_ended_total", level, outcome="finished") == 0
+
+
+def test_of_several_models_each_series_names_its_model() -> None:
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(("normal",), registry, models=("large", "small"))
+
+    def found() -> Samples:
+        return samples(generate_latest(registry).decode())
+
+    before = found()
+    assert {dict(labels)["model"] for _, labels in before} == {"large", "small"}
+    small = metrics.of("small")
+    small.first_token("normal", 0.2)
+    small.not_replayed(ReplayRefusal.MULTIMODAL)
+    after = found()
+    assert set(after) == set(before), "more requests are no more series"
+    changed = {key for key, value in after.items() if value != before[key]}
+    assert {dict(labels)["model"] for _, labels in changed} == {"small"}
+    names = {name for name, _ in changed}
+    assert {"llumctl_request_ttft_seconds_count", "llumctl_replay_failures_total"} <= names
 
 
 def test_only_finished_requests_have_latencies(served: Served) -> None:
