@@ -38,7 +38,7 @@ from controller.adapters.ray.ray_launcher import PYTHON_VARIABLE, ActorPlan, lau
 from controller.adapters.ray.ray_starts import Start
 from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox
 from controller.api.settings import without_python
-from controller.api.settings.setting_values import changed
+from controller.api.settings.setting_values import changed, changed_for_model
 from controller.api.settings.settings import Settings
 from controller.api.settings.vllm_options import frontend_options
 from controller.api.state.audit import AuditLog
@@ -235,6 +235,7 @@ async def controller(plan_json: str, start: Start) -> None:
             check_adapter=partial(_check_adapter, of_model),
             check_server=partial(_check_server, of_model),
             history=histories[-1],
+            beside=next(iter(apis.values()), None),
         )
     for service in services.values():
         service.start(plan.num_frontends)
@@ -315,7 +316,8 @@ def _controller_of(
         attached=ActorPlan(f"{__name__}:llumlet", of_instances, node_id=_ray_node_id()),
         server_of=partial(_server_of, keeper),
     )
-    settings = changed(plan.settings, keeper.spec.settings)
+    changes = changed_for_model(keeper.spec.settings, keeper.first.spec.settings)
+    settings = changed(plan.settings, changes)
     service = ControllerProcess(
         mailbox,
         launcher,

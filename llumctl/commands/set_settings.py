@@ -75,7 +75,8 @@ def set_settings(
     """Show the running cluster's settings, or change some.
 
     If one of several changes is wrong, none is made. Without --model the changes are made for each
-    model of the cluster.
+    model of the cluster. Settings of tables that no model has for itself, such as endpoint, have
+    one value for all models.
     """
     if given and (len(given) > 1 or "=" in given[0]):
         if toml:
@@ -219,7 +220,7 @@ def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: 
         )
         orders = _of_models(client, SetSettings(patch), flags)
         # If the changes cannot be saved, that must be found out before anything has changed.
-        saving = _saving(client, orders[0], config, name) if save else None
+        saving = _saving(client, orders, config, name) if save else None
         with arguments.about("KEY=VALUE"):
             reports = _sent(client, orders)
     for order, found in zip(orders, reports, strict=True):
@@ -235,22 +236,31 @@ def _change(assignments: list[str], flags: Flags, config: Path | None, *, save: 
 
 
 def _of_models(client: "ControlClient", order: "SetSettings", flags: Flags) -> "list[SetSettings]":
-    """The order, for each model if the cluster serves several and none was named."""
-    models = () if meant.model() else client.status().models
+    """The order; if the cluster serves several models and none was named, one for the settings that
+    all share, and one for each model."""
+    models = client.status().models
     if not models:
         return [order]
+    from controller.api.settings.setting_values import is_shared
+
+    changes = order.wanted.changes
+    shared = {key: value for key, value in changes.items() if is_shared(key)}
+    own = {key: value for key, value in changes.items() if key not in shared}
+    found = [order.but(changes=shared)] if shared else []
+    if not own:
+        return found
     if flags.output_format not in (Format.TABLE, Format.WIDE):
         raise UsageError(
             f"-o {flags.output_format}: is about one model, and the cluster serves"
             f" {', '.join(each.name for each in models)}",
             f"the same command with --model {models[0].name}",
         )
-    return [order.on(each.name) for each in models]
+    return [*found, *(order.but(changes=own).on(each.name) for each in models)]
 
 
 def _sent(client: "ControlClient", orders: "Sequence[SetSettings]") -> "list[SettingChanges]":
     """Gives the orders, the first one at the revision of the dry runs and each at that of the one
-    before: a value that one of the models refuses changes none."""
+    before: a value that is refused changes none."""
     if len(orders) > 1 and not orders[0].wanted.dry_run:
         plans = [client.send(each.dry()) for each in orders]
         orders = [each.at(plans[0].revision) for each in orders]
@@ -259,7 +269,7 @@ def _sent(client: "ControlClient", orders: "Sequence[SetSettings]") -> "list[Set
         try:
             found.append(client.send(each.at(found[-1].revision) if found else each))
         except LlumctlError as error:
-            done = ", ".join(done.model for done in orders[: len(found)])
+            done = ", ".join(done.model or "all models" for done in orders[: len(found)])
             error.message += f"; {done} changed before" if done else ""
             raise
     return found
@@ -288,14 +298,16 @@ def parse(texts: Iterable[str]) -> "dict[str, SettingValue]":
 
 
 def _saving(
-    client: "ControlClient", order: "SetSettings", config: Path | None, cluster: str
+    client: "ControlClient", orders: "Sequence[SetSettings]", config: Path | None, cluster: str
 ) -> "Saving":
     """Plans the new text of the configuration file, with the values as the controller read them."""
     with arguments.about("KEY=VALUE"):
-        plan = client.send(order.dry())
-    values = {each.key: each.value for each in client.of_model(order.model).settings().settings}
-    values |= {each.key: each.value for each in plan.changes}
-    wanted = {key: values[key] for key in order.wanted.changes}
+        plans = [client.send(each.dry()) for each in orders]
+    any_model = next(iter(client.status().models), None)
+    known = client.of_model(any_model.name if any_model else "").settings()
+    values = {each.key: each.value for each in known.settings}
+    values |= {each.key: each.value for plan in plans for each in plan.changes}
+    wanted = {key: values[key] for order in orders for key in order.wanted.changes}
     for variable in overriding(list(wanted)):
         output.say(
             f"{variable} is set here, and overrides the configuration file at the next start"

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from controller.adapters.http.live_settings import live_config
-from controller.api.settings.setting_values import SettingError, changed, live_settings
+from controller.api.settings.setting_values import (
+    SettingError,
+    changed,
+    changed_for_model,
+    live_settings,
+)
 from controller.api.settings.settings import Settings
 from controller.api.wire import SettingValue
 from controller.core.admission.policies import SchedulerConfig
@@ -156,3 +161,9 @@ def test_a_policy_that_does_not_exist_is_refused() -> None:
         with pytest.raises(SettingError, match=why) as raised:
             live_config(changed(DEFAULTS, {"scheduler.policy": policy}))
         assert hint in raised.value.hint
+
+
+def test_a_model_has_its_own_changes_and_the_shared_ones_of_the_first_model() -> None:
+    live, moves = "endpoint.max_live_requests", "migration.max_moves"
+    own, of_first = {live: 1, moves: 2}, {live: 3, moves: 4, "migration.enabled": False}
+    assert changed_for_model(own, of_first) == {live: 3, moves: 2}

@@ -186,6 +186,10 @@ class SetHandler(Handler[SettingsPatch, SettingChanges]):
             for each in self.answer.changes
         ]
 
+    def named_deeds(self) -> Sequence[Deed]:
+        """Settings that all models share name no model."""
+        return self.deeds() if self.planned.shared else super().named_deeds()
+
     async def carry_out(self, operation: Operation) -> None:
         self.answer = made = self.operated.settings.make(self.planned)
         if made.releases_autoscale:
@@ -195,6 +199,8 @@ class SetHandler(Handler[SettingsPatch, SettingChanges]):
                 {each.key: each.previous for each in made.changes},
                 {each.key: each.value for each in made.changes},
             )
+            if self.planned.shared:
+                operation.undo = operation.undo.model_copy(update={"model": ""})
 
     async def report(self) -> SettingChanges:
         return self.answer

@@ -1,7 +1,9 @@
 """The settings on the control API: how they are listed, and changed while the cluster runs.
 
 Changed values are kept in the spec, so that they outlive the controller. After each change the
-cluster's configuration is made again from all settings (`live_config`)."""
+cluster's configuration is made again from all settings (`live_config`). Several models share the
+settings of tables that `[models.NAME]` does not have, such as `endpoint`: these have one value, in
+the spec of the first model, and a change through any model is a change for all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +18,13 @@ from controller.api.operations.on_cluster import (
     SettingList,
     SettingsPatch,
 )
-from controller.api.settings.setting_values import LiveSetting, SettingError, changed, live_settings
+from controller.api.settings.setting_values import (
+    LiveSetting,
+    SettingError,
+    changed,
+    is_shared,
+    live_settings,
+)
 from controller.api.settings.settings import Settings
 from controller.core.admission.policies import POLICIES, Policy, SchedulerConfig, find_policy
 from controller.core.admission.traffic import Traffic, traffic_of
@@ -38,20 +46,29 @@ knows them."""
 
 @dataclass(frozen=True, slots=True)
 class PlannedChanges:
-    """The changes, and the configuration that the cluster would have after them."""
+    """The changes, and the configuration that each model would have after them. `shared`: whether
+    all models have the changed settings together."""
 
     patch: SettingsPatch
-    after: Settings
-    config: LiveConfig
+    after: "Sequence[tuple[LiveSettings, Settings, LiveConfig]]"
+    shared: bool
     answer: SettingChanges
 
 
 class LiveSettings:
-    """Lists and changes the settings of the running controller."""
+    """Lists and changes the settings of the running controller. `beside`: those of the first one of
+    several models."""
 
-    def __init__(self, controller: ControllerProcess, settings: Settings) -> None:
+    def __init__(
+        self,
+        controller: ControllerProcess,
+        settings: Settings,
+        beside: "LiveSettings | None" = None,
+    ) -> None:
         self._controller = controller
         self._settings = settings
+        self._all: list[LiveSettings] = [] if beside is None else beside._all
+        self._all.append(self)
 
     @property
     def engine_python(self) -> str:
@@ -76,20 +93,23 @@ class LiveSettings:
     def _origin(self, setting: LiveSetting) -> Origin:
         if setting.value == setting.default:
             return "default"
-        return "set" if setting.key in self._controller.keeper.spec.settings else "start"
+        keeper = self._controller.keeper
+        holder = keeper.first if is_shared(setting.key) else keeper
+        return "set" if setting.key in holder.spec.settings else "start"
 
     def planned(self, patch: SettingsPatch) -> PlannedChanges:
         """Plans changes. Raises ApiError for an unknown key, a key that cannot be changed, or a bad
         value; also RevisionConflictError."""
         keeper = self._controller.keeper
-        before = self._settings
+        shared = self._are_shared(patch)
         try:
-            after = changed(before, patch.changes)
-            config = live_config(after, [each.model for each in self._controller.all if each.model])
+            after = [self._after(patch)]
+            after += [each._after(patch) for each in self._all if shared and each is not self]
         except ValueError as error:
             hint = error.hint if isinstance(error, SettingError) else "llumctl set"
             raise ApiError(400, "bad_setting", str(error), hint) from error
-        was, becomes = live_settings(before), live_settings(after)
+        (_, becoming, config), *_ = after
+        was, becomes = live_settings(self._settings), live_settings(becoming)
         changes = tuple(
             SettingChange(key=key, previous=was[key].value, value=becomes[key].value)
             for key in was
@@ -105,7 +125,30 @@ class LiveSettings:
             releases_autoscale=releases,
             revision=keeper.revision,
         )
-        return PlannedChanges(patch, after, config, answer)
+        return PlannedChanges(patch, after, shared, answer)
+
+    def _after(self, patch: SettingsPatch) -> "tuple[LiveSettings, Settings, LiveConfig]":
+        """Raises ValueError."""
+        after = changed(self._settings, patch.changes)
+        models = [each.model for each in self._controller.all if each.model]
+        return self, after, live_config(after, models)
+
+    def _are_shared(self, patch: SettingsPatch) -> bool:
+        """Whether these are settings that several models share. Raises ApiError if only some are:
+        they are in different specs, and one of the two might not be saved."""
+        shared = [key for key in patch.changes if is_shared(key)]
+        own = [key for key in patch.changes if not is_shared(key)]
+        if len(self._all) == 1 or not shared:
+            return False
+        if own:
+            raise ApiError(
+                400,
+                "bad_setting",
+                f"{shared[0][:60]} is of all models together, and {own[0][:60]} of one model: they"
+                " are changed one after the other",
+                f"llumctl set {shared[0][:60]}=...      then the others",
+            )
+        return True
 
     def _roles(self, config: LiveConfig) -> tuple[InstanceRole, ...]:
         """The role of each instance in rescheduling, now and with `config`; empty if they cannot
@@ -134,9 +177,11 @@ class LiveSettings:
         keeper.check_revision(planned.patch.if_revision)
         values = {each.key: each.value for each in planned.answer.changes}
         releases = planned.answer.releases_autoscale
-        keeper.change(keeper.spec.with_settings(values, releases=releases))
-        self._settings = planned.after
-        self._controller.configure(planned.config)
+        holder = keeper.first if planned.shared else keeper
+        holder.change(holder.spec.with_settings(values, releases=releases))
+        for each, settings, config in planned.after:
+            each._settings = settings
+            each._controller.configure(config)
         return planned.answer.model_copy(update={"revision": keeper.revision})
 
 

@@ -109,7 +109,8 @@ class ModelApi:
     settings of the running controller. `log_dir`: where members write their logs. `check_engine`
     checks engine arguments that a rolling restart is to change, `check_python` an interpreter that
     it is to use, `check_adapter` a LoRA adapter that is to be loaded, `check_server` a
-    server that is to be attached. The history is kept in `history`."""
+    server that is to be attached. The history is kept in `history`. `beside`: the calls about the
+    first one of several models."""
 
     def __init__(
         self,
@@ -123,13 +124,15 @@ class ModelApi:
         check_adapter: AdapterCheck = no_adapters,
         check_server: ServerCheck = no_servers,
         history: HistoryStore | None = None,
+        beside: "ModelApi | None" = None,
     ) -> None:
         self.controller = controller
         self.limits = settings.console
         self._labels = labels
         self._audit = audit
         self.log = OperatorLog(audit, controller.journal)
-        self._live_settings = LiveSettings(controller, settings)
+        first = None if beside is None else beside._live_settings
+        self._live_settings: LiveSettings = LiveSettings(controller, settings, first)
         self._log_dir = log_dir
         self._started_s = time.monotonic()
         self.statuses = LatestStatus(self._new_status)

@@ -28,8 +28,10 @@ from controller.adapters.http.requests import (
     listed_at,
 )
 from controller.api.figures import takes_requests
+from controller.api.operations.on_cluster import SetSettings, SettingsPatch
 from controller.api.operations.on_instances import DrainList
 from controller.api.operations.table import Undo
+from controller.api.settings.setting_values import is_shared
 from controller.api.wire import WireModel
 from controller.api.wire.requests import RequestList
 from controller.api.wire.status import (
@@ -86,9 +88,10 @@ class SeveralModels:
     ) -> None:
         self._apis = apis
         self._first = first = next(iter(apis.values()))
-        self._routers = {
-            name: Router(each.routes(answers, changing)) for name, each in apis.items()
-        }
+        of_each = {name: each.routes(answers, changing) for name, each in apis.items()}
+        self._routers = {name: Router(routes) for name, routes in of_each.items()}
+        path = SetSettings.path
+        self._changed = next(r.endpoint for r in next(iter(of_each.values())) if r.path == path)
         self.statuses = LatestStatus(self._new_status)
         controllers = [each.controller for each in apis.values()]
         self.observer = Observer(controllers, self.statuses.now, first.limits, history)
@@ -102,6 +105,7 @@ class SeveralModels:
             Route("/v1/requests", self._requests, methods=["GET"]),
             Route("/v1/operations", self._operations, methods=["GET"]),
             Route("/v1/drains", self._drains, methods=["GET"]),
+            Route(SetSettings.path, self._set, methods=[SetSettings.method]),
             Mount("/v1", app=self._hand_on),
         ]
 
@@ -137,6 +141,15 @@ class SeveralModels:
         lists = await asyncio.gather(*(each.drains() for each in self._apis.values()))
         return json_answer(DrainList(drains=tuple(chain(*(each.drains for each in lists)))))
 
+    async def _set(self, request: Request) -> Response:
+        """Changes settings that all models share. Others are of one model, which has to be named
+        then."""
+        wanted = SettingsPatch.model_validate_json(await request.body())
+        if not wanted.changes or not all(map(is_shared, wanted.changes)):
+            raise self._which_model(request.scope)
+        answer: Response = await self._changed(request)
+        return answer
+
     # -- which model a call is about -----------------------------------------------------
 
     async def _hand_on(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,8 +171,11 @@ class SeveralModels:
                 return self._name_of_member(target)
             case "events" | "answers":  # all models share them
                 return next(iter(self._apis))
+        raise self._which_model(scope)
+
+    def _which_model(self, scope: Scope) -> ApiError:
         names = ", ".join(self._apis)
-        raise ApiError(
+        return ApiError(
             400,
             "which_model",
             f"{scope['method']} {scope['path']} is about one model, and the cluster serves {names}",

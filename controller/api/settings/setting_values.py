@@ -19,7 +19,13 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from controller.api.settings.settings import OPEN_TABLES, PriorityTable, Settings, table_model
+from controller.api.settings.settings import (
+    MODEL_TABLES,
+    OPEN_TABLES,
+    PriorityTable,
+    Settings,
+    table_model,
+)
 from controller.api.settings.table import is_table, kinds, may_be_none, schemas
 from controller.api.text.quantities import setting_value
 from controller.api.wire import SettingValue
@@ -252,6 +258,21 @@ def _of_table(prefix: str, table: Any, default: Any) -> Iterator[LiveSetting]:
 def is_live(key: str) -> bool:
     """Whether the setting may be changed while the cluster runs."""
     return any(fnmatchcase(key, pattern) for pattern in LIVE)
+
+
+def is_shared(key: str) -> bool:
+    """Whether the models of a cluster have one value of this setting together: one of a table that
+    `[models.NAME]` does not have."""
+    return key.partition(".")[0] not in MODEL_TABLES
+
+
+def changed_for_model(
+    own: Mapping[str, SettingValue], of_first: Mapping[str, SettingValue]
+) -> dict[str, SettingValue]:
+    """The changes that are in force for a model, from those in its own spec and those in the spec
+    of the first model. The settings that all models share are in the latter only."""
+    changes = {key: value for key, value in own.items() if not is_shared(key)}
+    return changes | {key: value for key, value in of_first.items() if is_shared(key)}
 
 
 def _not_live(key: str, settings: Settings) -> SettingError:

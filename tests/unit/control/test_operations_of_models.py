@@ -3,7 +3,7 @@ where it was done; `llumctl set` without a model changes all."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,34 +17,48 @@ from controller.api.operations.on_cluster import Scale, ScaleRequest, SetSetting
 from controller.api.operations.on_instances import Drain, DrainRequest
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
+from controller.runtime.messages.members import FrontendLimits
 from llumctl.app import run
 from tests.unit.cli_support import remember
 from tests.unit.control.control_support import LABELS, TOKEN, VIEW_TOKEN, Cluster
 
 NAMES = ("big", "small")
 MOVES = "migration.max_moves"
+LIVE = "endpoint.max_live_requests"
 
 
 @pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[ControlClient]:
+def clusters() -> list[Cluster]:
+    """Of each model."""
+    first = Cluster(2, NAMES[0])
+    return [first, Cluster(2, NAMES[1], beside=first)]
+
+
+@pytest.fixture
+async def client(tmp_path: Path, clusters: list[Cluster]) -> AsyncIterator[ControlClient]:
     """Of all models; `remember` has the cluster for commands."""
-    async with serving(tmp_path) as url:
+    async with serving(tmp_path, clusters) as url:
         remember(url, token=TOKEN)
         with ControlClient(url, TOKEN) as found:
             yield found
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[str]:
+async def serving(folder: Path, clusters: Sequence[Cluster]) -> AsyncIterator[str]:
     audit = AuditLog(folder)
     listening = socket.create_server(("127.0.0.1", 0), backlog=128)
     apis: dict[str, ModelApi] = {}
-    first = Cluster(2, NAMES[0])
-    clusters = [first, Cluster(2, NAMES[1], beside=first)]
     for name, each in zip(NAMES, clusters, strict=True):
         each.up()
         labels = replace(LABELS, model=name)
-        apis[name] = ModelApi(each.controller, labels, audit, Settings(), log_dir=folder)
+        apis[name] = ModelApi(
+            each.controller,
+            labels,
+            audit,
+            Settings(),
+            log_dir=folder,
+            beside=next(iter(apis.values()), None),
+        )
     server = ControlServer(
         apis,
         Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
@@ -114,6 +128,40 @@ async def test_without_a_model_set_changes_all_or_none(
     await llumctl("set", MOVES, "--model", "big", "-o", "json")
     assert '"value": 3' in capsys.readouterr().out
     assert (await asyncio.to_thread(client.status)).revision == 3
+
+
+async def test_a_setting_of_the_cluster_has_one_value_through_whichever_model(
+    client: ControlClient, clusters: list[Cluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the frontends of each model are told, and who is named."""
+
+    def limits() -> list[int]:
+        return [
+            each.mailbox.sent_to("mem://f-0", FrontendLimits)[-1].max_live_requests
+            for each in clusters
+        ]
+
+    async def values() -> list[object]:
+        lists = [await asyncio.to_thread(client.of_model(name).settings) for name in NAMES]
+        return [next(each.value for each in found.settings if each.key == LIVE) for found in lists]
+
+    assert len(set(limits())) == 1
+    await llumctl("set", f"{LIVE}=7", f"{MOVES}=2")
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == ["revision 1", "big: revision 2", "small: revision 3"]
+    assert limits() == [7, 7]
+    await llumctl("set", f"{LIVE}=9", "--model", "small", "-o", "json")
+    assert (limits(), await values()) == ([9, 9], [9, 9])
+    assert [len(each.controller.keeper.spec.settings) for each in clusters] == [2, 1]
+    done = (await asyncio.to_thread(client.operations)).operations
+    assert done[0].actions == (f"set {LIVE} = 9, was 7",)
+    await llumctl("undo", "-y")
+    assert (limits(), await values()) == ([7, 7], [7, 7])
+    await llumctl("set", f"{LIVE}=3", f"{MOVES}=3", "--model", "small", code=2)
+    assert f"{LIVE} is of all models together, and {MOVES} of one" in capsys.readouterr().err
+    await llumctl("set", f"{LIVE}=0", f"{MOVES}=3", code=2)
+    assert (limits(), await values()) == ([7, 7], [7, 7])
+    assert (await asyncio.to_thread(client.status)).revision == 5
 
 
 async def test_a_scale_of_no_model_says_which_there_are(

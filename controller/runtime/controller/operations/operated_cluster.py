@@ -107,6 +107,11 @@ class SpecKeeper:
         """Called with the spec before, when another spec has become the present one."""
 
     @property
+    def first(self) -> "SpecKeeper":
+        """The keeper of the first model. Its spec has what all models share."""
+        return self._all[0]
+
+    @property
     def revision(self) -> int:
         """The revision of the cluster: the number of changes of the specs of all its models."""
         return sum(each.spec.revision for each in self._all)
