@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from controller.adapters.http.several_models import together
+from controller.adapters.http.merged_status import together
 from controller.api.state.run_state import RunState
 from controller.api.wire.history import HistoryReport, LevelHistory
 from controller.api.wire.requests import Event, RequestList, RequestState, RequestStatus

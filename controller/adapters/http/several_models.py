@@ -6,11 +6,9 @@ has its instance or its request. An order about a whole model must name it.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from itertools import chain
-from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +16,7 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from controller.adapters.http.calls import AnswersByKey, ApiError, json_answer, no_such_instance
+from controller.adapters.http.merged_status import together
 from controller.adapters.http.model_api import LatestStatus, ModelApi, query_of
 from controller.adapters.http.observer import HistoryQuery, Observer
 from controller.adapters.http.perform import Operated, OperationsQuery
@@ -27,34 +26,13 @@ from controller.adapters.http.requests import (
     list_requests,
     listed_at,
 )
-from controller.api.figures import takes_requests
 from controller.api.operations.on_cluster import SetSettings, SettingsPatch
 from controller.api.operations.on_instances import DrainList
 from controller.api.operations.table import Undo
 from controller.api.settings.setting_values import is_shared
-from controller.api.wire import WireModel
 from controller.api.wire.requests import RequestList
-from controller.api.wire.status import (
-    AlarmStatus,
-    AutoscaleStatus,
-    ClusterState,
-    ClusterStatus,
-    FrontendStatus,
-    HeldStatus,
-    InstanceState,
-    KeyStatus,
-    LevelStatus,
-    ModelStatus,
-    RefusedStatus,
-    ReplaysStatus,
-    RollingReport,
-    SavedStatus,
-    VerdictStatus,
-)
+from controller.api.wire.status import ClusterStatus
 from controller.ports.processes import HistoryStore
-
-SEVERITIES = ("quiet", "warn", "bad")
-SERVING_STATES = (InstanceState.ACTIVE, InstanceState.DRAINING)
 
 
 def of_models(apps: Mapping[str, ASGIApp]) -> list[BaseRoute]:
@@ -213,241 +191,6 @@ class SeveralModels:
         """The model on which an operation was made."""
         known = None if undo is None else self._apis.get(undo.model)
         return (known or self._first).operated
-
-
-# -- several statuses as one -----------------------------------------------------------------------
-
-
-def together(of_each: Mapping[str, ClusterStatus]) -> ClusterStatus:
-    """The status of a cluster, from the statuses of its models by name."""
-    found = list(of_each.values())
-    first = found[0]
-    stopping = [each for each in found if each.state is ClusterState.STOPPING]
-    worst = stopping[0] if stopping else max(found, key=lambda each: _STATES.index(each.state))
-    details = (f"{name}: {each.detail}" for name, each in of_each.items() if each.detail)
-    helds = [each.held for each in found if each.held is not None]
-    return first.model_copy(
-        update={
-            "state": worst.state,
-            "detail": "; ".join(details),
-            "model": ", ".join(of_each),
-            "models": tuple(model_status(name, each) for name, each in of_each.items()),
-            "policy": ", ".join(dict.fromkeys(each.policy for each in found)),
-            "verdict": _verdict(of_each),
-            "alarms": tuple(
-                alarm for name, each in of_each.items() for alarm in _alarms(name, each)
-            ),
-            "num_held_reqs": sum(each.num_held_reqs for each in found),
-            "held": _held(helds),
-            "autoscale": _autoscale([each.autoscale for each in found]),
-            "refused": _refused(chain(*(each.refused for each in found))),
-            "keys": _keys(chain(*(each.keys for each in found))),
-            "levels": tuple(map(_level, zip(*(each.levels for each in found), strict=True))),
-            "split": (),
-            "mirrors": (),
-            "notices": tuple(chain(*(each.notices for each in found))),
-            "moves": tuple(chain(*(each.moves for each in found))),
-            "queued_moves": tuple(chain(*(each.queued_moves for each in found))),
-            "ended_moves": tuple(
-                sorted(chain(*(each.ended_moves for each in found)), key=lambda each: -each.ended_s)
-            ),
-            "replays": _replays([each.replays for each in found]),
-            "engine_changes": tuple(chain(*(each.engine_changes for each in found))),
-            "rolling": _rolling(found),
-            "adapters": tuple(chain(*(each.adapters for each in found))),
-            "num_migrated_last_minute": sum(each.num_migrated_last_minute for each in found),
-            "num_failed_moves_last_minute": sum(
-                each.num_failed_moves_last_minute for each in found
-            ),
-            "instances": tuple(chain(*(each.instances for each in found))),
-            "frontends": tuple(
-                map(_frontend, zip(*(each.frontends for each in found), strict=True))
-            ),
-        }
-    )
-
-
-_STATES = (
-    ClusterState.READY,
-    ClusterState.DEGRADED,
-    ClusterState.STARTING,
-    ClusterState.STOPPING,
-    ClusterState.FAILED,
-)
-"""The states of models, the best first: a cluster is in the worst of them."""
-
-
-def model_status(name: str, status: ClusterStatus) -> ModelStatus:
-    instances = status.instances
-    return ModelStatus(
-        name=name,
-        num_serving=sum(takes_requests(each) for each in instances),
-        num_running_reqs=sum(each.num_running_reqs or 0 for each in instances),
-        num_waiting_reqs=sum(each.num_waiting_reqs or 0 for each in instances),
-        num_held_reqs=status.num_held_reqs,
-        tokens_per_s=status.tokens_per_s,
-        ttft_p99_s=_most(each.ttft_p99_s for each in status.frontends),
-        autoscale=status.autoscale,
-        rolling=status.rolling,
-        split=status.split,
-        mirrors=status.mirrors,
-        verdict=status.verdict,
-    )
-
-
-def _most(values: Iterable[float | None]) -> float | None:
-    return max((each for each in values if each is not None), default=None)
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = [each for each in values if each is not None]
-    return sum(known) if known else None
-
-
-def _verdict(of_each: Mapping[str, ClusterStatus]) -> VerdictStatus | None:
-    """The worst verdict, with the name of its model and with what makes others the same."""
-    found = [
-        verdict_of(name, each.verdict) for name, each in of_each.items() if each.verdict is not None
-    ]
-    if not found:
-        return None
-    worst = max(found, key=lambda each: SEVERITIES.index(each.severity))
-    others = (each for each in found if each.word == worst.word and each is not worst)
-    whys = filter(None, (each.why for each in (worst, *others)))
-    return worst.model_copy(update={"why": "; ".join(whys)})
-
-
-def verdict_of(name: str, verdict: VerdictStatus) -> VerdictStatus:
-    """The verdict on a model, which names it."""
-    order = verdict.order and verdict.order.model_copy(update={"model": name})
-    why = f"{name}: {verdict.why}" if verdict.why else ""
-    return verdict.model_copy(update={"why": why, "order": order})
-
-
-def _alarms(name: str, status: ClusterStatus) -> Iterable[AlarmStatus]:
-    ids = {each.id for each in (*status.instances, *status.frontends)}
-    for each in status.alarms:
-        about = {} if each.subject in ids else {"text": f"{name}: {each.text}"}
-        yield each.model_copy(update=about)
-
-
-def _held(found: Sequence[HeldStatus]) -> HeldStatus | None:
-    if not found:
-        return None
-    numbers = Counter[str]()
-    for each in found:
-        numbers.update(each.num_by_level)
-    oldest = max(found, key=lambda each: each.oldest_wait_s)
-    return oldest.model_copy(
-        update={
-            "num_by_level": dict(numbers),
-            "demand_blocks": _sum(each.demand_blocks for each in found),
-        }
-    )
-
-
-def _autoscale(found: Sequence[AutoscaleStatus]) -> AutoscaleStatus:
-    """What auto-scaling does together. The checks are in the statuses of the models."""
-    modes = {each.mode for each in found}
-    checks = Counter[str]()
-    for each in found:
-        checks.update(each.num_checks_by_reason)
-    return AutoscaleStatus(
-        mode=next(mode for mode in ("on", "dry-run", "off") if mode in modes),
-        held=next((each.held for each in found if each.held is not None), None),
-        min_instances=sum(each.min_instances for each in found),
-        max_instances=sum(each.max_instances for each in found),
-        num_instances=sum(each.num_instances for each in found),
-        num_wanted=_sum(each.num_wanted for each in found),
-        cold_start_s=_most(each.cold_start_s for each in found),
-        num_checks_by_reason=dict(checks),
-    )
-
-
-def _refused(found: Iterable[RefusedStatus]) -> tuple[RefusedStatus, ...]:
-    sums: dict[tuple[str, str], RefusedStatus] = {}
-    for each in found:
-        key = each.reason, each.level
-        before = sums.get(key)
-        sums[key] = each if before is None else _added(before, each)
-    return tuple(sums.values())
-
-
-def _keys(found: Iterable[KeyStatus]) -> tuple[KeyStatus, ...]:
-    sums: dict[str, KeyStatus] = {}
-    for each in found:
-        before = sums.get(each.key)
-        sums[each.key] = each if before is None else _added(before, each)
-    return tuple(sums.values())
-
-
-Summed = TypeVar("Summed", bound=WireModel)
-
-
-def _added(one: Summed, other: Summed) -> Summed:
-    """The first one with the sums of all numbers."""
-    sums = {
-        name: value + getattr(other, name)
-        for name, value in one
-        if name.startswith("num_") and isinstance(value, int)
-    }
-    return one.model_copy(update=sums)
-
-
-def _level(found: tuple[LevelStatus, ...]) -> LevelStatus:
-    return found[0].model_copy(
-        update={
-            "num_running_reqs": sum(each.num_running_reqs for each in found),
-            "num_waiting_reqs": sum(each.num_waiting_reqs for each in found),
-            "headroom_blocks": sum(each.headroom_blocks for each in found),
-            "ttft_p99_s": _most(each.ttft_p99_s for each in found),
-            "goodput": min(
-                (each.goodput for each in found if each.goodput is not None), default=None
-            ),
-        }
-    )
-
-
-def _replays(found: Sequence[ReplaysStatus]) -> ReplaysStatus:
-    sums: dict[tuple[str, str], SavedStatus] = {}
-    for each in chain(*(replays.saved for replays in found)):
-        key = each.way, each.reason
-        before = sums.get(key)
-        sums[key] = each if before is None else _added(before, each)
-    together = found[0]
-    for replays in found[1:]:
-        together = _added(together, replays)
-    ended = sorted(chain(*(each.ended for each in found)), key=lambda each: -each.ended_s)
-    return together.model_copy(
-        update={
-            "under_way": tuple(chain(*(each.under_way for each in found))),
-            "ended": tuple(ended),
-            "saved": tuple(sums.values()),
-        }
-    )
-
-
-def _rolling(found: Iterable[ClusterStatus]) -> RollingReport | None:
-    """The rolling restart that goes on, or else the one that began last."""
-    known = [each.rolling for each in found if each.rolling is not None]
-    return max(known, key=lambda each: (each.state == "going", each.began_s or 0.0), default=None)
-
-
-def _frontend(found: tuple[FrontendStatus, ...]) -> FrontendStatus:
-    """A frontend's process serves all models, and each of its parts says what it knows."""
-    worst = max(found, key=lambda each: each.state not in SERVING_STATES)
-    levels: dict[str, float] = {}
-    for each in found:
-        for name, ttft_s in each.ttft_p99_by_level_s.items():
-            levels[name] = max(ttft_s, levels.get(name, 0.0))
-    return worst.model_copy(
-        update={
-            "num_live_reqs": sum(each.num_live_reqs for each in found),
-            "ttft_p99_s": _most(each.ttft_p99_s for each in found),
-            "ttft_p99_by_level_s": levels,
-            "tpot_p99_s": _most(each.tpot_p99_s for each in found),
-        }
-    )
 
 
 def requests_together(lists: Sequence[RequestList], limit: int) -> RequestList:
