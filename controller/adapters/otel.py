@@ -129,7 +129,7 @@ class OtelTrace:
         if not self._context.trace_flags.sampled:
             return
         stories = [story_of(record, end_s) for record in records]
-        attributes = {**self._attributes, **_usage(records)}
+        attributes = {**self._attributes, **_conventional(records)}
         moments: Sequence[Moment] = ()
         if len(stories) == 1:
             attributes |= _named(stories[0].attributes)
@@ -209,11 +209,14 @@ def _named(attributes: Mapping[str, Value]) -> dict[str, Value]:
     return {PREFIX + name: value for name, value in attributes.items()}
 
 
-def _usage(records: Sequence[RequestRecord]) -> dict[str, Value]:
-    """The figures for which OpenTelemetry's conventions have names."""
+def _conventional(records: Sequence[RequestRecord]) -> dict[str, Value]:
+    """What OpenTelemetry's conventions have names for."""
     if not records:
         return {}
-    return {
+    model: dict[str, Value] = {}
+    if records[0].model:  # one HTTP request is about one model
+        model["gen_ai.request.model"] = records[0].model
+    return model | {
         "gen_ai.usage.input_tokens": sum(each.num_prompt_tokens for each in records),
         "gen_ai.usage.output_tokens": sum(each.num_output_tokens for each in records),
     }

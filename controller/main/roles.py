@@ -542,8 +542,7 @@ async def frontend(
             expects_grammars=of_model.profile is None,
             is_one_of_several=bool(of_model.number),
         )
-        name = of_model.settings.model_names[0]
-        own = metrics.of(name) if of_model.number else metrics
+        own = metrics.of(about.name) if about.is_one_of_several else metrics
         model = ServedModel(config, about, member, mailbox, own)
         return model
 

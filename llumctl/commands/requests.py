@@ -17,7 +17,7 @@ from controller.api.errors import (
     UsageError,
 )
 from controller.api.text.quantities import duration, latency, printable, sized, time_of_day
-from llumctl import arguments, connect, output
+from llumctl import arguments, connect, meant, output
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -175,6 +175,8 @@ _COLUMNS: tuple[_Column, ...] = (
     ("EVICT", lambda item: str(item.num_evictions)),
     ("MOVABLE", lambda item: _movable(item)),
 )
+_MODEL_COLUMNS: tuple[_Column, ...] = (("MODEL", lambda item: item.model),)
+"""Columns that are shown only if the cluster serves several models."""
 _HELD_COLUMNS: tuple[_Column, ...] = (
     ("PLACE", lambda item: str(item.held.place) if item.held else ""),
     ("NEEDS", lambda item: _needed_blocks(item.held.demand_blocks) if item.held else ""),
@@ -210,6 +212,8 @@ def _movable(item: "RequestStatus") -> str:
 def _table(requests: "Sequence[RequestStatus]", *, wide: bool) -> str:
     """The rows are in the controller's order."""
     columns = _WIDE_COLUMNS if wide else _COLUMNS
+    if any(item.model for item in requests) and not meant.model():
+        columns = (*columns[:2], *_MODEL_COLUMNS, *columns[2:])
     if any(item.held for item in requests):
         columns += _HELD_COLUMNS
     rows = [[cell(item) for _, cell in columns] for item in requests]
@@ -222,7 +226,8 @@ def _life(item: "RequestLife", *, wide: bool) -> str:
     If `wide`, its events follow in the order in which they came."""
     from controller.api import explain
 
-    columns = _WIDE_COLUMNS + (_HELD_COLUMNS if item.held else ())
+    columns = (*_WIDE_COLUMNS, *(_MODEL_COLUMNS if item.model else ()))
+    columns += _HELD_COLUMNS if item.held else ()
     facts = {name.lower(): cell(item) or "-" for name, cell in columns}
     if movable := explain.movable(item.explanation):
         facts["movable"] = movable

@@ -192,6 +192,8 @@ def test_the_endpoint_lists_them_and_names_them_to_whoever_asks_for_another(
         listed = http.get("/v1/models").json()["data"]
         assert [each["id"] for each in listed] == ["large", "small"]
         assert http.get("/v1/models/small").json()["id"] == "small"
+        told = {each.model for each in client.requests(limit=1000).requests}
+        assert told == {"large", "small"}
         for body in ({"model": "other"}, {}, {"model": None}):
             told = http.post("/v1/completions", json={"prompt": "a"} | body)
             assert told.status_code == HTTPStatus.NOT_FOUND

@@ -68,6 +68,13 @@ def test_a_row_each_in_the_order_of_the_controller(fake: FakeController, cli: Cl
     assert (last["BLOCKS"], last["LAST"]) == ("-", "-")
 
 
+def test_of_several_models_each_request_names_its_model(fake: FakeController, cli: Cli) -> None:
+    fake.requests = RequestList(requests=(request("r-1", model="small"),), num_matching=1)
+    (row,) = rows(cli)
+    assert list(row)[2:4] == ["MODEL", "STATE"]
+    assert row["MODEL"] == "small"
+
+
 def test_machine_formats_of_the_list(fake: FakeController, cli: Cli) -> None:
     assert cli.out("requests", "-o", "name") == cli.out("requests", "-o", "jsonl") == ""
     fake.requests = RequestList(requests=LISTED, num_matching=3)

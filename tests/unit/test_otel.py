@@ -105,6 +105,15 @@ def test_a_request_goes_on_with_its_caller_s_trace() -> None:
     assert server.events["dispatched"]["llumctl.num_candidates"] == 2
 
 
+def test_of_several_models_a_trace_names_the_request_s() -> None:
+    collector, _ = sent({}, record(model="small"), record("cmpl-1-b", model="small"))
+    (server,) = collector.named(f"POST {ROUTE}")
+    assert server.attributes["gen_ai.request.model"] == "small"
+    collector, _ = sent({}, record())
+    (server,) = collector.named(f"POST {ROUTE}")
+    assert "gen_ai.request.model" not in server.attributes
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -398,6 +398,7 @@ def request_model(
         num_replays=record.num_replays,
         not_replayable=record.not_replayable,
         adapter=record.adapter,
+        model=record.model,
         movable=None if refusal is None else not refusal,
         why_not_movable=refusal or None,
         finish_reason=record.finish_reason,

@@ -106,6 +106,8 @@ class RequestStatus(WireModel):
     (docs/reliability.md); empty if it can."""
     adapter: str = ""
     """The name of the request's LoRA adapter; empty without one."""
+    model: str = ""
+    """The name of its model, if the cluster serves several."""
     movable: bool | None = None
     """Whether the request could move now; null if the request is on no instance, or if its instance
     was not asked or did not answer."""

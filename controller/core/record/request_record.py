@@ -69,6 +69,8 @@ class RequestRecord:
     if it can."""
     adapter: str = ""
     """The name of the request's LoRA adapter; empty without one."""
+    model: str = ""
+    """The name of its model, if the cluster serves several."""
     last_token_time_s: float | None = None
     history: tuple[LoggedEvent, ...] = ()
     num_forgotten: int = 0

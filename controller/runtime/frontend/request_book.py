@@ -79,7 +79,7 @@ class BookEntry:
             self.num_forgotten += len(self.recent) == self.recent.maxlen
             self.recent.append(event)
 
-    def record(self, frontend_id: str, *, history: bool) -> RequestRecord:
+    def record(self, frontend_id: str, model: str, *, history: bool) -> RequestRecord:
         return RequestRecord(
             request_id=self.request_id,
             client_request_id=self.client_request_id,
@@ -102,6 +102,7 @@ class BookEntry:
             not_replayable=self.not_replayable,
             rank=self.rank,
             adapter=self.adapter,
+            model=model,
             last_token_time_s=self.last_token_time_s,
             history=(*self.beginning, *self.recent) if history else (),
             num_forgotten=self.num_forgotten,
@@ -165,7 +166,8 @@ class RequestObserver(Protocol):
 
 
 class RequestBook:
-    """`on_event` gets the events for the cluster's log. `observer` is told of every request."""
+    """`on_event` gets the events for the cluster's log. `observer` is told of every request.
+    `model`: the name of their model, if the cluster serves several."""
 
     def __init__(
         self,
@@ -176,8 +178,10 @@ class RequestBook:
         max_ended: int = 1000,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        model: str = "",
     ) -> None:
         self._frontend_id = frontend_id
+        self._model = model
         self._level_names = {BACKGROUND.rank: BACKGROUND.name, **level_names}
         self._on_event = on_event
         self._observer = observer
@@ -236,7 +240,7 @@ class RequestBook:
             request.rank,
             adapter,
         )
-        return partial(entry.record, self._frontend_id, history=True)
+        return partial(entry.record, self._frontend_id, self._model, history=True)
 
     def dispatched(self, dispatch: Dispatch, replay: Replay | None = None) -> None:
         """Notes that a request has got its first instance, or the instance for its replay. A
@@ -283,7 +287,9 @@ class RequestBook:
     def find(self, request_id: str) -> RequestRecord | None:
         """The request's record without history; None if it is unknown or forgotten."""
         entry = self._live.get(request_id) or self._ended.get(request_id)
-        return None if entry is None else entry.record(self._frontend_id, history=False)
+        return (
+            None if entry is None else entry.record(self._frontend_id, self._model, history=False)
+        )
 
     def level_name(self, rank: int) -> str:
         return self._level_names.get(rank, str(rank))
@@ -455,7 +461,7 @@ class RequestBook:
             self._ended.popitem(last=False)
         if is_news:
             self._on_event(event)
-        record = entry.record(self._frontend_id, history=False)
+        record = entry.record(self._frontend_id, self._model, history=False)
         if self._observer:
             self._observer.ended(record)
         self.on_ended(record)
@@ -469,7 +475,7 @@ class RequestBook:
         """The answer to a question about requests: the matching ones in listing order, and how many
         match in all."""
         matching = [
-            entry.record(self._frontend_id, history=asked.history)
+            entry.record(self._frontend_id, self._model, history=asked.history)
             for entry in (*self._live.values(), *self._ended.values())
             if _matches(entry, asked)
         ]

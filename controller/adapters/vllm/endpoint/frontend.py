@@ -107,7 +107,13 @@ class ServedModel:
         """vLLM's list of the models that clients may name: this one and its LoRA adapters."""
         self.traffic = TrafficBook()
         self.on = OnModel(lambda _: None, lambda _: None)
-        self.book = RequestBook(member.member_id, config.level_names, member.tell, observer)
+        self.book = RequestBook(
+            member.member_id,
+            config.level_names,
+            member.tell,
+            observer,
+            model=model.name if model.is_one_of_several else "",
+        )
         self.router = Router(
             member,
             mailbox,
