@@ -13,6 +13,7 @@ from controller.api.errors import LlumctlError
 from controller.api.settings.settings import ClusterTable, ControlTable, EndpointTable, Settings
 from controller.api.state import run_state
 from controller.api.wire.status import Check, CheckResult
+from controller.main import emulation
 from controller.main.checks import preflight
 from controller.main.doctor import doctor
 from controller.main.machine import capacity, run_folders
@@ -105,6 +106,33 @@ def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = Settings(cluster=ClusterTable(model="/none"))
     told = doctor.memory_check(nowhere, num_gpus=0, already_running=False)
     assert "without their weights: there is no folder /none" in told.what
+
+
+def test_the_memory_of_all_models_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are emulated, so that each instance takes the same."""
+    settings = Settings.model_validate(
+        {
+            "cluster": {"engine": "emulated"},
+            "models": {
+                "big": {"model": "embedded", "instances": 2},
+                "small": {"model": "embedded", "instances": 30},
+            },
+        }
+    )
+
+    def judged(available: int) -> Check:
+        for module in (doctor, preflight):
+            monkeypatch.setattr(module, "available_bytes", lambda: available)
+        return doctor.memory_check(settings, num_gpus=0, already_running=False)
+
+    fine = judged(64 * GIB)
+    assert fine.result is CheckResult.OK
+    assert "needed by 2 instances of big and 30 of small" in fine.what
+    rest = doctor.FRONTEND_BYTES + doctor.RAY_BYTES
+    tight = judged(rest + 31 * emulation.INSTANCE_BYTES)
+    assert tight.result is CheckResult.WARN
+    assert tight.cure == "fewer instances in [models.big], [models.small]"
+    assert judged(rest + emulation.INSTANCE_BYTES).result is CheckResult.FAIL
 
 
 # -- ports, the run state -----------------------------------------------------------------

@@ -10,8 +10,9 @@ import pytest
 
 from controller.api.settings.settings import ClusterTable, Settings
 from controller.api.wire.status import Check, CheckResult
+from controller.main.checks.model_weights import MemorySize
 from controller.main.doctor import doctor, gather, probe
-from controller.main.doctor.doctor import Wanted, node_checks
+from controller.main.doctor.doctor import Part, Wanted, node_checks
 from controller.main.doctor.gather import Gpu, NodeFacts, Questions, RayFacts, Versions
 from controller.main.machine.capacity import GIB
 
@@ -24,14 +25,14 @@ A10 = Gpu(name="A10", memory_mib=24564, compute_capability="8.6")
 WANTED: dict[str, Any] = {
     "address": "192.0.2.1:6379",
     "host": "auto",
-    "num_instances": 4,
-    "instance_bytes": GIB,
-    "num_gpus_per_instance": 1,
     "ours": OURS,
     "needs_vllm": True,
-    "model": "Q/Q",
 }
 FIRST, SECOND = "192.0.2.1", "192.0.2.2"
+
+
+def part(name: str = "", num_instances: int = 4, num_gpus: int = 1) -> Part:
+    return Part(name, num_instances, num_gpus, MemorySize(GIB))
 
 
 def node(address: str, **changed: Any) -> NodeFacts:
@@ -51,7 +52,7 @@ def node(address: str, **changed: Any) -> NodeFacts:
 def judged(*nodes: NodeFacts, num_free_gpus: int = 4, **wanted: Any) -> dict[str, Check]:
     nodes = nodes or (node(FIRST), node(SECOND))
     facts = RayFacts(nodes=nodes, num_free_gpus=num_free_gpus)
-    checks = node_checks(facts, Wanted(**WANTED | wanted))
+    checks = node_checks(facts, Wanted(**{"parts": (part(),), **WANTED, **wanted}))
     assert len({check.name for check in checks}) == len(checks)
     for check in checks:
         assert bool(check.cure) == (check.result is not CheckResult.OK), check
@@ -74,7 +75,7 @@ DIFFERENCES: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("node gpus", {"gpus": (H200, H200)}, "warn", "2 x H200"),
     ("node gpus", {"gpus": (H100,)}, "fail", "Ray hands out 2 of 1"),
     ("node model", {"model_problem": "there is no folder /m"}, "fail", "no folder /m"),
-    ("node model", {"model_is_cached": False}, "warn", "not in its cache"),
+    ("node model", {"uncached_models": ("Q/Q",)}, "warn", "Q/Q not in its cache"),
     ("node logs", {"log_dir_problem": "/ cannot be written"}, "fail", "cannot be written"),
     ("node network", {"unreachable": {FIRST: "timed out"}}, "fail", f"to {FIRST}: timed out"),
     ("node clocks", {"clock_ahead_s": -0.11}, "warn", "0.11 s behind"),
@@ -112,19 +113,35 @@ def test_addresses_that_no_other_node_can_use() -> None:
     for host in ("127.0.0.1", FIRST):
         fixed = judged(host=host)["node addresses"]
         assert (fixed.result, fixed.cure) == (CheckResult.FAIL, 'set cluster.host to "auto"')
-    alone = judged(node("127.0.0.1"), host="127.0.0.1", num_instances=2)["node addresses"]
+    alone = judged(node("127.0.0.1"), host="127.0.0.1")["node addresses"]
     assert alone.result is CheckResult.OK
+
+
+def test_a_node_needs_memory_for_its_share_of_each_model() -> None:
+    parts = (part("big", 2), part("small", 5))  # a node has one of them, and up to three
+    assert judged(parts=parts, num_free_gpus=8)["node memory"].result is CheckResult.OK
+    tight = node(SECOND, available_bytes=4 * GIB - 1)
+    check = judged(node(FIRST), tight, parts=parts)["node memory"]
+    assert check.result is CheckResult.WARN
+    assert "1 instances of big, 1.0 GiB for each of 3 instances of small" in check.what
 
 
 def test_gpus_that_are_too_few() -> None:
     wanted: dict[str, Any]
     for wanted, result, cure in (
-        ({"num_instances": 5}, "fail", "llumctl up -n 4"),
+        ({"parts": (part(num_instances=5),)}, "fail", "llumctl up -n 4"),
         # An instance is on one machine with all of its GPUs.
-        ({"num_instances": 1, "num_gpus_per_instance": 4}, "fail", "add nodes"),
+        ({"parts": (part(num_instances=1, num_gpus=4),)}, "fail", "add nodes"),
+        # One of 2 and one of 1 take a node each, and leave one GPU.
+        ({"parts": (part("small", 2), part("big", 1, 2))}, "ok", ""),
+        (
+            {"parts": (part("small", 1), part("big", 2, 2))},
+            "fail",
+            "fewer instances in [models.small], [models.big]",
+        ),
         ({"num_free_gpus": 3}, "warn", "ray status"),
-        ({"num_gpus_per_instance": 0}, "warn", "llumctl up on a machine with GPUs"),
-        ({"num_gpus_per_instance": 0, "needs_vllm": False}, "ok", ""),
+        ({"parts": (part(num_gpus=0),)}, "warn", "llumctl up on a machine with GPUs"),
+        ({"parts": (part(num_gpus=0),), "needs_vllm": False}, "ok", ""),
     ):
         checks = judged(**wanted)
         assert checks["node gpus"].result.value == result
@@ -139,7 +156,7 @@ def test_a_ray_that_cannot_be_joined() -> None:
         ("no raylet of this node", "ray start --address=192.0.2.1:6379"),
         ("the head node is away", "ray status --address=192.0.2.1:6379"),
     ):
-        (check,) = node_checks(RayFacts(problem=problem), Wanted(**WANTED))
+        (check,) = node_checks(RayFacts(problem=problem), Wanted(parts=(part(),), **WANTED))
         assert (check.name, check.result) == ("nodes", CheckResult.FAIL)
         assert check.cure.startswith(cure)
     (check,) = judged(node(FIRST, problem="it is gone")).values()
@@ -151,11 +168,12 @@ def test_a_ray_that_cannot_be_joined() -> None:
 
 def test_a_probe_reaches_what_listens(tmp_path: Path) -> None:
     here = probe.NodeProbe("127.0.0.1")
-    facts = here.facts(str(tmp_path), "", str(tmp_path / "logs"))
+    facts = here.facts([str(tmp_path)], ["no/model"], str(tmp_path / "logs"))
     port = facts.pop("port")
     found = NodeFacts(node_id="a", address="127.0.0.1", **facts)
     assert found.versions == Versions(**probe.versions())
     assert found.model_problem == f"{tmp_path} has no config.json"
+    assert found.uncached_models == ("no/model",)
     assert found.available_bytes > 0
     assert list(tmp_path.iterdir()) == []
     assert here.reach([("127.0.0.1", port)]) == {}
@@ -166,7 +184,7 @@ def test_a_probe_reaches_what_listens(tmp_path: Path) -> None:
 
 
 def test_what_a_probe_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probe.folder_problem("") == probe.unwritable("") == ""
+    assert probe.unwritable("") == ""
     assert "there is no folder" in probe.folder_problem(str(tmp_path / "none"))
     (tmp_path / "config.json").write_text("{}")
     assert probe.folder_problem(str(tmp_path)) == ""

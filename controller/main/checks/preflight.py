@@ -126,13 +126,13 @@ def planned(settings: Settings, gpus: int | None = None, num_others: int = 0) ->
     return Planned(gpus, per_instance, num_instances, args)
 
 
-def planned_together(of_models: Sequence[Settings]) -> list[Planned]:
+def planned_together(of_models: Sequence[Settings], gpus: int | None = None) -> list[Planned]:
     """What these settings of several models mean on this machine, as in `planned`. On CPUs the
     instances of all models share the memory for KV caches. Raises LlumctlError."""
     if len(of_models) == 1:
-        return [planned(of_models[0])]
+        return [planned(of_models[0], gpus)]
     numbers = [each.cluster.instances or 1 for each in of_models]
-    gpus = num_gpus()
+    gpus = num_gpus() if gpus is None else gpus
     return [
         planned(each, gpus, sum(numbers) - number)
         for each, number in zip(of_models, numbers, strict=True)

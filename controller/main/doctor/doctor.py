@@ -15,7 +15,7 @@ import stat
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -225,13 +225,19 @@ def temp_dir_check() -> Check:
 
 def cache_dir_check(settings: Settings) -> Check:
     name, path = "model cache", preflight.cache_dir()
-    if settings.cluster.model not in EMBEDDED_MODELS:
+    made = [each for each in models_of(settings) if each in EMBEDDED_MODELS]
+    if not made:
         return row(name, OK, "not needed: only the embedded model is made here")
-    if folder_of(path, settings.cluster.model).is_dir():
+    if all(folder_of(path, each).is_dir() for each in made):
         return row(name, OK, str(path))
     if problem := probe.unwritable(str(path)):
         return row(name, FAIL, problem, "XDG_CACHE_HOME=<a folder of yours>")
     return row(name, OK, f"{path} (not made yet)")
+
+
+def models_of(settings: Settings) -> list[str]:
+    """The models that instances read, each once."""
+    return list(dict.fromkeys(each.cluster.model for each in settings.by_model().values()))
 
 
 def ray_checks(settings: Settings) -> list[Check]:
@@ -311,27 +317,65 @@ def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) ->
     if already_running:
         return row(name, OK, f"{gib(available)} left while the cluster runs")
     try:
-        planned = preflight.planned(settings, num_gpus)
+        parts = parts_of(settings, num_gpus)
     except LlumctlError as error:
         return row(name, WARN, f"not judged: {error.message}", error.hint)
-    instances, memory = planned.num_instances, instance_memory(settings, planned)
-    each = memory.num_bytes
+    of_instances = sum(each.num_instances * each.memory.num_bytes for each in parts)
     wanted = settings.cluster.frontends
-    frontends = wanted or default_frontends(num_cores(), available - instances * each)
+    frontends = wanted or default_frontends(num_cores(), available - of_instances)
     rest = frontends * FRONTEND_BYTES + RAY_BYTES
-    needed = instances * each + rest
-    what = f"{gib(available)} available, about {gib(needed)} needed by {instances} instances"
-    if memory.unknown:
-        what = f"{what}, without their weights: {memory.unknown}"
-    if available < each + rest:
+    needed = of_instances + rest
+    what = f"{gib(available)} available, about {gib(needed)} needed by {_instances_of(parts)}"
+    unknown = dict.fromkeys(each.memory.unknown for each in parts if each.memory.unknown)
+    if unknown:
+        what = f"{what}, without their weights: {'; '.join(unknown)}"
+    if available < sum(each.memory.num_bytes for each in parts) + rest:
         return row(name, FAIL, what, "free memory, or choose a smaller model")
     if available < needed:
-        fits = max(1, (available - rest) // each)
-        return row(name, WARN, what, f"llumctl up -n {fits}")
-    if memory.unknown:
+        fits = max(1, (available - rest) // parts[0].memory.num_bytes)
+        return row(name, WARN, what, _fewer(parts, fits))
+    if unknown:
         cure = f"compare the size of its weights with {gib(available - needed)}"
         return row(name, WARN, what, cure)
     return row(name, OK, what)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The instances of one model: how many there are, what each takes, and how many GPUs it asks
+    Ray for. `name`: the model's name if there are several, else empty."""
+
+    name: str
+    num_instances: int
+    num_gpus: int
+    memory: MemorySize
+
+
+def parts_of(settings: Settings, num_gpus: int) -> list[Part]:
+    """What each model asks of the machines. Raises LlumctlError."""
+    of_models = list(settings.by_model().values())
+    names = list(settings.models) or [""]
+    return [
+        Part(name, each.num_instances, each.num_gpus_per_instance, instance_memory(own, each))
+        for name, own, each in zip(
+            names, of_models, preflight.planned_together(of_models, num_gpus), strict=True
+        )
+    ]
+
+
+def _instances_of(parts: Iterable[Part]) -> str:
+    """`4 instances`, or with several models `2 instances of big and 2 of small`."""
+    first, *others = parts
+    found = f"{first.num_instances} instances" + (f" of {first.name}" if first.name else "")
+    return " and ".join([found, *(f"{each.num_instances} of {each.name}" for each in others)])
+
+
+def _fewer(parts: Sequence[Part], fits: int) -> str:
+    """The cure if `fits` instances have room, should there be one model."""
+    if len(parts) > 1:
+        names = ", ".join(f"[models.{each.name}]" for each in parts)
+        return f"fewer instances in {names}"
+    return f"llumctl up -n {fits}"
 
 
 def instance_memory(settings: Settings, planned: Planned) -> MemorySize:
@@ -408,15 +452,11 @@ class Wanted:
     address: str
     host: str
     """`cluster.host`."""
-    num_instances: int
-    instance_bytes: int
-    num_gpus_per_instance: int
-    """How many GPUs each instance asks Ray for; 0 for none."""
+    parts: tuple[Part, ...]
     ours: Versions
     """The versions in this environment, in which `up` would run."""
     needs_vllm: bool
     """False if the instances are emulated."""
-    model: str
 
 
 def ask_nodes(settings: Settings) -> list[Check]:
@@ -450,34 +490,41 @@ def facts_of(address: str, questions: Questions) -> RayFacts:
 
 
 def _questions(settings: Settings) -> Questions:
-    model, emulated = settings.cluster.model, emulation.is_emulated(settings)
     log_dir = str(run_state.state_path(settings.cluster.name) / "logs")
-    if emulated:  # frontends read the model, and they are on this machine
+    if emulation.is_emulated(settings):  # frontends read the model, and they are on this machine
         return Questions(log_dir=log_dir)
-    if model in EMBEDDED_MODELS:
-        return Questions(model_folder=str(folder_of(preflight.cache_dir(), model)), log_dir=log_dir)
-    if (path := preflight.local_folder(model)) is not None:
-        return Questions(model_folder=str(path.resolve()), log_dir=log_dir)
-    return Questions(hub_model=model, log_dir=log_dir)
+    folders, of_hub = list[str](), list[str]()
+    for model in models_of(settings):
+        if model in EMBEDDED_MODELS:
+            folders.append(str(folder_of(preflight.cache_dir(), model)))
+        elif (path := preflight.local_folder(model)) is not None:
+            folders.append(str(path.resolve()))
+        else:
+            of_hub.append(model)
+    return Questions(model_folders=tuple(folders), hub_models=tuple(of_hub), log_dir=log_dir)
 
 
 def _wanted(settings: Settings, address: str) -> Wanted:
     gpus = preflight.num_gpus()
     try:
-        planned = preflight.planned(settings, gpus)
+        parts = parts_of(settings, gpus)
     except LlumctlError:  # another row reports the error; nodes are judged anyway
-        planned = Planned(
-            gpus, min(gpus, 1), settings.cluster.instances or preflight.DEFAULT_CPU_INSTANCES, {}
-        )
+        default = preflight.DEFAULT_CPU_INSTANCES
+        parts = [
+            Part(
+                name if settings.models else "",
+                number := own.cluster.instances or default,
+                min(gpus, 1),
+                instance_memory(own, Planned(gpus, min(gpus, 1), number, {})),
+            )
+            for name, own in settings.by_model().items()
+        ]
     return Wanted(
         address=address,
         host=settings.cluster.host,
-        num_instances=planned.num_instances,
-        instance_bytes=instance_memory(settings, planned).num_bytes,
-        num_gpus_per_instance=planned.num_gpus_per_instance,
+        parts=tuple(parts),
         ours=Versions(**probe.versions()),
         needs_vllm=not emulation.is_emulated(settings),
-        model=settings.cluster.model,
     )
 
 
@@ -497,7 +544,7 @@ def node_checks(facts: RayFacts, wanted: Wanted) -> list[Check]:
         _version_check(nodes, wanted, "llumctl"),
         *(_version_check(nodes, wanted, kind) for kind in ("vllm", "torch") if wanted.needs_vllm),
         _gpus_check(nodes, facts.num_free_gpus, wanted),
-        _model_check(nodes, wanted.model),
+        _model_check(nodes),
         _logs_check(nodes),
         _network_check(nodes),
         _clocks_check(nodes),
@@ -566,9 +613,9 @@ def _version_check(nodes: list[NodeFacts], wanted: Wanted, kind: str) -> Check:
 
 
 def _gpus_check(nodes: list[NodeFacts], num_free: int, wanted: Wanted) -> Check:
-    name, each = "node gpus", wanted.num_gpus_per_instance
+    name, parts = "node gpus", [each for each in wanted.parts if each.num_gpus]
     total = sum(node.num_ray_gpus for node in nodes)
-    if not each:
+    if not parts:
         if total and wanted.needs_vllm:
             return row(
                 name,
@@ -589,12 +636,15 @@ def _gpus_check(nodes: list[NodeFacts], num_free: int, wanted: Wanted) -> Check:
     if len(capabilities) > 1:
         cure = "one cluster for each kind: engines on them choose other kernels and KV layouts"
         return row(name, FAIL, f"of several compute capabilities: {_listed(kinds)}", cure)
-    places = sum(node.num_ray_gpus // each for node in nodes)
-    needed = f"{wanted.num_instances} instances of {each} each"
-    if places < wanted.num_instances:
-        what = f"{total} on {len(nodes)} nodes have place for {places}, not for {needed}"
-        return row(name, FAIL, what, f"llumctl up -n {places}" if places else "add nodes")
-    if num_free < wanted.num_instances * each:
+    num_instances, places = sum(each.num_instances for each in parts), _num_placed(nodes, parts)
+    kinds_of = ", ".join(
+        f"{each.num_instances} instances of {each.num_gpus} each" for each in parts
+    )
+    if places < num_instances:
+        what = f"{total} on {len(nodes)} nodes have place for {places}, not for {kinds_of}"
+        return row(name, FAIL, what, _fewer(parts, places) if places else "add nodes")
+    needed = kinds_of
+    if num_free < sum(each.num_instances * each.num_gpus for each in parts):
         what = f"{num_free} of {total} are free, not enough for {needed}"
         return row(name, WARN, what, "ray status      says what has the others")
     if len(set(kinds.values())) > 1 and len({k.split(" x ")[-1] for k in kinds.values()}) > 1:
@@ -603,13 +653,32 @@ def _gpus_check(nodes: list[NodeFacts], num_free: int, wanted: Wanted) -> Check:
     return row(name, OK, f"{total}, enough for {needed}: {_listed(kinds)}")
 
 
-def _model_check(nodes: list[NodeFacts], model: str) -> Check:
+def _num_placed(nodes: list[NodeFacts], parts: Iterable[Part]) -> int:
+    """How many of the instances find their GPUs on one node, if the largest are placed first."""
+    free = [node.num_ray_gpus for node in nodes]
+    num_placed = 0
+    for part in sorted(parts, key=lambda each: -each.num_gpus):
+        for _ in range(part.num_instances):
+            roomiest = max(range(len(free)), key=free.__getitem__)
+            if free[roomiest] >= part.num_gpus:
+                free[roomiest] -= part.num_gpus
+                num_placed += 1
+    return num_placed
+
+
+def _model_check(nodes: list[NodeFacts]) -> Check:
     name = "node model"
     missing = {node.address: node.model_problem for node in nodes if node.model_problem}
     if missing:
         return _judged(name, missing, "", "copy the folder there, to the same path")
-    empty = {node.address: "not in its cache" for node in nodes if not node.model_is_cached}
-    cure = f"there: hf download {model}      or let each node fetch it at the start"
+    empty = {
+        node.address: f"{', '.join(node.uncached_models)} not in its cache"
+        for node in nodes
+        if node.uncached_models
+    }
+    models = dict.fromkeys(model for node in nodes for model in node.uncached_models)
+    downloads = ", ".join(f"hf download {model}" for model in models)
+    cure = f"there: {downloads}      or let each node fetch it at the start"
     return _judged(name, empty, "every node has what it reads", cure, result=WARN)
 
 
@@ -655,15 +724,22 @@ def _node_shm_check(nodes: list[NodeFacts]) -> Check:
 def _node_memory_check(nodes: list[NodeFacts], wanted: Wanted) -> Check:
     """Checks the memory of nodes. Ray spreads instances, so a node must have room for its share of
     them, rounded up."""
-    name, each = "node memory", wanted.instance_bytes
-    share = -(-wanted.num_instances // len(nodes))
-    short = [node for node in nodes if node.available_bytes < each * share]
+    name = "node memory"
+    shares = [(-(-each.num_instances // len(nodes)), each) for each in wanted.parts]
+    needed = sum(share * each.memory.num_bytes for share, each in shares)
+    short = [node for node in nodes if node.available_bytes < needed]
     available = {node.address: f"{gib(node.available_bytes)} available" for node in short}
-    needs = f"{gib(each)} for each of {share} instances: "
-    none_fits = any(node.available_bytes < each for node in short)
+    texts = (
+        f"{gib(each.memory.num_bytes)} for each of {share} instances"
+        + (f" of {each.name}" if each.name else "")
+        for share, each in shares
+    )
+    needs = f"{', '.join(texts)}: "
+    least_needed = min(each.memory.num_bytes for each in wanted.parts)
+    none_fits = any(node.available_bytes < least_needed for node in short)
     cure = "free memory there, or fewer instances"
     least = min(node.available_bytes for node in nodes)
-    fine = f"at least {gib(least)} available, about {gib(each * share)} needed"
+    fine = f"at least {gib(least)} available, about {gib(needed)} needed"
     return _judged(name, available, fine, cure, needs, result=FAIL if none_fits else WARN)
 
 

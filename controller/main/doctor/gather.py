@@ -47,10 +47,10 @@ class Versions(Frozen):
 class Questions(Frozen):
     """What a node is asked about, in addition to the facts about itself."""
 
-    model_folder: str = ""
-    """A folder that each instance reads; empty if there is none."""
-    hub_model: str = ""
-    """The id of the model on the Hugging Face hub; empty if the model is not from there."""
+    model_folders: tuple[str, ...] = ()
+    """The folders that instances read."""
+    hub_models: tuple[str, ...] = ()
+    """The ids of the models that are on the Hugging Face hub."""
     log_dir: str = ""
 
 
@@ -68,8 +68,8 @@ class NodeFacts(Frozen):
     num_ray_gpus: int = 0
     """How many GPUs of the node Ray assigns to actors."""
     model_problem: str = ""
-    model_is_cached: bool = True
-    """Whether the hub's model is in the node's cache."""
+    uncached_models: tuple[str, ...] = ()
+    """The models of the hub that are not in the node's cache."""
     log_dir_problem: str = ""
     shm_free_bytes: int = 0
     available_bytes: int = 0

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -35,14 +36,16 @@ class NodeProbe:
         # The kernel accepts connections up to the backlog, so this process need not accept them.
         self._door = socket.create_server((address, 0), family=family, backlog=1024)
 
-    def facts(self, model_folder: str, hub_model: str, log_dir: str) -> dict[str, Any]:
+    def facts(
+        self, model_folders: Sequence[str], hub_models: Sequence[str], log_dir: str
+    ) -> dict[str, Any]:
         """The fields of NodeFacts, and the port at which this probe can be reached."""
         return {
             "port": self._door.getsockname()[1],
             "versions": versions(),
             "gpus": gpus(),
-            "model_problem": folder_problem(model_folder),
-            "model_is_cached": is_cached(hub_model),
+            "model_problem": "; ".join(filter(None, map(folder_problem, model_folders))),
+            "uncached_models": [each for each in hub_models if not is_cached(each)],
             "log_dir_problem": unwritable(log_dir),
             "shm_free_bytes": shm_free_bytes(),
             "available_bytes": available_bytes(),
@@ -119,8 +122,6 @@ def gpu(line: str) -> dict[str, Any] | None:
 
 def folder_problem(path: str) -> str:
     """Why an engine could not load a model from the folder; empty if it could."""
-    if not path:
-        return ""
     folder = Path(path)
     if not folder.is_dir():
         return f"there is no folder {path}"
@@ -137,8 +138,6 @@ def folder_problem(path: str) -> str:
 def is_cached(hub_model: str) -> bool:
     """Whether the hub's cache on this node has some revision of the model. The cache is found in
     the same way as the hub's library finds it, which accepts a user without a home folder."""
-    if not hub_model:
-        return True
     named = os.environ.get
     cache = named("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     home = named("HF_HOME") or f"{cache}/huggingface"
