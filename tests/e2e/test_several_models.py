@@ -10,11 +10,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from mcp.client.session import ClientSession
+from mcp.client.stdio import stdio_client
 
 from controller.api.client import ControlClient
 from controller.api.wire.status import ModelStatus
 from tests.e2e.emulated import Answer
 from tests.e2e.steering import Load, Story, done, instance, own_cluster
+from tests.e2e.test_mcp import Agent, server
 from tools.client_stream import Stream
 from tools.cluster import Cluster, running_with, wait_for
 
@@ -43,6 +46,7 @@ model = "embedded-small"
 instances = 2
 holding = { max_held_reqs = 4 }
 """
+LIVE = "endpoint.max_live_requests"
 cluster = own_cluster(EMULATED, "models")
 
 
@@ -192,8 +196,13 @@ def test_the_endpoint_lists_them_and_names_them_to_whoever_asks_for_another(
         listed = http.get("/v1/models").json()["data"]
         assert [each["id"] for each in listed] == ["large", "small"]
         assert http.get("/v1/models/small").json()["id"] == "small"
-        told = {each.model for each in client.requests(limit=1000).requests}
-        assert told == {"large", "small"}
+        for name in ("large", "small"):
+            Answer(cluster, 32, 5, model=name, name=f"named-{name}-").check()
+        found = [
+            each for each in client.requests(limit=1000).requests if "named-" in each.client_id
+        ]
+        assert {each.model for each in found} == {"large", "small"}
+        assert all(f"named-{each.model}-" in each.client_id for each in found)
         for body in ({"model": "other"}, {}, {"model": None}):
             told = http.post("/v1/completions", json={"prompt": "a"} | body)
             assert told.status_code == HTTPStatus.NOT_FOUND
@@ -213,6 +222,40 @@ def test_the_endpoint_lists_them_and_names_them_to_whoever_asks_for_another(
         lambda: [each.model for each in client.status().instances].count("small") == 2,
         "the end of the third instance",
     )
+
+
+async def test_an_agent_names_the_model_of_its_order(cluster: Cluster) -> None:
+    async with (
+        stdio_client(server(cluster, "--orders")) as streams,
+        ClientSession(*streams) as session,
+    ):
+        await session.initialize()
+        agent = Agent(session)
+        nowhere = await agent.call("plan_set", changes={"migration.max_moves": 2}, reason="a test")
+        assert nowhere["try"].endswith("model = large")
+        wanted = {"changes": {"migration.max_moves": 2}, "model": "small", "reason": "a test"}
+        plan = await agent.call("plan_set", **wanted)
+        await agent.call("confirm", token=plan["token"])
+
+        async def max_moves(name: str) -> object:
+            listed = (await agent.call("settings", model=name))["settings"]
+            return next(each["value"] for each in listed if each["key"] == "migration.max_moves")
+
+        assert (await max_moves("large"), await max_moves("small")) == (4, 2)
+        back = await agent.call("plan_undo", reason="enough")
+        assert back["order"].startswith("small: ")
+        await agent.call("confirm", token=back["token"])
+        assert await max_moves("small") == 4
+        # All models have one value of a setting of their frontends.
+        plan = await agent.call("plan_set", changes={LIVE: 99}, reason="a test")
+        await agent.call("confirm", token=plan["token"])
+        killed = cluster.controller_pid
+        os.kill(killed, signal.SIGKILL)
+        cluster.wait_state("ready")
+        assert cluster.controller_pid != killed
+        for name in ("large", "small"):
+            listed = (await agent.call("settings", model=name))["settings"]
+            assert next(each["value"] for each in listed if each["key"] == LIVE) == 99
 
 
 @pytest.mark.full

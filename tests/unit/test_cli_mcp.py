@@ -1,5 +1,6 @@
 """The tools of `llumctl mcp`, without the protocol: what they take, and when a plan counts."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -8,9 +9,9 @@ import pytest
 from controller.api.errors import ConflictError, LlumctlError, NotFoundError, UsageError
 from controller.api.operations.on_cluster import Scale, ScaleReport
 from controller.api.operations.on_instances import Drain, DrainReport
-from controller.api.operations.order import Order
+from controller.api.operations.order import Kind, Order
 from controller.api.operations.table import ORDERS
-from llumctl.commands.mcp import MAX_PLANS, NOTE, TOKEN_LASTS_S, Tools
+from llumctl.commands.mcp import MAX_PLANS, NOTE, TOKEN_LASTS_S, Tools, _failure
 from tools import synthetic_cluster
 
 INSTANCES = tuple(synthetic_cluster.instance(each) for each in ("i-0", "i-1"))
@@ -20,6 +21,8 @@ class Client:
     """A controller that drains every instance."""
 
     def __init__(self) -> None:
+        self.model = ""
+        """The model of the last question."""
         self.revision = 3
         self.given: list[Order[Any, Any]] = []
 
@@ -27,6 +30,10 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+    def of_model(self, name: str) -> "Client":
+        self.model = name
+        return self
 
     def status(self) -> Any:
         return synthetic_cluster.cluster(INSTANCES).model_copy(update={"revision": self.revision})
@@ -36,6 +43,8 @@ class Client:
 
     def send(self, order: Order[Any, Any]) -> Any:
         if isinstance(order, Scale):
+            if not order.wanted.dry_run:
+                self.given.append(order)
             number = order.wanted.target or 0
             return ScaleReport(
                 previous=2, target=number, added=("i-2",), draining=(), revision=self.revision
@@ -76,6 +85,29 @@ def plan(tools: Tools, instance_id: str = "i-1") -> str:
     told = data(tools.call("plan_drain", {"target": instance_id, "reason": "a fan"}))
     assert told["changes"]
     return str(told["token"])
+
+
+def test_an_order_about_a_model_reaches_it_and_questions_may_name_one(
+    client: Client, tools: Tools
+) -> None:
+    args = {"target": 3, "model": "small", "reason": "load"}
+    told = data(tools.call("plan_scale", args))
+    assert (told["order"], told["command"]) == ("small: scale 3", "llumctl scale --model small 3")
+    assert data(tools.call("confirm", {"token": told["token"]}))["order"] == "small: scale 3"
+    assert [each.url for each in client.given] == ["/models/small/v1/scale"]
+    for name, each in tools.all().items():
+        if each.reads and "model" in each.schema["properties"] and not name.startswith("plan_"):
+            with contextlib.suppress(AttributeError):  # what this client does not answer
+                tools.call(name, {"model": f"of-{name}"})
+            assert client.model == f"of-{name}"
+    about_one = {row for row in ORDERS.values() if row.about is Kind.CLUSTER}
+    assert not any("model" in row.body.model_fields for row in about_one), "the tool's argument"
+
+
+def test_a_hint_names_the_argument_instead_of_the_option() -> None:
+    error = UsageError("it is about one model", "the same command with --model big")
+    told = json.loads(_failure(error))
+    assert told["try"] == "the same tool with the argument model = big"
 
 
 def test_every_order_with_a_plan_has_a_tool_that_sets_nothing_of_the_plan_itself(
