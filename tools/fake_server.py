@@ -222,7 +222,8 @@ class FakeServer:
 class Served:
     """A fake server on a free port of this process, on a thread of its own."""
 
-    def __init__(self, fake: FakeServer) -> None:
+    def __init__(self, fake: Any) -> None:
+        """`fake`: a FakeServer, or another object with an `app`."""
         self.fake = fake
         sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"

@@ -86,9 +86,9 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
         (UsageError, "bad_adapter bad_setting no_such_level which_model"),
         (
             RefusedError,
-            "adapter_exists ended key_reused leaving max_instances min_instances no_instances"
-            " no_room not_attached not_dispatched not_ready not_serving not_started noticed"
-            " other_digest recorded_already rolling same_instance stopping unschedulable",
+            "adapter_exists attached_only ended key_reused leaving max_instances min_instances"
+            " no_instances no_room not_attached not_dispatched not_ready not_serving not_started"
+            " noticed other_digest recorded_already rolling same_instance stopping unschedulable",
         ),
         (ConflictError, "ambiguous plan_changed revision_conflict"),
         (LastInstanceError, "last_instance"),

@@ -76,6 +76,11 @@ class ClusterPlan(BaseModel):
     model read it. Empty with one model, whose plan this is."""
 
     @property
+    def attached_only(self) -> bool:
+        """Whether the model, of which this is the plan, runs on attached servers only."""
+        return self.num_instances == 0
+
+    @property
     def by_model(self) -> tuple["ClusterPlan", ...]:
         """The plan of each model that the cluster serves."""
         return self.models or (self,)

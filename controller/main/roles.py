@@ -407,6 +407,10 @@ async def llumlet(
         """Makes the engine with the present arguments: a rolling restart may have changed them."""
         report(LAUNCHING)
         if attached is not None:
+            if plan.attached_only:
+                from controller.adapters.attached.forward_engine import ForwardEngine
+
+                return ForwardEngine(attached, report)
             from controller.adapters.attached.attached_engine import AttachedEngine
 
             return AttachedEngine(attached, report)
@@ -499,7 +503,9 @@ async def frontend(
     from controller.adapters.listener import SharedListener
     from controller.adapters.prometheus import RequestMetrics
     from controller.adapters.vllm.endpoint.frontend import (
+        ForwardedModel,
         FrontendConfig,
+        HostedModel,
         ModelConfig,
         OpenAIFrontend,
         ServedModel,
@@ -524,6 +530,7 @@ async def frontend(
 
     def served(of_model: ClusterPlan, controller_address: str) -> ServedModel:
         mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
+        model: ServedModel
         member = ControllerLink(
             "frontend",
             member_id,
@@ -535,15 +542,19 @@ async def frontend(
             on_active=start.succeeded,
             machine=_ray_node_id(),
         )
+        name, is_one = of_model.settings.model_names[0], bool(of_model.number)
+        own = metrics.of(name) if is_one else metrics
+        if of_model.attached_only:
+            model = ForwardedModel(config, name, member, mailbox, own, is_one_of_several=is_one)
+            return model
         about = ModelConfig(
-            of_model.settings.model_names[0],
+            name,
             of_model.engine_args,
             of_model.num_instances,
             expects_grammars=of_model.profile is None,
-            is_one_of_several=bool(of_model.number),
+            is_one_of_several=is_one,
         )
-        own = metrics.of(about.name) if about.is_one_of_several else metrics
-        model = ServedModel(config, about, member, mailbox, own)
+        model = HostedModel(config, about, member, mailbox, own)
         return model
 
     models = [

@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,7 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     for each in of_models:
         check_engine_args(each.vllm_args)
         check_settings(each)
+    hosted = tuple(each for each in of_models if not each.attached_only)
     check_endpoint(endpoint)
     check_traces(endpoint.otlp_traces_endpoint)
     if cluster.ray_address:
@@ -145,13 +146,21 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
     preflight.check_port(endpoint.host, endpoint.port, "the endpoint", "--port")
     preflight.check_port(control.host, control.port, "the control API", "--control-port")
     state_dir = run_state.state_dir(cluster.name)
-    if emulation.is_emulated(settings):
-        choices = _emulated_engines(of_models)
+    if not hosted:
+        chosen_engines: Iterable[dict[str, Any]] = ()
+    elif emulation.is_emulated(settings):
+        chosen_engines = _emulated_engines(hosted)
     else:
-        choices = choose_vllm_engines(of_models, progress)
-    num_frontends = choices[0]["num_frontends"]
+        chosen_engines = choose_vllm_engines(hosted, progress)
+    of_hosted = iter(chosen_engines)
+    choices = [_no_engines() if each.attached_only else next(of_hosted) for each in of_models]
+    num_frontends = max(
+        (each.get("num_frontends", 0) for each in choices), default=0
+    ) or _num_frontends(settings, 0)
     for of_model, chosen in zip(of_models, choices, strict=True):
-        chosen["adapters"] = planned_adapters(of_model, chosen["engine_args"])
+        chosen["num_frontends"] = num_frontends
+        if not of_model.attached_only:
+            chosen["adapters"] = planned_adapters(of_model, chosen["engine_args"])
     preflight.check_threads(sum(each["num_instances"] for each in choices), num_frontends)
     num_threads = preflight.threads_per_rank(
         sum(each["num_instances"] * preflight.num_ranks(each["engine_args"]) for each in choices),
@@ -185,6 +194,11 @@ def make_plan(settings: Settings, progress: Progress = lambda _: None) -> Cluste
         for number, (of_model, chosen) in enumerate(zip(of_models, choices, strict=True), 1)
     ]
     return plan.model_copy(update={"models": tuple(models)})
+
+
+def _no_engines() -> dict[str, Any]:
+    """The fields of the plan of a model that runs on attached servers only."""
+    return {"engine_args": {}, "num_instances": 0, "num_gpus_per_instance": 0}
 
 
 def _telemetry(settings: Settings) -> dict[str, str]:
@@ -304,6 +318,8 @@ def _instances_of(plan: ClusterPlan) -> str:
     """`2 instances of the emulated a10-llama-7b (big)`"""
     what = plan.model_name if plan.profile is None else f"the emulated {plan.profile.name}"
     name = plan.settings.model_names[0]
+    if plan.attached_only:
+        return f"{name} on servers to be attached"
     named = f" ({name})" if plan.number and name != what else ""
     return f"{plan.num_instances} instance{'s' if plan.num_instances > 1 else ''} of {what}{named}"
 

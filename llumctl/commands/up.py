@@ -389,7 +389,8 @@ def is_up(status: "ClusterStatus") -> bool:
 
 
 def endpoint_text(settings: "Settings", status: "ClusterStatus") -> str:
-    """The URL, and below it a curl command, in which the shell reads an API key from its file."""
+    """The URL, and below it a curl command, in which the shell reads an API key from its file. Then
+    how the models that run on attached servers only get their first one."""
     base = status.endpoint_url.rstrip("/").removesuffix("/v1")
     names = (*settings.endpoint.served_model_name, *(each.name for each in status.models))
     body = {
@@ -406,7 +407,9 @@ def endpoint_text(settings: "Settings", status: "ClusterStatus") -> str:
         words.append(f"-H @<(sed -n {shlex.quote(script)} {key_file})")
     words.append("-H 'Content-Type: application/json'")
     words.append(f"-d {shlex.quote(json.dumps(body))}")
-    return f"{base}/v1\n{' '.join(words)}"
+    awaited = [name for name, table in settings.models.items() if not table.instances]
+    attach = (f"\nllumctl attach URL --model {name}" for name in awaited)
+    return f"{base}/v1\n{' '.join(words)}{''.join(attach)}"
 
 
 def _members(status: "ClusterStatus") -> "tuple[InstanceStatus | FrontendStatus, ...]":

@@ -410,6 +410,13 @@ def _check_addresses(settings: Settings, origins: Origins) -> None:
 def _with_models(settings: Settings, origins: Origins) -> Settings:
     """The settings with absolute paths in `[models.NAME]`, after the checks of these tables."""
     if not settings.models:
+        if settings.attached_only:
+            number = ("cluster", "instances")
+            raise UsageError(
+                f"{origins.of(number)}: a cluster has at least one instance; a model on attached"
+                " servers only has a table of its own, [models.NAME] with instances = 0",
+                origins.cure(number),
+            )
         return settings
     for key, instead in ONE_MODEL_KEYS.items():
         if origins.given(key) or (key[0] == "adapters" and settings.adapters):
@@ -419,7 +426,9 @@ def _with_models(settings: Settings, origins: Origins) -> Settings:
                 origins.cure(key),
             )
     models = {
-        name: table.model_copy(
+        name: table
+        if not table.instances
+        else table.model_copy(
             update={
                 "model": _model(table.model or name, origins, ("models", name)),
                 "engine": _with_interpreter(
@@ -442,7 +451,7 @@ def _with_models(settings: Settings, origins: Origins) -> Settings:
             of_model = settings.of_model(name)
         except ValidationError as error:
             raise explain(error, origins, ("models", name)) from error
-        if settings.cluster.engine == "emulated":
+        if settings.cluster.engine == "emulated" and not of_model.attached_only:
             _check_emulated(of_model, origins, ("models", name))
         if code := next(iter(code_in(settings.models[name].engine)), ""):
             raise UsageError(

@@ -308,7 +308,7 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
     gate = openai_app.Gate(levels=limits.levels)
     tasks, stops = info.supported_tasks, lambda: "it stops" if gate.closed else ""
     app = await openai_app.build_model_app(llm, args, tasks, stops)
-    openai_app.build_server([app], args, gate, KeepAlive(9, error_body))
+    openai_app.build_server([app], [], args, gate, KeepAlive(9, error_body))
     bed = Bed(engine, llm, gate, router, process)
     stepping = asyncio.create_task(bed.step_for_ever())
     try:

@@ -60,7 +60,7 @@ def test_a_server_serves_drains_dies_returns_and_is_detached(
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with server(port) as process:
-        wait_for(lambda: _listens(port), "the server")
+        wait_for(lambda: listens(port), "the server")
         done(cluster, "attach", url)
         found = instance(client, SERVER_ID)
         assert found.attached is not None
@@ -90,6 +90,6 @@ def test_a_server_serves_drains_dies_returns_and_is_detached(
         assert ids_of(client) == ["i-0", "i-1"]
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
     with socket.socket() as trial:
         return trial.connect_ex(("127.0.0.1", port)) == 0

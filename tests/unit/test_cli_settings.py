@@ -75,6 +75,8 @@ BAD_FILES = [
     ("\n[[priority]]\nname='a'\nrank=1\n", 2, "one priority level must have rank 0"),
     (LEVEL + "[[priority]]\nname='a'\nrank=1\n", 1, "two priority levels have the same name"),
     (LEVEL + "[[priority]]\nname='b'\nrank=0\n", 1, "two priority levels have the same rank"),
+    ("[cluster]\ninstances = 0\n", 2, "a cluster has at least one instance"),
+    ("[models.m]\ninstances = 0\nmodel = 'x'\n", 1, "servers only, which have no model"),
     ("[endpoint]\nport = \n", 2, "not valid TOML: Invalid value"),
     ("[endpoint]\nx = [1,\n2\n", 3, "not valid TOML: Unclosed array"),
     ("\x7fELF = 1\n", 1, "not valid TOML"),

@@ -21,7 +21,7 @@ from controller.ports.engine import (
 )
 
 if TYPE_CHECKING:
-    from controller.adapters.attached.attached_engine import AttachedEngine, AttachedRequest
+    from controller.adapters.attached.server_engine import ServerEngine
 
 UNABLE = "the server that this instance is attached to cannot take it"
 _NEVER = MoveFacts(never=MoveRefusal.ATTACHED)
@@ -91,7 +91,7 @@ class AttachedMoves:
     """No request of an attached server moves, and none moves there. Requests that were lost
     elsewhere go on there, with their outputs as a part of the prompt."""
 
-    def __init__(self, engine: "AttachedEngine") -> None:
+    def __init__(self, engine: "ServerEngine[Any, Any]") -> None:
         self._engine = engine
         self.blocks: KvBlocks = NoBlocks()
         self.fingerprint = f"server={engine.server.url}"
@@ -118,16 +118,16 @@ class AttachedMoves:
                 num_blocks := 0 if request_id in queued else blocks_for(live.num_tokens, size),
                 num_blocks,
                 request_id in queued,
-                arrival_time_s=live.request.arrival_time,
-                num_tokens_left=live.max_tokens - len(live.outputs),
+                arrival_time_s=live.arrival_time_s,
+                num_tokens_left=max(0, live.max_tokens - live.num_outputs),
                 facts=_NEVER,
-                num_outputs=len(live.outputs),
+                num_outputs=live.num_outputs,
             )
             for request_id, live in self._engine.live.items()
         ]
 
     def outputs(self, request_id: str) -> Sequence[int]:
-        return list(self._engine.live[request_id].outputs)
+        return ()  # they are asked for only in a move
 
     def pin(self, request_id: str, first_block: int) -> PinnedBlocks | None:
         return None
@@ -146,7 +146,7 @@ class AttachedMoves:
 
     def reserve(
         self,
-        prepared: "AttachedRequest",
+        prepared: Any,
         output_token_ids: Sequence[int],
         num_blocks: int,
     ) -> ReservedBlocks | MoveRefusal:
@@ -166,11 +166,6 @@ class AttachedMoves:
     def drawn_generator(self, prepared: Any, num_output_tokens: int) -> None:
         """No request with a seed is taken."""
 
-    def reenter(
-        self, prepared: "AttachedRequest", output_token_ids: Sequence[int], generator: None
-    ) -> None:
+    def reenter(self, prepared: Any, output_token_ids: Sequence[int], generator: None) -> None:
         assert generator is None
-        prepared.outputs.extend(output_token_ids)
-        if len(prepared.outputs) >= prepared.max_tokens:
-            raise ValueError(f"{UNABLE}: its answer is as long as it may be")
-        self._engine.add(prepared)
+        self._engine.reenter(prepared, output_token_ids)

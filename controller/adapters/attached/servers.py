@@ -1,6 +1,7 @@
 """What attached servers of each kind are asked, and how their answers read: vLLM, SGLang and
-llama.cpp. A dialect is plain functions from values to values; `engine.py` makes the calls, and
-`identify` makes those of the moment at which a server is attached.
+llama.cpp. A dialect is plain functions from values to values; `server_engine.py` makes the calls,
+and `identify` makes those of the moment at which a server is attached. A server of another kind has
+OpenAI's API and no dialect: it only gets requests as they came, and its metrics are not read.
 
 Facts from each project's documentation, and from a run where docs/attached-servers.md says so:
 
@@ -25,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from controller.core.fleet.attached import AttachedServer, ServerKind
 
 PROBE = "/health"
+MODELS = "/v1/models"
 METRICS = "/metrics"
 MAX_KEY_BYTES = 4096
 CALL_TIMEOUT_S = 10.0
@@ -50,6 +52,11 @@ def headers(server: AttachedServer) -> dict[str, str]:
     if not key.isascii() or not key.isprintable() or not key:
         raise ServerError(f"the key file {server.key_file} has no key in one line of ASCII")
     return {"authorization": f"Bearer {key}"}
+
+
+def probe_of(kind: ServerKind) -> str:
+    """The path that answers with 200 while the server serves. OpenAI's API has no path for that."""
+    return MODELS if kind == "openai" else PROBE
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -294,23 +301,24 @@ class Identity:
 _OWNERS: Mapping[str, ServerKind] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp"}
 
 
-def identify(url: str, key_file: str = "") -> Identity:
-    """Asks a server what it is. Blocks for some seconds at most. Raises ServerError."""
+def identify(url: str, key_file: str = "", wanted: str = "") -> Identity:
+    """Asks a server what it is. `wanted`: the model that counts if the server lists it; else its
+    first one does. Blocks for some seconds at most. Raises ServerError."""
     asked = AttachedServer(url, "vllm", "", 0, 0, key_file=key_file)
     with httpx.Client(base_url=url, headers=headers(asked), timeout=CALL_TIMEOUT_S) as client:
-        models = _get(client, "/v1/models")
+        models = _get(client, MODELS)
         try:
-            model = models["data"][0]
+            cards = models["data"]
+            model = next((each for each in cards if each["id"] == wanted), cards[0])
             name, owner = str(model["id"]), str(model.get("owned_by", ""))
         except (KeyError, IndexError, TypeError):
-            raise ServerError("it lists no model at /v1/models") from None
-        kind = _OWNERS.get(owner)
-        if kind is None:
-            raise ServerError(
-                f"it calls itself {owner[:40]!r}, which is neither vllm, sglang nor llamacpp"
-            )
+            raise ServerError(f"it lists no model at {MODELS}") from None
+        kind = _OWNERS.get(owner, "openai")
         server = replace(asked, kind=kind, model=name)
         match kind:
+            case "openai":
+                max_model_len = _number(model.get("max_model_len") or model.get("context_length"))
+                return Identity(replace(server, max_model_len=max_model_len), (name,), None)
             case "vllm":
                 return _identify_vllm(client, server, model)
             case "sglang":

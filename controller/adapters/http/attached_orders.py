@@ -40,12 +40,16 @@ class AttachHandler(Handler[AttachRequest, AttachReport]):
             for member in controller.roster.instances()
             if member.said.info and member.member_id not in controller.keeper.spec.attached
         ]
-        if not lengths:
+        forwards = controller.keeper.spec.attached_only
+        if not lengths and not forwards:
             what = "no instance of the cluster has started yet, so the server cannot be compared"
             raise ApiError(409, "not_ready", what, "llumctl status")
-        asked = ServerAsked(wanted.url, wanted.key_file, wanted.capacity_tokens, wanted.other_model)
+        asked = ServerAsked(
+            wanted.url, wanted.key_file, wanted.capacity_tokens, wanted.other_model, forwards
+        )
+        longest = min(lengths, default=0)
         try:
-            self.server = await asyncio.to_thread(self.operated.check_server, asked, min(lengths))
+            self.server = await asyncio.to_thread(self.operated.check_server, asked, longest)
         except UsageError as error:
             raise ApiError(400, "bad_server", error.message, error.hint) from error
 

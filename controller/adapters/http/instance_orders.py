@@ -90,8 +90,10 @@ class _OnInstance(Handler[Wanted, Report]):
         """Raises ApiError if there is a refusal. `despite`: the command that carries the order out
         anyway."""
         with as_api_errors():
-            cordoned = self.controller.keeper.spec.marked(Closed.CORDONED)
-            refuse_instances(refusal, instance_ids, cordoned, despite)
+            spec = self.controller.keeper.spec
+            more = "attach URL" if spec.attached_only else "scale +1"
+            cordoned = spec.marked(Closed.CORDONED)
+            refuse_instances(refusal, instance_ids, cordoned, despite, more)
 
     def deeds(self) -> Sequence[Deed]:
         return super().deeds() if self.changes else ()

@@ -8,7 +8,7 @@ which hands it to the controller. The controller raises alarm events by `[consol
 
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import BeforeValidator, Field, Strict, field_validator
+from pydantic import BeforeValidator, Field, Strict, field_validator, model_validator
 
 from controller.api.settings import ADAPTER_NAME, MAX_INSTANCES, PYTHON, without_python
 from controller.api.settings.table import OfCore, Port, Seconds, Table, is_table
@@ -49,9 +49,9 @@ class ClusterTable(Table):
     """`embedded` or `embedded-small`, a local path, or a Hugging Face id."""
     engine: Literal["vllm", "emulated"] = "vllm"
     """What runs in an instance: vLLM, or a model of its timing that computes nothing."""
-    instances: Annotated[int, Field(ge=1, le=MAX_INSTANCES)] | None = None
+    instances: Annotated[int, Field(ge=0, le=MAX_INSTANCES)] | None = None
     """How many instances there are at the start. None: one per GPU (divided by the tensor-parallel
-    size), 2 on a CPU machine, 4 emulated."""
+    size), 2 on a CPU machine, 4 emulated. 0 is for `[models.NAME]` only."""
     frontends: Annotated[int, Field(ge=1, le=64)] | None = None
     """How many processes serve the endpoint. None: two if there are 4 cores, and 2.2 GB of memory
     in addition to what the instances take; else one."""
@@ -234,8 +234,10 @@ class ModelTable(Table):
     model: str | None = None
     """`embedded` or `embedded-small`, a local path, or a Hugging Face id. None: the name is the
     id."""
-    instances: Annotated[int, Field(ge=1, le=MAX_INSTANCES)] = 1
-    """How many instances of the model there are at the start."""
+    instances: Annotated[int, Field(ge=0, le=MAX_INSTANCES)] = 1
+    """How many instances of the model there are at the start. 0: the model runs only on servers
+    that `llumctl attach` adds, of any tokenizer. It then has none of `model`, `engine`, `emulated`,
+    `adapters` and `autoscale`."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """vLLM engine arguments that only this model has, or that differ from those in `[engine]`."""
     adapters: dict[AdapterName, FolderName] = Field(default_factory=dict)
@@ -256,6 +258,17 @@ class ModelTable(Table):
     """What differs from `[replay]`."""
     traffic: dict[str, Any] = Field(default_factory=dict)
     """Which models answer the requests for this one, and which get copies; as in `[traffic]`."""
+
+    @model_validator(mode="after")
+    def _has_what_it_can_use(self) -> "ModelTable":
+        unused = ("model", "engine", "adapters", "emulated", "autoscale")
+        given = [name for name in unused if getattr(self, name)]
+        if not self.instances and given:
+            raise ValueError(
+                f"with instances = 0 the model runs on attached servers only, which have no"
+                f" {given[0]}"
+            )
+        return self
 
 
 DEFAULT_PRIORITIES = (
@@ -308,6 +321,11 @@ class Settings(Table):
         values["cluster"] |= {"model": table.model or name, "instances": table.instances}
         values["endpoint"]["served_model_name"] = (name,)
         return Settings.model_validate(values)
+
+    @property
+    def attached_only(self) -> bool:
+        """Whether the model has no instances of the cluster's own."""
+        return self.cluster.instances == 0
 
     @property
     def engine_python(self) -> str:

@@ -39,7 +39,7 @@ class AttachedStatus(WireModel):
     """A server that somebody else started, on which the requests of an instance run."""
 
     url: str
-    kind: Literal["vllm", "sglang", "llamacpp"]
+    kind: Literal["vllm", "sglang", "llamacpp", "openai"]
     model: str
     """The model's name in the server's own API."""
     max_model_len: int

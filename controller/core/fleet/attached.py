@@ -1,17 +1,19 @@
-"""Attached servers: vLLM, SGLang or llama.cpp servers that somebody else started, and that take
-part in the cluster as instances which cannot move requests. What the spec keeps of each one, and
-which requests can be carried over to such a server.
+"""Attached servers, which somebody else started, and which take part in the cluster as instances
+that cannot move requests. What the spec keeps of each one, and which requests can be carried over
+to such a server.
 
-A request is carried over as the ids of its prompt's tokens, with the few parameters that mean the
-same to every kind of server. Anything else would be lost without notice, so such a request stays on
-the cluster's own instances.
+A request of a model that the cluster has instances of is carried over as the ids of its prompt's
+tokens, with the few parameters that mean the same to every kind of server. Anything else would be
+lost without notice, so such a request stays on the cluster's own instances. A model without
+instances of the cluster's own has its requests forwarded as they came.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-ServerKind = Literal["vllm", "sglang", "llamacpp"]
+ServerKind = Literal["vllm", "sglang", "llamacpp", "openai"]
+"""`openai`: any other server with OpenAI's API. It only takes requests that are forwarded."""
 SERVER_REFUSED = "the attached server refuses the request: "
 """How the reason begins with which a server's refusal ends a request."""
 
@@ -39,12 +41,14 @@ class AttachedServer:
 @dataclass(frozen=True, slots=True)
 class ServerAsked:
     """What an operator says of a server that is to be attached. `capacity_tokens`: 0: the server is
-    asked. `other_model`: the server may have another model than the cluster."""
+    asked. `other_model`: the server may have another model than the cluster. `forwards`: whether
+    requests are forwarded to it as they came."""
 
     url: str
     key_file: str = ""
     capacity_tokens: int = 0
     other_model: bool = False
+    forwards: bool = False
 
 
 CARRIED = frozenset(

@@ -211,15 +211,26 @@ class ClusterSpec:
     """The instances whose requests run on servers that somebody else started, by instance id. They
     are attached and detached by orders of their own: no scale counts or removes them, and no
     rolling restart has them."""
+    attached_only: bool = False
+    """Whether the model has no instances of the cluster's own. It never gets any: `scale` is
+    refused, and requests are forwarded to its servers as they came."""
 
     @staticmethod
     def first(
         num_instances: int, adapters: tuple[Adapter, ...] = (), from_number: int = 0
     ) -> "ClusterSpec":
-        """`from_number`: the number of the first instance; other models have those before it."""
+        """`num_instances`: 0: the model runs on attached servers only. `from_number`: the number of
+        the first instance; other models have those before it."""
         end = from_number + num_instances
         ids = tuple(f"i-{number}" for number in range(from_number, end))
-        return ClusterSpec(0, ids, end, adapters=adapters, next_adapter=1 + len(adapters))
+        return ClusterSpec(
+            0,
+            ids,
+            end,
+            adapters=adapters,
+            next_adapter=1 + len(adapters),
+            attached_only=not num_instances,
+        )
 
     def check(self) -> None:
         """Raises ValueError if the methods below cannot have made this spec."""
@@ -246,6 +257,8 @@ class ClusterSpec:
             raise ValueError("an instance has the cluster's arguments as its own")
         if set(self.attached) - set(self.instance_ids):
             raise ValueError("a server is attached as an instance that there is not")
+        if self.attached_only and set(self.instance_ids) != set(self.attached):
+            raise ValueError("an instance of a model that only has attached servers")
         if len({each.url for each in self.attached.values()}) != len(self.attached):
             raise ValueError("a server is attached twice")
         if len({each.name for each in self.adapters}) != len(self.adapters):
@@ -488,6 +501,8 @@ class OrderRefusal(StrEnum):
     NOTICED = "noticed"
     """The instance leaves by a notice, which would only make its claim again."""
     MIN_INSTANCES = "min_instances"
+    ATTACHED_ONLY = "attached_only"
+    """The model has attached servers only."""
     MAX_INSTANCES = "max_instances"
     PLAN_CHANGED = "plan_changed"
     """By now the scale would add or remove other instances than the plan to which the operator
@@ -500,8 +515,9 @@ def none_would_serve(
     spec: ClusterSpec, going: Collection[str], schedulable: Collection[str]
 ) -> bool:
     """Whether no instance would take all requests: each one is in `going`, drains, is not
-    schedulable, or is an attached server."""
-    return not (set(schedulable) - set(going) - spec.drains.keys() - spec.attached.keys())
+    schedulable, or is an attached server of a model that has instances of the cluster's own."""
+    left = set(schedulable) - set(going) - spec.drains.keys()
+    return not (left if spec.attached_only else left - spec.attached.keys())
 
 
 def emptying_refusal(
@@ -612,6 +628,8 @@ def plan_scale(
     these instances are removed, however busy they are by now. `gone`: instances whose processes
     have ended, so that they cannot stay.
     """
+    if spec.attached_only:
+        return OrderRefusal.ATTACHED_ONLY
     if target < 1:
         return OrderRefusal.MIN_INSTANCES
     if target > MAX_INSTANCES:

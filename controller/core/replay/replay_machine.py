@@ -83,6 +83,7 @@ class ReplayRefusal(StrEnum):
     MULTIMODAL = "multimodal"
     PROMPT_EMBEDS = "prompt_embeds"
     STREAMED_PROMPT = "streamed_prompt"
+    FORWARDED = "forwarded"
 
 
 SENTENCES = {
@@ -94,6 +95,7 @@ SENTENCES = {
     ReplayRefusal.MULTIMODAL: "it has multimodal input",
     ReplayRefusal.PROMPT_EMBEDS: "its prompt is given as embeddings",
     ReplayRefusal.STREAMED_PROMPT: "its prompt was streamed in",
+    ReplayRefusal.FORWARDED: "no other server can go on with an answer that has begun",
 }
 
 ALWAYS = frozenset({ReplayRefusal.OFF, ReplayRefusal.TOO_OFTEN, ReplayRefusal.NOT_KEPT})

@@ -22,17 +22,29 @@ def check_server(
     engine_args: Mapping[str, Any],
 ) -> AttachedServer:
     """Asks the server what it is. `max_model_len`: how many tokens a request of the cluster may
-    have. `model_names`: by which names clients call the cluster's model. Raises UsageError."""
+    have. `model_names`: by which names clients call the cluster's model. If requests are forwarded
+    to the server, neither its tokenizer nor its length need to be the cluster's. Raises
+    UsageError."""
     url = _plain(asked.url)
     if asked.key_file:
         check_key_file(asked.key_file)
     try:
-        found = identify(url, asked.key_file)
+        found = identify(url, asked.key_file, next(iter(model_names), ""))
     except ServerError as error:
         raise UsageError(f"{url}: {error}", f"curl {url}/v1/models") from error
     server = found.server
     if not asked.other_model:
         _check_model(found, [*model_names, str(engine_args.get("model", ""))])
+    if asked.forwards:
+        capacity_tokens = _capacity(asked, server)
+        longest = min(server.max_model_len or capacity_tokens, capacity_tokens)
+        return replace(server, max_model_len=longest, capacity_tokens=capacity_tokens)
+    if server.kind == "openai":
+        raise UsageError(
+            f"{url}: it calls itself neither vllm, sglang nor llamacpp, so it cannot be sent ids"
+            " of tokens",
+            "docs/attached-servers.md, Models on other servers only",
+        )
     own = _own_sample(engine_args)
     if found.sample_ids is not None and own is not None and found.sample_ids != own:
         raise UsageError(
@@ -45,13 +57,18 @@ def check_server(
             f" may have {max_model_len}",
             "start the server with a longer context      or      the cluster with a shorter one",
         )
+    capacity_tokens = _capacity(asked, server)
+    return replace(server, max_model_len=max_model_len, capacity_tokens=capacity_tokens)
+
+
+def _capacity(asked: ServerAsked, server: AttachedServer) -> int:
     capacity_tokens = asked.capacity_tokens or server.capacity_tokens
     if capacity_tokens < server.block_size:
         raise UsageError(
-            f"{url}: it does not tell how many tokens its KV cache holds",
-            f"llumctl attach {url} --capacity TOKENS",
+            f"{server.url}: it does not tell how many tokens its KV cache holds",
+            f"llumctl attach {server.url} --capacity TOKENS",
         )
-    return replace(server, max_model_len=max_model_len, capacity_tokens=capacity_tokens)
+    return capacity_tokens
 
 
 def _plain(url: str) -> str:

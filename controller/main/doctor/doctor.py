@@ -173,7 +173,8 @@ def gpu_check(gpus: list[str], settings: Settings) -> Check:
     if emulation.is_emulated(settings):
         return row("gpu", OK, f"{len(gpus)} visible; emulated instances use none")
     try:
-        planned = [preflight.planned(each, len(gpus)) for each in settings.by_model().values()]
+        hosted = (each for each in settings.by_model().values() if not each.attached_only)
+        planned = [preflight.planned(each, len(gpus)) for each in hosted]
     except LlumctlError as error:
         return row("gpu", FAIL, error.message, error.hint)
     wanted = sum(each.num_instances * each.num_gpus_per_instance for each in planned)

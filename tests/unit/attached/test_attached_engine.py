@@ -15,8 +15,9 @@ import pytest
 import uvicorn
 
 from controller.adapters import vllm_wire as wire
-from controller.adapters.attached import attached_engine
-from controller.adapters.attached.attached_engine import AttachedEngine, ServerGoneError
+from controller.adapters.attached import server_engine
+from controller.adapters.attached.attached_engine import AttachedEngine
+from controller.adapters.attached.server_engine import ServerGoneError
 from controller.adapters.attached.servers import (
     DIALECTS,
     Generation,
@@ -220,7 +221,7 @@ def test_an_idle_server_that_ends_is_gone(served: Served, engine: AttachedEngine
 def test_a_server_that_says_nothing_for_long_is_gone(
     served: Served, engine: AttachedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attached_engine, "SILENT_S", 1.0)
+    monkeypatch.setattr(server_engine, "SILENT_S", 1.0)
     served.fake.healthy = False
     until_s = time.monotonic() + DEADLINE_S
     while not engine.has_work():

@@ -349,3 +349,16 @@ def test_a_rolling_restart_changes_no_arguments_of_a_server() -> None:
     after = spec.with_rolling(order)
     assert set(after.engines) == {"i-0", "i-1"}
     after.check()
+
+
+def test_a_model_on_attached_servers_only_has_no_scale_and_serves_by_them() -> None:
+    first = ClusterSpec.first(0, from_number=4)
+    assert (first.attached_only, first.instance_ids) == (True, ())
+    spec = first.with_attached(server()).with_attached(server("http://b:1"))
+    spec.check()
+    assert spec.instance_ids == ("i-4", "i-5")
+    assert plan_scale(spec, 2, {}) is OrderRefusal.ATTACHED_ONLY
+    assert not none_would_serve(spec, ["i-4"], spec.instance_ids)
+    assert none_would_serve(spec, ["i-4", "i-5"], spec.instance_ids)
+    with pytest.raises(ValueError, match="only has attached servers"):
+        spec.with_instances_added(1).check()

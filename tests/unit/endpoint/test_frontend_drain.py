@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.endpoint.frontend import CUT, OpenAIFrontend, ServedModel
+from controller.adapters.vllm.endpoint.frontend import CUT, HostedModel, OpenAIFrontend
 from controller.adapters.vllm.grammars.trials import (
     Grammar,
     GrammarRefusedError,
@@ -31,7 +31,7 @@ def frontend(router: Any) -> Any:
     served._keep_alive = SimpleNamespace(ends=False)
     served._batches = None
     served._copies = SimpleNamespace(close=lambda: None)
-    model = ServedModel.__new__(ServedModel)
+    model = HostedModel.__new__(HostedModel)
     model.grammars = GrammarTrials(EndlessTrials())
     model.router = router
     served.models = [model]

@@ -76,10 +76,11 @@ def find_fault(
     body: bytes,
     check_priority: Callable[[int | None], object],
     max_token_ids: int = LEAST_MAX_TOKEN_IDS,
+    is_forwarded: Callable[[str], bool] = lambda _: False,
 ) -> Fault | None:
     """The first fault of a JSON body, or None. If the checks before it found no fault,
     `check_priority` is called with the field `priority` (None if it is absent). It raises if the
-    field is wrong."""
+    field is wrong. `is_forwarded`: whether a model's servers read the body, and not vLLM here."""
     if not body:
         return Fault("the request has no body; it must be a JSON object")
     many = f"the JSON has more than {MAX_VALUES} values that are not token ids"
@@ -102,6 +103,12 @@ def find_fault(
         return Fault(f"the body is not valid JSON: {error}")
     if not isinstance(request, dict):
         return Fault("the body must be a JSON object")
+    if (model := request.get("model")) and isinstance(model, str) and is_forwarded(model):
+        priority = request.get("priority")
+        if priority is not None and type(priority) is not int:
+            return Fault("priority must be an integer", "priority")
+        check_priority(priority)
+        return None
     num_ids = num_token_ids(request)
     if num_ids > max_token_ids:
         return Fault(f"the request has more than {max_token_ids} token ids; send text", PROMPTS)

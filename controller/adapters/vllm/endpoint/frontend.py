@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +13,10 @@ from controller.adapters.vllm import process_setup
 from controller.adapters.vllm.checks.body import max_token_ids
 from controller.adapters.vllm.endpoint.answers import error_body
 from controller.adapters.vllm.endpoint.copies import Copies
+from controller.adapters.vllm.endpoint.forwarding import (
+    ForwardedRequests,
+    build_forward_app,
+)
 from controller.adapters.vllm.endpoint.gate import STOPPING, Gate, GateLimits
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials, Tries
 from controller.api.settings.key_file import own_limits, parse_line
@@ -86,25 +91,29 @@ class OnModel:
     limits: Callable[[FrontendLimits], None]
 
 
-class ServedModel:
-    """One model at a frontend: its member of the cluster, its requests, and vLLM's app."""
+class ServedModel(ABC):
+    """One model at a frontend: its member of the cluster, its requests, and the app that answers
+    them."""
+
+    args: Any
+    """The arguments of vLLM's server."""
 
     def __init__(
         self,
         config: FrontendConfig,
-        model: ModelConfig,
+        name: str,
         member: ControllerLink,
         mailbox: Mailbox,
         observer: RequestObserver,
+        *,
+        is_one_of_several: bool,
     ) -> None:
-        self._config = config
-        self._model = model
-        self.name = model.name
+        """`name`: by which clients ask for it first. `is_one_of_several`: whether the frontend
+        serves other models, too."""
+        self.config = config
+        self.name = name
         self.member = member
         self.info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self.llm: Any = None
-        self._models: Any = None
-        """vLLM's list of the models that clients may name: this one and its LoRA adapters."""
         self.traffic = TrafficBook()
         self.on = OnModel(lambda _: None, lambda _: None)
         self.book = RequestBook(
@@ -112,7 +121,7 @@ class ServedModel:
             config.level_names,
             member.tell,
             observer,
-            model=model.name if model.is_one_of_several else "",
+            model=name if is_one_of_several else "",
         )
         self.router = Router(
             member,
@@ -130,16 +139,84 @@ class ServedModel:
             own_limits(config.api_keys),
         )
 
+    @abstractmethod
     def configure(self) -> None:
         """Configures vLLM. It takes seconds, and may be called on any thread."""
+
+    @abstractmethod
+    async def app(self, why_not_ready: Callable[[], str]) -> Any: ...
+
+    @abstractmethod
+    def fail(
+        self,
+        request_id: str,
+        why: str,
+        status: HTTPStatus = HTTPStatus.SERVICE_UNAVAILABLE,
+        outcome: RequestState = RequestState.FAILED,
+    ) -> None: ...
+
+    @property
+    def is_at_work(self) -> bool:
+        return bool(self.router.num_live_reqs)
+
+    def served_lately(self) -> ServedLately:
+        return replace(self.book.served_lately(), traffic=self.traffic.view())
+
+    def cut(self) -> None:
+        """Ends all requests."""
+        for request_id in self.router.live_request_ids:
+            self.fail(request_id, CUT)
+
+    def vllm_args(self, engine_args: dict[str, Any]) -> Any:
+        from controller.adapters.vllm.endpoint import openai_app
+
+        cfg = self.config
+        keys = [parse_line(line).key for line in cfg.api_keys]
+        return openai_app.parse_args(engine_args, cfg.options, keys, cfg.host, cfg.port)
+
+    def _on_directory(self, instances: Sequence[InstanceEntry]) -> None:
+        if instances and not self.info.done():
+            self.info.set_result(instances[0].info)
+
+    def _on_limits(self, limits: FrontendLimits) -> None:
+        self.book.set_targets(limits.levels)
+        self.traffic.set_rules(limits.traffic)
+        self.on.limits(limits)
+
+    @abstractmethod
+    def _on_adapters(self, message: AdaptersSet) -> None:
+        """Called once when this frontend serves, and at each change."""
+
+
+class HostedModel(ServedModel):
+    """A model that the cluster has instances of. vLLM's app answers its requests."""
+
+    def __init__(
+        self,
+        config: FrontendConfig,
+        model: ModelConfig,
+        member: ControllerLink,
+        mailbox: Mailbox,
+        observer: RequestObserver,
+    ) -> None:
+        self._model = model
+        self.llm: Any = None
+        self._models: Any = None
+        """vLLM's list of the models that clients may name: this one and its LoRA adapters."""
+        super().__init__(
+            config,
+            model.name,
+            member,
+            mailbox,
+            observer,
+            is_one_of_several=model.is_one_of_several,
+        )
+
+    def configure(self) -> None:
         from controller.adapters.vllm.endpoint import openai_app
         from controller.adapters.vllm.grammars import app_checks as grammar_checks
 
-        cfg = self._config
-        keys = [parse_line(line).key for line in cfg.api_keys]
-        self.args = openai_app.parse_args(
-            self._model.engine_args, cfg.options, keys, cfg.host, cfg.port
-        )
+        self.args = self.vllm_args(self._model.engine_args)
         self._vllm = openai_app.build_config(self.args)
         self._tries: Tries = grammar_checks.make_process(self._vllm)
         self.grammars = GrammarTrials(self._tries)
@@ -153,7 +230,7 @@ class ServedModel:
         openai_app.adopt_engine_info(config, info, self._model.num_instances)
         limits = PoolLimits(
             info.supported_tasks,
-            {name: rank for rank, name in self._config.level_names.items()},
+            {name: rank for rank, name in self.config.level_names.items()},
             self._model.num_instances - 1,
             bool(config.cache_config.enable_prefix_caching),
             self._model.is_one_of_several,
@@ -165,9 +242,6 @@ class ServedModel:
         )
         self._models = app.state.openai_serving_models
         return app
-
-    def served_lately(self) -> ServedLately:
-        return replace(self.book.served_lately(), traffic=self.traffic.view())
 
     async def start_grammars(self) -> None:
         """Starts the process that tries grammars, unless the instances follow none."""
@@ -196,26 +270,61 @@ class ServedModel:
     def cut(self) -> None:
         """Ends all requests."""
         self.grammars.stop(CUT)
-        for request_id in self.router.live_request_ids:
-            self.fail(request_id, CUT)
+        super().cut()
 
     def _on_directory(self, instances: Sequence[InstanceEntry]) -> None:
-        if instances and not self.info.done():
-            self.info.set_result(instances[0].info)
+        super()._on_directory(instances)
         if self.llm is not None:
             serve = {each.instance_id: each.incarnation for each in instances}
             self.llm.engine_core.instances_are(serve)
 
-    def _on_limits(self, limits: FrontendLimits) -> None:
-        self.book.set_targets(limits.levels)
-        self.traffic.set_rules(limits.traffic)
-        self.on.limits(limits)
-
     def _on_adapters(self, message: AdaptersSet) -> None:
-        """Called once when this frontend serves, and at each change."""
         from controller.adapters.vllm.endpoint import openai_app
 
         openai_app.offer_adapters(self._models, message.adapters, message.loaded)
+
+
+class ForwardedModel(ServedModel):
+    """A model that runs on attached servers only. Its requests are forwarded to them as they
+    came."""
+
+    def __init__(
+        self,
+        config: FrontendConfig,
+        name: str,
+        member: ControllerLink,
+        mailbox: Mailbox,
+        observer: RequestObserver,
+        *,
+        is_one_of_several: bool,
+    ) -> None:
+        super().__init__(
+            config, name, member, mailbox, observer, is_one_of_several=is_one_of_several
+        )
+        levels = {name: rank for rank, name in config.level_names.items()}
+        self._requests = ForwardedRequests(self.router, levels, self._longest)
+
+    def configure(self) -> None:
+        self.args = self.vllm_args({})
+
+    async def app(self, why_not_ready: Callable[[], str]) -> Any:
+        return build_forward_app(self.name, self._requests, why_not_ready)
+
+    def fail(
+        self,
+        request_id: str,
+        why: str,
+        status: HTTPStatus = HTTPStatus.SERVICE_UNAVAILABLE,
+        outcome: RequestState = RequestState.FAILED,
+    ) -> None:
+        self._requests.fail(request_id, why, status, outcome)
+
+    def _on_adapters(self, message: AdaptersSet) -> None:
+        """Does nothing: attached servers get no adapters."""
+
+    def _longest(self) -> int:
+        """The most tokens that a request may have; 0 while no server is known."""
+        return self.info.result().max_model_len if self.info.done() else 0
 
 
 class OpenAIFrontend:
@@ -232,7 +341,9 @@ class OpenAIFrontend:
     ) -> None:
         self._config = config
         self._traces = traces
-        self.models = models
+        # Requests that are about no model go to the first one, which is vLLM's app if there is one.
+        self.models = sorted(models, key=lambda each: not isinstance(each, HostedModel))
+        self._hosted = [each for each in self.models if isinstance(each, HostedModel)]
         self._listener = listener
         self._server: Any = None
         self._batches: Any = None
@@ -270,8 +381,8 @@ class OpenAIFrontend:
         self._report("starting", IMPORTING)
         await asyncio.to_thread(self._configure)
         self._report("starting", "waiting for an instance")
-        await asyncio.gather(*(each.info for each in self.models))
-        for each in self.models:
+        await asyncio.gather(*(each.info for each in self._hosted))
+        for each in self._hosted:
             later = _later(TRIALS_START_AFTER_S, each.start_grammars)
             self._tasks.add(asyncio.get_running_loop().create_task(later))
         return await self._serve()
@@ -287,7 +398,7 @@ class OpenAIFrontend:
 
         cfg = self._config
         apps = [await each.app(self._why_not_ready) for each in self.models]
-        longest = max(each.info.result().max_model_len for each in self.models)
+        longest = max((each.info.result().max_model_len for each in self._hosted), default=0)
         bounds = replace(cfg.limits, max_token_ids=max_token_ids(longest))
         levels = {name: rank for rank, name in cfg.level_names.items()}
         self._gate = Gate(
@@ -297,9 +408,10 @@ class OpenAIFrontend:
         self._keep_alive = KeepAlive(max_kept_connections(), error_body)
         args = self.models[0].args
         self._add_batch_routes(apps[0])
+        hosted, others = apps[: len(self._hosted)], apps[len(self._hosted) :]
         books = {each.name: each.traffic for each in self.models}
         self._server = openai_app.build_server(
-            apps, args, self._gate, self._keep_alive, books, self._copies
+            hosted, others, args, self._gate, self._keep_alive, books, self._copies
         )
         listening = await self._listener.open()
         serving = asyncio.create_task(self._server.serve(sockets=[listening]))

@@ -106,6 +106,8 @@ class Gate:
         """The paths that take a JSON object by POST."""
         self.upload_paths: Mapping[str, int] = {}
         """The paths whose handlers read the body of a POST themselves, and its largest size."""
+        self.is_forwarded: Callable[[str], bool] = lambda _: False
+        """Whether the requests of the model of this name are forwarded as they came."""
         self.limits = limits or GateLimits()
         """May be replaced at any time; later requests get the new limits."""
         self.room = BodyRoom(MAX_LARGE_BODIES * self.limits.max_body_bytes)
@@ -248,7 +250,8 @@ class Gate:
         own_id = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
         if why := find_id_fault(own_id):
             raise RefusedError(HTTPStatus.BAD_REQUEST, why, "X-Request-Id")
-        if fault := find_fault(body, asked_priority.rank, self.limits.max_token_ids):
+        max_ids = self.limits.max_token_ids
+        if fault := find_fault(body, asked_priority.rank, max_ids, self.is_forwarded):
             raise RefusedError(HTTPStatus.BAD_REQUEST, *fault)
         before = PLACING.set(exchange.placing)
         try:

@@ -29,6 +29,7 @@ from http import HTTPStatus
 from controller.api.hosts import is_own_host
 from controller.api.settings.key_file import key_id, parse_line
 from controller.core.record.request_spans import Receipt
+from controller.core.scheduler_events import RejectCode
 
 
 class RefusedError(Exception):
@@ -45,6 +46,30 @@ class RefusedError(Exception):
         super().__init__(message)
         self.status, self.message, self.param = status, message, param
         self.retry_after_s = retry_after_s
+
+
+_NOT_DISPATCHED = {
+    RejectCode.OVERLOADED: (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
+    RejectCode.UNAVAILABLE: (HTTPStatus.SERVICE_UNAVAILABLE, "no instance can take this request"),
+    RejectCode.LATE: (
+        HTTPStatus.TOO_MANY_REQUESTS,
+        "the first token would not come in time for this priority level",
+    ),
+    RejectCode.LIVE_LIMIT: (
+        HTTPStatus.TOO_MANY_REQUESTS,
+        "rate limit: this API key has as many live requests as it may have",
+    ),
+    RejectCode.TOKEN_LIMIT: (
+        HTTPStatus.TOO_MANY_REQUESTS,
+        "rate limit: this API key has used the tokens that it may use in a minute",
+    ),
+}
+
+
+def not_dispatched(code: RejectCode, retry_after_s: int) -> RefusedError:
+    """The error for a request that gets no instance."""
+    status, why = _NOT_DISPATCHED[code]
+    return RefusedError(status, f"{why}; send it again", retry_after_s=retry_after_s)
 
 
 # -- which headers may come ------------------------------------------------------------------------

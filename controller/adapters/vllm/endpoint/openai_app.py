@@ -51,6 +51,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from controller.adapters.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.vllm.endpoint.answers import mend_calls, tell_errors
 from controller.adapters.vllm.endpoint.copies import Copies
+from controller.adapters.vllm.endpoint.forwarding import FORWARDED
 from controller.adapters.vllm.endpoint.gate import (
     Gate,
     add_model_route,
@@ -149,20 +150,28 @@ async def build_model_app(
 
 
 def build_server(
-    apps: Sequence[FastAPI],
+    hosted: Sequence[FastAPI],
+    forwarded: Sequence[FastAPI],
     args: Namespace,
     gate: Gate,
     keep_alive: KeepAlive,
     books: Mapping[str, TrafficBook],
     copies: Copies,
 ) -> NoSignalServer:
-    """Builds the server with vLLM's apps, one for each model, behind the gate. `args`: the
-    arguments of the first one. `books`: the traffic rules of each model, by its name."""
+    """Builds the server with one app for each model behind the gate. `hosted`: vLLM's apps.
+    `forwarded`: those of models that run on attached servers only (`build_forward_app`). `args`:
+    the arguments of the first model. `books`: the traffic rules of each model, by its name."""
+    apps = [*hosted, *forwarded]
     app = apps[0]
-    gate.json_paths = frozenset().union(*map(json_paths, apps))
+    gate.json_paths = frozenset().union(*map(json_paths, hosted), *(FORWARDED for _ in forwarded))
+    names = frozenset(each.state.model_name for each in forwarded)
+    # A request that a split may give to another model must be right for vLLM, too.
+    gate.is_forwarded = lambda name: name in names and not books[name].rules.split
     # Paths that only the first app has, such as those of batches, are about no model.
-    of_models = frozenset.intersection(*map(json_paths, apps))
-    inner = app if len(apps) == 1 else ModelSwitch(apps, of_models, books, copies)
+    of_hosted = frozenset.intersection(*map(json_paths, hosted)) if hosted else frozenset()
+    of_models = of_hosted | FORWARDED if forwarded else of_hosted
+    is_alone = len(apps) == 1 and hosted
+    inner = app if is_alone else ModelSwitch(apps, of_models, books, copies)
     gate.app = within(inner, args)
     config = Config(
         around(gate, args, receipts=gate.receipts),

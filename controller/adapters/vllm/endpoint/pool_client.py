@@ -35,6 +35,7 @@ from controller.adapters.vllm.endpoint.headers import (
     ASKED_SESSION,
     AskedPriority,
     RefusedError,
+    not_dispatched,
 )
 from controller.adapters.vllm.endpoint.model_metrics import ModelStatLogger
 from controller.adapters.vllm.grammar_guard import NOT_COMPILED
@@ -45,28 +46,12 @@ from controller.core.fleet.attached import SERVER_REFUSED, why_not_carried
 from controller.core.load.cached_prefixes import PREFIX_TOKENS
 from controller.core.record.request_record import RequestState
 from controller.core.replay.replay_machine import ReplayRefusal
-from controller.core.scheduler_events import DispatchRequested, RejectCode
+from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.router import Router
 from controller.runtime.messages.requests import OutputsEmitted
 
 PROMPTS_PER_TURN = 16
-REFUSALS = {
-    RejectCode.OVERLOADED: (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
-    RejectCode.UNAVAILABLE: (HTTPStatus.SERVICE_UNAVAILABLE, "no instance can take this request"),
-    RejectCode.LATE: (
-        HTTPStatus.TOO_MANY_REQUESTS,
-        "the first token would not come in time for this priority level",
-    ),
-    RejectCode.LIVE_LIMIT: (
-        HTTPStatus.TOO_MANY_REQUESTS,
-        "rate limit: this API key has as many live requests as it may have",
-    ),
-    RejectCode.TOKEN_LIMIT: (
-        HTTPStatus.TOO_MANY_REQUESTS,
-        "rate limit: this API key has used the tokens that it may use in a minute",
-    ),
-}
 # The reason of an engine that ends a request with an error; engines give no other reason. vLLM
 # would answer 500.
 UNFOLLOWABLE = "the structured output that was asked for cannot be compiled, or costs too much"
@@ -288,10 +273,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
             told = RefusedError(refused.status, str(refused), retry_after_s=refused.retry_after_s)
             self._refuse(request.request_id, told)
         except NotDispatchedError as refusal:
-            status, why = REFUSALS[refusal.code]
-            why = f"{why}; send it again"
-            told = RefusedError(status, why, retry_after_s=refusal.retry_after_s)
-            self._refuse(request.request_id, told)
+            self._refuse(request.request_id, not_dispatched(refusal.code, refusal.retry_after_s))
         except asyncio.CancelledError:
             left = GracefulHTTPError("the client left", HTTPStatus.REQUEST_TIMEOUT)
             self._app.fail(request.request_id, left, RequestState.ABORTED)

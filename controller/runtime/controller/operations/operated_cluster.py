@@ -32,10 +32,11 @@ def refuse_instances(
     instance_ids: Sequence[str],
     cordoned: Iterable[str],
     despite: str = "drain {} --force",
+    more: str = "scale +1",
 ) -> None:
     """Raises OperationRefusedError if an order about these instances is refused. `cordoned`:
     instances that would serve without their cordon. `despite`: the command that carries the order
-    out even if no instance would serve then."""
+    out even if no instance would serve then. `more`: the command by which one more serves."""
     names, ids = ", ".join(instance_ids), " ".join(instance_ids)
     match refusal:
         case None:
@@ -53,7 +54,7 @@ def refuse_instances(
         case _:
             message = f"without {names} no instance would serve"
             others = " ".join(sorted(set(cordoned) - set(instance_ids)))
-            more = f"uncordon {others}" if others else "scale +1"
+            more = f"uncordon {others}" if others else more
             hint = f"llumctl {more}      or      llumctl {despite.format(ids)}"
     raise OperationRefusedError(refusal.value, message, hint)
 
@@ -67,6 +68,9 @@ def scaling_refused(
         case OrderRefusal.MIN_INSTANCES:
             message = f"{target} instances are wanted; a cluster has at least one"
             hint = "llumctl scale 1      or      llumctl down"
+        case OrderRefusal.ATTACHED_ONLY:
+            message = "this model runs on attached servers only, and a scale starts none"
+            hint = "llumctl attach URL      or      llumctl detach ID"
         case OrderRefusal.MAX_INSTANCES:
             message = f"{target} instances are wanted; {MAX_INSTANCES} are the most"
             hint = f"llumctl scale {MAX_INSTANCES}"

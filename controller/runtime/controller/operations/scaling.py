@@ -183,7 +183,7 @@ class Autoscaling:
         self._scaling = scaling
         self._launcher = launcher
         self._wall_clock = wall_clock
-        self.machine = Autoscaler(epoch, _settings(cluster.live.autoscale))
+        self.machine = Autoscaler(epoch, self._settings(cluster.live.autoscale))
 
     @property
     def held(self) -> ScaleHold | None:
@@ -197,13 +197,20 @@ class Autoscaling:
         return self.machine.starts.cold_start_s
 
     def view(self) -> AutoscaleView:
-        planned = planned_instances(self._cluster.keeper.spec)
+        spec = self._cluster.keeper.spec
+        planned = (staying_instances if spec.attached_only else planned_instances)(spec)
         return self.machine.view(planned, self._cluster.now_s())
 
     # -- what operators do ---------------------------------------------------------------
 
     def configure(self, live: LiveAutoscale) -> None:
-        self._tell(_settings(live))
+        self._tell(self._settings(live))
+
+    def _settings(self, live: LiveAutoscale) -> SettingsChanged:
+        """The settings, with auto-scaling off for a model that only has attached servers."""
+        is_off = self._cluster.keeper.spec.attached_only
+        config = replace(live.config, mode="off") if is_off else live.config
+        return SettingsChanged(config, live.start_timeout_s)
 
     def hold(self, actor: str, num_instances: int) -> ScaleHold | None:
         """The hold that an operator's scale makes in the spec; None if nothing is to be held."""
@@ -311,7 +318,7 @@ class Autoscaling:
             config.up_below_steps,
             self.view().last,
             sum(claims.goes for claims in spec.drains.values()),
-            is_automatic=config.mode == "on" and self.held is None,
+            is_automatic=config.mode == "on" and self.held is None and not spec.attached_only,
         )
 
     # -- what is done --------------------------------------------------------------------
@@ -376,7 +383,3 @@ class Autoscaling:
         added = scaling.carry_out(plan, claim)
         drains = self._cluster.keeper.spec.drains
         return ScaleDone(added, [key for key, claims in drains.items() if claims.goes])
-
-
-def _settings(live: LiveAutoscale) -> SettingsChanged:
-    return SettingsChanged(live.config, live.start_timeout_s)
