@@ -135,6 +135,19 @@ def test_the_memory_of_all_models_together(monkeypatch: pytest.MonkeyPatch) -> N
     assert judged(rest + emulation.INSTANCE_BYTES).result is CheckResult.FAIL
 
 
+def test_a_model_on_attached_servers_only_takes_no_memory_and_has_no_files() -> None:
+    tables = {"own": {"model": "embedded"}, "words": {"instances": 0}}
+    both = Settings.model_validate({"cluster": {"engine": "emulated"}, "models": tables})
+    told = doctor.memory_check(both, num_gpus=0, already_running=False)
+    assert told.what.endswith("needed by 1 instances of own")
+    assert doctor.models_of(both) == ["embedded"]
+    alone = Settings.model_validate({"models": {"words": {"instances": 0}}})
+    told = doctor.memory_check(alone, num_gpus=0, already_running=False)
+    assert told.result is CheckResult.OK
+    assert told.what.endswith("needed by 0 instances")
+    assert doctor.models_of(alone) == []
+
+
 # -- ports, the run state -----------------------------------------------------------------
 
 

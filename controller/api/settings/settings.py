@@ -322,6 +322,10 @@ class Settings(Table):
         values["endpoint"]["served_model_name"] = (name,)
         return Settings.model_validate(values)
 
+    def hosted_models(self) -> dict[str, "Settings"]:
+        """`by_model` without the models that run on attached servers only."""
+        return {name: own for name, own in self.by_model().items() if not own.attached_only}
+
     @property
     def attached_only(self) -> bool:
         """Whether the model has no instances of the cluster's own."""

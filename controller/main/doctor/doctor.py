@@ -173,7 +173,7 @@ def gpu_check(gpus: list[str], settings: Settings) -> Check:
     if emulation.is_emulated(settings):
         return row("gpu", OK, f"{len(gpus)} visible; emulated instances use none")
     try:
-        hosted = (each for each in settings.by_model().values() if not each.attached_only)
+        hosted = settings.hosted_models().values()
         planned = [preflight.planned(each, len(gpus)) for each in hosted]
     except LlumctlError as error:
         return row("gpu", FAIL, error.message, error.hint)
@@ -238,7 +238,7 @@ def cache_dir_check(settings: Settings) -> Check:
 
 def models_of(settings: Settings) -> list[str]:
     """The models that instances read, each once."""
-    return list(dict.fromkeys(each.cluster.model for each in settings.by_model().values()))
+    return list(dict.fromkeys(each.cluster.model for each in settings.hosted_models().values()))
 
 
 def ray_checks(settings: Settings) -> list[Check]:
@@ -354,8 +354,11 @@ class Part:
 
 def parts_of(settings: Settings, num_gpus: int) -> list[Part]:
     """What each model asks of the machines. Raises LlumctlError."""
-    of_models = list(settings.by_model().values())
-    names = list(settings.models) or [""]
+    hosted = settings.hosted_models()
+    if not hosted:
+        return [Part("", 0, 0, MemorySize(0))]
+    of_models = list(hosted.values())
+    names = list(hosted) if settings.models else [""]
     return [
         Part(name, each.num_instances, each.num_gpus_per_instance, instance_memory(own, each))
         for name, own, each in zip(
@@ -518,7 +521,7 @@ def _wanted(settings: Settings, address: str) -> Wanted:
                 min(gpus, 1),
                 instance_memory(own, Planned(gpus, min(gpus, 1), number, {})),
             )
-            for name, own in settings.by_model().items()
+            for name, own in settings.hosted_models().items()
         ]
     return Wanted(
         address=address,
