@@ -20,6 +20,7 @@ import pytest
 
 from controller.adapters.connections import KeepAlive
 from controller.adapters.vllm.endpoint.answers import error_body
+from controller.adapters.vllm.endpoint.copies import Copies
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.grammars.trials import GrammarProcess, GrammarTrials
 from controller.core.fleet.adapters import Adapter
@@ -308,7 +309,8 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
     gate = openai_app.Gate(levels=limits.levels)
     tasks, stops = info.supported_tasks, lambda: "it stops" if gate.closed else ""
     app = await openai_app.build_model_app(llm, args, tasks, stops)
-    openai_app.build_server([app], [], args, gate, KeepAlive(9, error_body))
+    keep_alive = KeepAlive(9, error_body)
+    openai_app.build_server([app], [], args, gate, keep_alive, {}, Copies(gate))
     bed = Bed(engine, llm, gate, router, process)
     stepping = asyncio.create_task(bed.step_for_ever())
     try:
