@@ -68,7 +68,7 @@ COMMAND_LINES = [
     ("status --clustr x", "--clustr: no such option; did you mean --cluster?"),
     ("up --port 1 --set endpoint.port=2", "port is also set by --port"),
     ("up ./none", "MODEL: there is no model folder "),
-    ("up -n 0", "--instances: cluster.instances must be at least 1, not 0"),
+    ("up -n 0", "--instances: a cluster has at least one instance"),
     ("up --engine emulated --engine-arg seed=1", "--engine-arg: engine.seed is an argument of v"),
     ("down --cluster ../x", "--cluster: '../x' is not a cluster name"),
     (f"up --config {'x' * 5000}", "File name too long"),
