@@ -334,12 +334,13 @@ def present_of(
         launcher=launcher,
         num_wanted=len(status.instances),
         num_serving=len(serving),
+        attached_only=bool(status.instances) and all(e.attached for e in status.instances),
         num_waiting_on=sum(bool(each.num_waiting_reqs) for each in serving),
         blocked=_blocked(status),
         room_blocks={
             each.id: free_blocks(each) or 0
             for each in serving
-            if takes_requests(each) and not is_reserved(each)
+            if takes_requests(each) and not is_reserved(each) and each.attached is None
         },
         step_times_s={
             each.id: each.step_time_s
@@ -419,7 +420,9 @@ def _blocked(status: ClusterStatus) -> Blocked | None:
             free_blocks(each) or 0,
         )
         for each in status.instances
-        if (head := each.queue_head) is not None and head.why in ("memory", "fragmented")
+        if each.attached is None  # from a server no request can move
+        and (head := each.queue_head) is not None
+        and head.why in ("memory", "fragmented")
     ]
     if status.held is not None:
         oldest = status.held.oldest or status.held.head

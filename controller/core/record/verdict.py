@@ -191,10 +191,12 @@ class Leaving:
 class Present:
     """What one look at the cluster finds. `launcher`: why no process can be started; empty if it
     can. `num_waiting_on`: on how many instances requests wait; 0 if they wait at the controller.
-    `room_blocks`: for each instance that is open to requests and reserved for none, the blocks that
-    no request claims. `step_times_s`: of the instances that run requests. `num_adding`: the
-    instances that start or that auto-scaling wants. `targets_s`: the TTFT targets of levels.
-    `controller_back_s`: for how long this controller has run, if another one ran before it."""
+    `room_blocks`: for each instance that is open to requests and reserved for none, and to which
+    requests can move, the blocks that no request claims. `step_times_s`: of the instances that run
+    requests. `num_adding`: the instances that start or that auto-scaling wants. `attached_only`:
+    whether the model runs on attached servers only, so that llumctl can add none. `targets_s`: the
+    TTFT targets of levels. `controller_back_s`: for how long this controller has run, if another
+    one ran before it."""
 
     sample: Sample
     is_stopping: bool = False
@@ -213,6 +215,7 @@ class Present:
     leaving: Sequence[Leaving] = ()
     controller_back_s: float | None = None
     num_adding: int = 0
+    attached_only: bool = False
     cold_start_s: float | None = None
     moves: bool = True
     targets_s: Mapping[str, float] = field(default_factory=dict)
@@ -668,7 +671,10 @@ class _Judgement:
             return Order(Deed.WAIT, expected="an instance more is coming")
         cold_s = self._present.cold_start_s
         words = ["" if cold_s is None else f"serving in {_seconds(cold_s)}", gained]
-        return Order(Deed.ADD, expected=", with ".join(filter(None, words)))
+        return self._added(", with ".join(filter(None, words)))
+
+    def _added(self, expected: str) -> Order | None:
+        return None if self._present.attached_only else Order(Deed.ADD, expected=expected)
 
     def _order_for_slow(self) -> Order | None:
         found, end = self._slow(), self._slow_end()
@@ -679,7 +685,7 @@ class _Judgement:
         if end is not None:
             return Order(Deed.LOOK, end[1], "says on which machine it is")
         if self._present.stuck_drain is not None and not self._present.num_adding:
-            return Order(Deed.ADD, expected="makes room for them")
+            return self._added("makes room for them")
         return None
 
 

@@ -10,7 +10,7 @@ import pytest
 from controller.adapters.http.observer import Observer, present_of, seen_of
 from controller.api.settings.settings import ConsoleTable
 from controller.api.wire.history import HistoryReport
-from controller.api.wire.status import ClusterStatus
+from controller.api.wire.status import AttachedStatus, ClusterStatus
 from controller.core.load.snapshot import QueueHead
 from controller.core.record.alarm_book import QUIET_S
 from controller.core.record.event_log import EventKind
@@ -206,4 +206,13 @@ async def test_what_is_kept_for_a_request_is_no_room(bed: Bed) -> None:
     closed = status.instances[0].model_copy(update={"closed_by": ("draining",)})
     status = status.model_copy(update={"instances": (closed, status.instances[1])})
     assert set(present_of(status, sample).room_blocks) == {"i-1"}
+    server = AttachedStatus(
+        url="http://s", kind="vllm", model="m", max_model_len=9, capacity_tokens=9
+    )
+    attached = status.instances[1].model_copy(update={"attached": server})
+    beside = status.model_copy(update={"instances": (closed, attached)})
+    assert present_of(beside, sample).room_blocks == {}, "requests cannot move there"
+    assert not present_of(beside, sample).attached_only
+    alone = status.model_copy(update={"instances": (attached,)})
+    assert present_of(alone, sample).attached_only
     assert seen_of(status, {}, {}).gauges["num_instances"] == 2.0

@@ -112,6 +112,8 @@ CASES: dict[str, tuple[dict[str, Any], Word, str, Order | None]] = {
     ),
     "one is added": ({"gauges": {**WAITING, **FULL}, "num_adding": 1}, Word.OVERLOADED,
         "106 wait, the longest 34 s, KV 91%", COMING),
+    "none can be added": ({"gauges": {**WAITING, **FULL}, "attached_only": True}, Word.OVERLOADED,
+        "106 wait, the longest 34 s, KV 91%", None),
     "room in pieces": ({"gauges": WAITING, "blocked": BLOCKED, "cold_start_s": 25.0},
         Word.FRAGMENTED, f"{BLOCKED_WORDS}, 134 are free in all, at most 70 in one place (i-2)",
         Order(Deed.ADD, expected="serving in 25 s, with room for it")),
