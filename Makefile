@@ -106,7 +106,7 @@ BUDGETED := $(BIN)/python -m pytest -p tests.time_budgets --durations=25
 # Each time two things side by side: one core checks types while the unit tests wait, and what looks at no
 # running cluster steps back behind the clients of one. With two such clusters, on two cores, clients were
 # too slow for what they looked at; stepping back by 10, instead of 5, starved the engines of the fault tests.
-# A cluster of emulated instances, which mostly sleep, may be a second: by the time that WATCHED_BESIDE is
+# A cluster of emulated instances, which mostly sleep, may be a second: by the time that EMULATED_BESIDE is
 # reached, the other lane has emulated ones too, and no test there is in a hurry.
 test: $(STAMP)
 	$(MAKE) -j2 lint test-all-units
@@ -116,14 +116,15 @@ test-all-units: $(STAMP)
 	$(BUDGETED) -n 4 tests/unit $(ARGS)
 
 BESIDE := tests/e2e/test_profile.py tests/e2e/test_starts.py tests/e2e/test_wheel.py
-WATCHED_BESIDE := tests/e2e/test_observe.py tests/e2e/test_autoscale.py
+EMULATED_BESIDE := $(addprefix tests/e2e/test_,observe.py autoscale.py several_models.py batches.py attached.py \
+	forwarding.py traces.py)
 
 test-clusters: $(STAMP)
-	$(BUDGETED) tests/e2e $(addprefix --ignore=,$(BESIDE) $(WATCHED_BESIDE)) $(ARGS)
+	$(BUDGETED) tests/e2e $(addprefix --ignore=,$(BESIDE) $(EMULATED_BESIDE)) $(ARGS)
 
 test-beside: $(STAMP)
 	TESTS_LANE=1 nice -n 5 $(BUDGETED) $(BESIDE) tests/faults tests/contract $(ARGS)
-	TESTS_LANE=1 nice -n 5 $(BUDGETED) $(WATCHED_BESIDE) $(ARGS)
+	TESTS_LANE=1 nice -n 5 $(BUDGETED) $(EMULATED_BESIDE) $(ARGS)
 
 test-unit: $(STAMP)
 	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -n 3 tests/unit \
