@@ -150,7 +150,9 @@ def test_an_instance_has_the_time_to_leave(tmp_path: Path) -> None:
     bash, script, within = container("worker")["lifecycle"]["preStop"]["exec"]["command"]
     assert (bash, script) == ("bash", "/etc/llumctl/evacuate.sh")
     grace_s = HEAD_AND_WORKER["worker"]["spec"]["terminationGracePeriodSeconds"]
-    assert found.evacuate.notice_s + 5 <= int(within) <= grace_s - 15
+    environ = {each["name"]: each.get("value") for each in container("worker")["env"]}
+    drain_s = int(environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+    assert found.evacuate.notice_s + 5 <= int(within) <= grace_s - drain_s - 5
     assert f"within_s=${{1:-{within}}}" in (BASE / "evacuate.sh").read_text()
     head = HEAD_AND_WORKER["head"]["spec"]["terminationGracePeriodSeconds"]
     _, waits_s = container("head")["lifecycle"]["preStop"]["exec"]["command"]
