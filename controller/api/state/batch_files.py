@@ -393,8 +393,9 @@ class BatchRun:
 
     def save(self, **changes: Any) -> None:
         """Writes the record with these changes. Raises OSError."""
-        self.record = replace(self.record, **changes)
-        self.record.write(self._runs)
+        changed = replace(self.record, **changes)
+        changed.write(self._runs)
+        self.record = changed
 
     def finish(self, status: str, errors: list[dict[str, Any]], **counts: int) -> None:
         """Makes the files of answers known, and ends the batch with these counts. May be repeated

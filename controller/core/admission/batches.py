@@ -24,6 +24,9 @@ The states of a line:
     WAITING, ASKED, PLACED   CancelAsked, or Ticked after the batch's time
                                WRITING   Abort; WriteUnanswered
 
+A batch that was cancelled, or whose time was over, before this frontend began it ends in the same
+way, and none of its lines is asked.
+
 Room: at most MAX_UNPLACED lines of all batches are ASKED. With late binding a request without an
 instance waits at the controller until it fits somewhere. So the lines take what is free, and never
 more than MAX_UNPLACED of them wait in front of a request of the same level. At most
@@ -65,13 +68,14 @@ class Ending(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Began:
     """This frontend runs the batch from now on. `completed`, `failed`: the lines whose answers are
-    in the output and in the errors."""
+    in the output and in the errors. `is_cancelled`: whether it was cancelled before."""
 
     batch_id: str
     num_lines: int
     expires_at_s: float
     completed: Collection[int] = ()
     failed: Collection[int] = ()
+    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +258,7 @@ class BatchLines:
     def _handle(self, event: Event, now_s: float) -> Iterator[Instruction]:
         match event:
             case Began():
-                yield from self._begin(event)
+                yield from self._begin(event, now_s)
             case Ticked():
                 for batch in list(self._batches.values()):
                     if now_s >= batch.expires_at_s:
@@ -268,7 +272,7 @@ class BatchLines:
                 if (found := self._batches.get(event.batch_id)) is not None:
                     yield from self._of_batch(found, event, now_s)
 
-    def _begin(self, event: Began) -> Iterator[Instruction]:
+    def _begin(self, event: Began, now_s: float) -> Iterator[Instruction]:
         if self._stopped or event.batch_id in self._batches:
             return
         completed, failed = set(event.completed), set(event.failed)
@@ -276,7 +280,12 @@ class BatchLines:
         batch = _Batch(event.batch_id, event.num_lines, event.expires_at_s, completed, failed)
         batch.waiting.extend(each for each in range(event.num_lines) if each not in answered)
         self._batches[event.batch_id] = batch
-        yield from self._finish_if_over(batch)
+        if event.is_cancelled:
+            yield from self._end(batch, Ending.CANCELLED)
+        elif now_s >= event.expires_at_s:
+            yield from self._end(batch, Ending.EXPIRED)
+        else:
+            yield from self._finish_if_over(batch)
 
     def _of_batch(self, batch: _Batch, event: Event, now_s: float) -> Iterator[Instruction]:
         match event:

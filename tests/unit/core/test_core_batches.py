@@ -129,6 +129,21 @@ def test_a_batch_that_ends_early_answers_the_rest_with_that(event: Event, ending
     assert found.handle(Written("b", rest), 10.0) == [Finish("b", ending, 1, len(rest))]
 
 
+@pytest.mark.parametrize(
+    ("began", "ending"),
+    [
+        (Began("b", 3, NEVER, {0}, is_cancelled=True), Ending.CANCELLED),
+        (Began("b", 3, 10.0, {0}), Ending.EXPIRED),
+    ],
+)
+def test_of_a_batch_that_was_over_before_it_began_no_line_is_asked(
+    began: Began, ending: Ending
+) -> None:
+    found = Machine(1000)
+    assert found.handle(began, 10.0) == [WriteUnanswered("b", (1, 2), ending)]
+    assert found.handle(Written("b", [1, 2]), 10.0) == [Finish("b", ending, 1, 2)]
+
+
 def test_a_disk_that_takes_nothing_fails_the_batch_and_no_other() -> None:
     found = machine(2, batch_id="a")
     found.handle(Began("b", 1, NEVER))

@@ -251,6 +251,31 @@ async def test_cancelled_lines_are_told_so(files: BatchFiles) -> None:
             await client.batches.cancel(made.id)
 
 
+async def test_a_batch_that_was_cancelled_before_it_began_asks_nothing(files: BatchFiles) -> None:
+    upload = files.upload()
+    upload.write(lines("a", "b"))
+    record = files.new_batch("", upload.finish("", "in", "batch").id, PATH, ("24h", 86_400), None)
+    assert record is not None
+    files.cancel(record.id)
+    async with serving(files) as endpoint, endpoint.client() as client:
+        batch = await ended(client, record.id)
+        assert (batch.status, endpoint.seen) == ("cancelled", [])
+        assert (await answers(client, batch.error_file_id)).keys() == {"c0", "c1"}
+
+
+async def test_the_counts_of_a_batch_are_told_while_its_last_line_takes_long(
+    files: BatchFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "SAVE_COUNTS_S", 0.2)
+    async with serving(files) as endpoint, endpoint.client() as client:
+        made = await begun(client, lines("a", "b", "wait"))
+        async with asyncio.timeout(20):
+            while (await client.batches.retrieve(made.id)).request_counts.completed < 2:
+                await asyncio.sleep(0.005)
+        endpoint.goes.set()
+        assert (await ended(client, made.id)).request_counts.completed == 3
+
+
 async def test_lines_take_half_of_a_frontend_s_places(files: BatchFiles) -> None:
     async with serving(files) as endpoint, endpoint.client() as client:
         made = await begun(client, lines(*["wait"] * 30))

@@ -158,6 +158,7 @@ class BatchRunner:
                 num_completed=len(done.completed),
                 num_failed=len(done.failed),
             )
+            is_cancelled = self._files.cancelled_at_s(batch_id) is not None
         except BaseException:
             run.close()
             raise
@@ -168,8 +169,16 @@ class BatchRunner:
             return
         running = self._running[batch_id] = _Running(run)
         running.writer = asyncio.create_task(self._write(running))
-        expires_at_s = run.record.expires_at_s
-        self._handle(Began(batch_id, len(run.lines), expires_at_s, done.completed, done.failed))
+        self._handle(
+            Began(
+                batch_id,
+                len(run.lines),
+                run.record.expires_at_s,
+                done.completed,
+                done.failed,
+                is_cancelled=is_cancelled,
+            )
+        )
 
     # -- what the machine wants ----------------------------------------------------------
 
@@ -231,10 +240,14 @@ class BatchRunner:
         saved_s = time.monotonic()
         try:
             while running.finish is None and not running.closes:
-                await running.wakes.wait()
+                # Counts are also saved if no answer comes after the ones that they count.
+                due_in_s = saved_s + SAVE_COUNTS_S - time.monotonic()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(due_in_s if self._new_counts(running) else None):
+                        await running.wakes.wait()
                 running.wakes.clear()
                 await self._write_results(running)
-                if running.finish is None and time.monotonic() - saved_s > SAVE_COUNTS_S:
+                if running.finish is None and time.monotonic() - saved_s >= SAVE_COUNTS_S:
                     await self._save_counts(running)
                     saved_s = time.monotonic()
             if running.finish is not None:
@@ -261,9 +274,17 @@ class BatchRunner:
         else:
             self._handle(Written(batch_id, [line for line, _, _ in results]))
 
+    def _new_counts(self, running: "_Running") -> dict[str, int]:
+        """The counts of the batch; empty if those are in its record."""
+        record = running.run.record
+        view = self._lines.view(record.id)
+        before = record.num_completed, record.num_failed
+        if view is None or (view.num_completed, view.num_failed) == before:
+            return {}
+        return {"num_completed": view.num_completed, "num_failed": view.num_failed}
+
     async def _save_counts(self, running: "_Running") -> None:
-        if (view := self._lines.view(running.run.record.id)) is not None:
-            counts = {"num_completed": view.num_completed, "num_failed": view.num_failed}
+        if counts := self._new_counts(running):
             with contextlib.suppress(OSError):  # the next answer that cannot be written tells it
                 await asyncio.to_thread(running.run.save, **counts)
 
