@@ -276,6 +276,30 @@ async def test_the_counts_of_a_batch_are_told_while_its_last_line_takes_long(
         assert (await ended(client, made.id)).request_counts.completed == 3
 
 
+async def test_a_page_of_batches_reads_the_files_of_its_own_batches_alone(
+    files: BatchFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop waits for these files."""
+    async with serving(files) as endpoint, endpoint.client() as client:
+        made = [await ended(client, (await begun(client, lines("a"))).id) for _ in range(5)]
+        await endpoint.close()  # the runner reads such files too
+        read: list[str] = []
+        cancelled_at_s = files.cancelled_at_s
+
+        def watched(batch_id: str) -> int | None:
+            read.append(batch_id)
+            return cancelled_at_s(batch_id)
+
+        monkeypatch.setattr(files, "cancelled_at_s", watched)
+        first = await client.batches.list(limit=2)
+        second = await client.batches.list(limit=2, after=first.data[-1].id)
+        last = await client.batches.list(limit=2, after=second.data[-1].id)
+        found = [each.id for page in (first, second, last) for each in page.data]
+        assert sorted(found) == sorted(each.id for each in made)
+        assert read == found
+        assert [page.has_more for page in (first, second, last)] == [True, True, False]
+
+
 async def test_lines_take_half_of_a_frontend_s_places(files: BatchFiles) -> None:
     async with serving(files) as endpoint, endpoint.client() as client:
         made = await begun(client, lines(*["wait"] * 30))

@@ -8,10 +8,10 @@ import asyncio
 import functools
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request
 from pydantic import BaseModel, Field
@@ -55,6 +55,7 @@ class NewBatch(BaseModel):
 
 
 Handler = Callable[..., Awaitable[Any]]
+_Listed = TypeVar("_Listed", FileRecord, BatchRecord)
 
 
 def add_routes(app: FastAPI, files: BatchFiles, look: Callable[[], None]) -> None:
@@ -139,7 +140,7 @@ class BatchRoutes:
         ]
         if order == "asc":
             mine.reverse()
-        return _page(map(_file_object, mine), after, limit)
+        return _page(mine, after, limit, _file_object)
 
     async def retrieve_file(self, file_id: str) -> Any:
         return _file_object(self._file(file_id))
@@ -194,8 +195,8 @@ class BatchRoutes:
     ) -> Any:
         """Lists batches, the newest first."""
         found = await asyncio.to_thread(self._files.batches)
-        mine = (each for each in found if each.owner == ASKED_KEY.get())
-        return _page(map(self._batch_object, mine), after, limit)
+        mine = [each for each in found if each.owner == ASKED_KEY.get()]
+        return _page(mine, after, limit, self._batch_object)
 
     async def retrieve_batch(self, batch_id: str) -> Any:
         return self._batch_object(self._batch(batch_id))
@@ -269,21 +270,27 @@ def _file_object(record: FileRecord) -> dict[str, Any]:
     }
 
 
-def _page(found: Iterable[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
-    """`after`: the id behind which the page begins. Raises RefusedError if there is none such."""
-    items = list(found)
+def _page(
+    found: Sequence[_Listed],
+    after: str | None,
+    limit: int,
+    shown_as: Callable[[_Listed], dict[str, Any]],
+) -> dict[str, Any]:
+    """`after`: the id behind which the page begins. Raises RefusedError if there is none such. Only
+    what is on the page is passed to `shown_as`, which may read files."""
+    begin = 0
     if after is not None:
-        ids = [each["id"] for each in items]
+        ids = [each.id for each in found]
         if after not in ids:
             raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no {after[:80]!r}", "after")
-        items = items[ids.index(after) + 1 :]
-    shown = items[:limit]
+        begin = ids.index(after) + 1
+    shown = [shown_as(each) for each in found[begin : begin + limit]]
     return {
         "object": "list",
         "data": shown,
         "first_id": shown[0]["id"] if shown else None,
         "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(items) > limit,
+        "has_more": len(found) > begin + limit,
     }
 
 
