@@ -141,7 +141,7 @@ def scale(
     if_revision: IfRevision = None,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
-    model: Model = None,  # noqa: ARG001  # its callback notes it
+    model: Model = None,
 ) -> None:
     """Add instances, or drain and remove some. Asks before it removes any.
 
@@ -152,9 +152,7 @@ def scale(
     overrides auto until llumctl scale auto on. Other settings of auto are autoscale.* in llumctl
     set.
     """
-    if "=" in target:
-        name, _, target = target.partition("=")
-        meant.model_is(name.strip())
+    target = _of_model(target, model)
     of_number = {
         "--deadline": deadline,
         "--warm": warm,
@@ -178,6 +176,22 @@ def scale(
     _scale_by_hand(
         flags, target, deadline_of(deadline), timeout_s, instances.warm_of(warm), wait=wait
     )
+
+
+def _of_model(target: str, model: str | None) -> str:
+    """Notes the model that `MODEL=N` names. Returns what is behind it."""
+    name, equals, number = (part.strip() for part in target.rpartition("="))
+    if not equals:
+        return target
+    if not name:
+        raise UsageError(f"{target[:60]!r}: no model before =", f"llumctl scale {number}")
+    if model is not None and model != name:
+        raise UsageError(
+            f"--model: {model} is another model than that of {target[:60]}",
+            f"llumctl scale {name}={number}",
+        )
+    meant.model_is(name)
+    return number
 
 
 def _scale_by_hand(

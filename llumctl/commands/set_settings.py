@@ -435,6 +435,7 @@ def planned(path: Path, values: "Mapping[str, SettingValue]") -> Saving:
         ) from error
     target = path.resolve()  # a link stays one
     _check_writable(target)
+    _check_no_model_differs(file, values)
     text = file.text
     for key, value in values.items():
         try:
@@ -449,6 +450,34 @@ def planned(path: Path, values: "Mapping[str, SettingValue]") -> Saving:
         else b""
     )
     return Saving(target, mark + file.text.encode(), mark + text.encode())
+
+
+def _check_no_model_differs(
+    file: config_file.ConfigFile, values: "Mapping[str, SettingValue]"
+) -> None:
+    """Raises RefusedError if the file has another value of a setting for one of its models, which
+    would count for that model at the next start."""
+    models = file.tables.get("models")
+    for name, table in models.items() if isinstance(models, dict) else ():
+        own = _by_key(table)
+        for key in [key for key in values if key in own and own[key] != values[key]]:
+            line = file.line(("models", name, *key.split(".")))
+            raise RefusedError(
+                f"{file.path}:{line}: [models.{name}] has a {key} of its own, which would count for"
+                f" {name} at the next start; remove it or change it there",
+                config_file.edit_command(file.path, line),
+            )
+
+
+def _by_key(table: object) -> dict[str, object]:
+    """The settings in a table of the file, each by its key `TABLE.NAME`."""
+    tables = table.items() if isinstance(table, dict) else ()
+    return {
+        f"{of}.{name}": value
+        for of, each in tables
+        if isinstance(each, dict)
+        for name, value in each.items()
+    }
 
 
 def _edited(text: str, key: str, value: "SettingValue") -> str:

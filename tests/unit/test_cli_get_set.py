@@ -223,6 +223,7 @@ async def test_what_cannot_be_saved_is_not_set(
     for text, change, code, told in (
         ("\nmigration = { enabled = true }\n", MOVES, 5, "ours.toml:2: migration stands in braces"),
         (one_level, high, 5, "it has no priority level 'high'"),
+        ("[models.a]\nmigration = {max_moves = 9}\n", MOVES, 5, "[models.a] has a migration"),
         ("[migration\n", MOVES, 2, "ours.toml:1: not valid TOML"),
         (None, MOVES, 2, "there is no such config file (the cluster was started with it)"),
     ):

@@ -95,6 +95,19 @@ def test_a_number_is_ordered_and_a_change_planned_before(bed: Bed) -> None:
         assert order["if_revision"] == revision
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("small=3 --model big", "--model: big is another model than that of small=3"),
+        ("=3 --model big", "'=3': no model before ="),
+        ("=3", "'=3': no model before ="),
+    ],
+)
+def test_a_number_of_no_model_or_of_two_is_refused(bed: Bed, cli: Cli, line: str, why: str) -> None:
+    assert why in cli("scale", *line.split(), code=2).err
+    assert bed.fake.bodies() == []
+
+
 def test_fewer_instances_are_asked_about(bed: Bed, cli: Cli) -> None:
     assert cli("scale", "-1", code=5) == (
         "",

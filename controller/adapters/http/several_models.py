@@ -44,7 +44,7 @@ def of_models(apps: Mapping[str, ASGIApp]) -> list[BaseRoute]:
             404,
             "no_such_model",
             f"there is no model {name[:60]!r}; the cluster serves {', '.join(apps)}",
-            "llumctl status",
+            f"the same command with --model {next(iter(apps))}",
         )
 
     return [
