@@ -65,23 +65,33 @@ def attach(
 
     Each becomes an instance with the same model as the others. It gets requests by its load, and
     can be drained like any other, but its requests never move. Servers that cannot be given a
-    request, for example one with a structured output, do not get it.
+    request, for example one with a structured output, do not get it. If one of several servers is
+    refused, none is attached.
     """
     from controller.api.operations.on_attached import Attach, AttachRequest
 
     attached = connect.attached(cluster)
-    reports = []
-    for url in dict.fromkeys(urls):
-        wanted = AttachRequest(
-            url=url,
-            key_file="" if key_file is None else str(Path.cwd() / key_file.expanduser()),
-            capacity_tokens=capacity,
-            other_model=other_model,
-            dry_run=dry_run,
-            reason=reason,
+    orders = [
+        Attach(
+            AttachRequest(
+                url=url,
+                key_file="" if key_file is None else str(Path.cwd() / key_file.expanduser()),
+                capacity_tokens=capacity,
+                other_model=other_model,
+                dry_run=dry_run,
+                reason=reason,
+            )
         )
+        for url in dict.fromkeys(urls)
+    ]
+    if len(orders) > 1 and not dry_run:  # if one server is refused, none is attached
+        for order in orders:
+            with connect.client(attached) as client:
+                client.send(order.dry())
+    reports = []
+    for order in orders:
         with connect.client(attached) as client:
-            report = client.send(Attach(wanted))
+            report = client.send(order)
         reports.append(report)
         output.say(_words(report))
     if dry_run:

@@ -111,6 +111,16 @@ async def test_what_is_done_to_a_model_names_it_and_is_taken_back_there(
     assert [values[name][MOVES] for name in NAMES] == [5, 4]
 
 
+@pytest.mark.usefixtures("client")
+async def test_an_unknown_model_is_refused_with_one_that_there_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    await llumctl("status", "--model", "nosuch", code=4)
+    told = capsys.readouterr().err
+    assert "there is no model 'nosuch'; the cluster serves big, small" in told
+    assert "try:   the same command with --model big" in told
+
+
 async def test_without_a_model_set_changes_all_or_none(
     client: ControlClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
