@@ -34,7 +34,12 @@ import ray
 from controller.adapters.listener import HEAD, Keeper, keeper_path
 from controller.adapters.ray import log_rotation
 from controller.adapters.ray.head_watch import HeadWatch, draining_nodes
-from controller.adapters.ray.ray_launcher import PYTHON_VARIABLE, ActorPlan, launch_actor
+from controller.adapters.ray.ray_launcher import (
+    PYTHON_VARIABLE,
+    ActorPlan,
+    RayLauncher,
+    launch_actor,
+)
 from controller.adapters.ray.ray_starts import Start
 from controller.adapters.zmq.zmq_mailbox import ClusterKey, ZmqMailbox
 from controller.api.settings import without_python
@@ -206,6 +211,7 @@ async def controller(plan_json: str, start: Start) -> None:
     )
     head, audit = _head_watch(), AuditLog(plan.state_dir)
     services: dict[str, ControllerProcess] = {}
+    launchers: list[RayLauncher] = []
     histories: list[HistoryFile] = []
     apis: dict[str, ModelApi] = {}
     for of_model, mailbox in zip(plan.by_model, mailboxes, strict=True):
@@ -213,7 +219,7 @@ async def controller(plan_json: str, start: Start) -> None:
         beside = next(iter(services.values()), None)
         names = [each.settings.model_names[0] for each in plan.by_model]
         service, settings = _controller_of(
-            of_model, names, mailbox, frontends, head, events, beside
+            of_model, names, mailbox, frontends, head, events, launchers, beside
         )
         services[name] = service
         histories.append(HistoryFile(plan.state_dir, plan.nonce, model=of_model.number))
@@ -282,14 +288,14 @@ def _controller_of(
     frontends: ActorPlan,
     head: HeadWatch,
     events: "EventFile",
+    launchers: list[RayLauncher],
     beside: "ControllerProcess | None",
 ) -> tuple["ControllerProcess", Settings]:
     """The controller of one model, and its present settings. `plan`: the model's. `models`: the
-    names of all models. `beside`: the
-    controller of the first model."""
+    names of all models. `launchers`: those of the models before, to which this model's is added.
+    `beside`: the controller of the first model."""
     from controller.adapters.files.state_files import IncarnationFile, SpecFile
     from controller.adapters.http.live_settings import live_config
-    from controller.adapters.ray.ray_launcher import RayLauncher
     from controller.api.settings.key_file import own_limits
     from controller.main.machine.capacity import available_bytes
     from controller.runtime.controller.cluster import ControllerProcess
@@ -315,7 +321,9 @@ def _controller_of(
         # key's file is there.
         attached=ActorPlan(f"{__name__}:llumlet", of_instances, node_id=_ray_node_id()),
         server_of=partial(_server_of, keeper),
+        beside=launchers,
     )
+    launchers.append(launcher)
     changes = changed_for_model(keeper.spec.settings, keeper.first.spec.settings)
     settings = changed(plan.settings, changes)
     service = ControllerProcess(

@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -75,6 +76,27 @@ def test_no_machine_is_left_for_an_instance(
     assert launcher.no_room(1) == ""
     launcher.avoid(frozenset({"b"}))
     assert launcher.no_room(1) == "by notices, every machine will be taken away"
+
+
+def test_of_several_models_each_avoids_the_machines_of_which_another_one_has_notice(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.ray, "nodes", lambda: [{"NodeID": "a", "Alive": True}])
+    made: list[Any] = []
+    monkeypatch.setattr(module, "launch_actor", lambda *given: made.append(given[2]))
+    monkeypatch.setattr(module.ray, "get_actor", mock.Mock(side_effect=ValueError))
+    plan, all_models = module.ActorPlan("m:f", {}), list[Any]()
+    for _ in range(2):
+        all_models.append(
+            module.RayLauncher("n", "/logs", plan, plan, lambda: 0, beside=all_models)
+        )
+    first, second = all_models
+    first.avoid(frozenset({"a"}))
+    second.launch_instance("i-1")
+    assert [each.avoided for each in made] == [{"a"}]
+    assert second.no_room(1) == "by notices, every machine will be taken away"
+    first.avoid(frozenset())
+    assert second.no_room(1) == ""
 
 
 def test_an_instance_is_made_on_none_of_the_avoided_machines(

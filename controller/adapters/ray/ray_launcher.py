@@ -8,7 +8,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,9 @@ class RayLauncher:
     """How to make the actor of an attached server, with a JSON text as its argument `server`."""
     server_of: Callable[[str], str] = lambda _instance_id: ""
     """The JSON text of the server to which the instance is attached; empty: to none."""
+    beside: Sequence["RayLauncher"] = field(default=(), repr=False, compare=False)
+    """The launchers of the other models, which share the machines; this one may be among them. A
+    machine that one of them avoids is avoided by all."""
     _avoided: frozenset[str] = frozenset()
     _handles: dict[str, Any] = field(default_factory=dict)
     """The actors by member. None: the actor was ended, and the next one could not be made yet."""
@@ -84,7 +87,7 @@ class RayLauncher:
         """Makes the instance's actor. Does not look for one by this name: for a moment, Ray would
         still find an actor that has just been ended."""
         python, server = self.python_of(instance_id), self.server_of(instance_id)
-        plan = replace(self.instance, python=python, avoided=self._avoided)
+        plan = replace(self.instance, python=python, avoided=self._avoided_by_all())
         if server and self.attached is not None:
             plan = replace(self.attached, arguments={**self.attached.arguments, "server": server})
         self._launch(instance_id, replace(plan, is_new=True))
@@ -96,6 +99,9 @@ class RayLauncher:
     def avoid(self, machines: frozenset[str]) -> None:
         self._avoided = machines
 
+    def _avoided_by_all(self) -> frozenset[str]:
+        return self._avoided.union(*(each._avoided for each in self.beside))
+
     def launch_frontend(self, frontend_id: str) -> None:
         self._launch(frontend_id, self.frontend)
 
@@ -104,7 +110,7 @@ class RayLauncher:
         with this machine's memory."""
         if (loss := self._look()) is not None:
             return loss.what
-        gone = self._avoided | (self.leaving() or {}).keys()
+        gone = self._avoided_by_all() | (self.leaving() or {}).keys()
         if gone and all(node["NodeID"] in gone for node in ray.nodes() if node["Alive"]):
             return "by notices, every machine will be taken away"
         num_gpus = num_instances * self.instance.num_gpus
