@@ -67,18 +67,20 @@ class _OnInstance(Handler[Wanted, Report]):
         self.check_still_there(self.instance_id)
         self.operated.check_revision(if_revision)
 
-    def check_together(self, if_revision: int | None, with_ids: Sequence[str]) -> list[str]:
-        """Checks all instances of a command that acts on all of them or on none, and returns their
-        ids."""
+    def check_together(
+        self, if_revision: int | None, with_ids: Sequence[str]
+    ) -> list[tuple[ControllerProcess, list[str]]]:
+        """Checks all instances of a command that acts on all of them or on none, which may be of
+        several models. Returns their ids by the controllers of their models."""
         self.check_instance(if_revision)
-        together = list(dict.fromkeys((self.instance_id, *with_ids)))
-        for each in together:
-            self.check_still_there(each)
-        return together
+        together = dict.fromkeys((self.instance_id, *with_ids))
+        found = [(each, _of(each, together)) for each in self.controller.all]
+        for unknown in together.keys() - {each for _, ids in found for each in ids}:
+            raise no_such_instance(unknown)
+        return [(each, ids) for each, ids in found if ids]
 
     def check_still_there(self, instance_id: str) -> None:
-        member = self.controller.roster.members.get(instance_id)
-        if member is None or member.kind != "instance":
+        if not _of(self.controller, (instance_id,)):
             raise no_such_instance(instance_id)
 
     def refuse(
@@ -86,17 +88,28 @@ class _OnInstance(Handler[Wanted, Report]):
         refusal: OrderRefusal | None,
         instance_ids: Sequence[str],
         despite: str = "drain {} --force",
+        controller: ControllerProcess | None = None,
     ) -> None:
         """Raises ApiError if there is a refusal. `despite`: the command that carries the order out
-        anyway."""
+        anyway. `controller`: that of the instances' model, if it is another one."""
+        controller = controller or self.controller
+        spec, model = controller.keeper.spec, controller.model
+        if spec.attached_only:
+            more = f"attach URL --model {model}" if model else "attach URL"
+        else:
+            more = f"scale {model}=+1" if model else "scale +1"
         with as_api_errors():
-            spec = self.controller.keeper.spec
-            more = "attach URL" if spec.attached_only else "scale +1"
             cordoned = spec.marked(Closed.CORDONED)
-            refuse_instances(refusal, instance_ids, cordoned, despite, more)
+            refuse_instances(refusal, instance_ids, cordoned, despite, more, model)
 
     def deeds(self) -> Sequence[Deed]:
         return super().deeds() if self.changes else ()
+
+
+def _of(controller: ControllerProcess, instance_ids: Iterable[str]) -> list[str]:
+    """Those of the instances that this controller has."""
+    members = controller.roster.members
+    return [each for each in instance_ids if each in members and members[each].kind == "instance"]
 
 
 class EmptyingHandler(_OnInstance[Wanted, DrainReport]):
@@ -135,12 +148,12 @@ class DrainHandler(EmptyingHandler[DrainRequest]):
         """Checks the order for this instance, and for the other instances of the same command,
         which begins all drains or none."""
         wanted = self.wanted
-        together = self.check_together(wanted.if_revision, wanted.with_ids)
-        facts = self.controller.keeper.spec, together, self.controller.drains.schedulable_ids()
-        self.refuse(emptying_refusal(*facts, force=wanted.force), together)
+        for each, ids in self.check_together(wanted.if_revision, wanted.with_ids):
+            facts = each.keeper.spec, ids, each.drains.schedulable_ids()
+            self.refuse(emptying_refusal(*facts, force=wanted.force), ids, controller=each)
 
     async def plan(self) -> DrainReport:
-        claim, others = drain_claim(self.wanted), self.wanted.with_ids
+        claim, others = drain_claim(self.wanted), _of(self.controller, self.wanted.with_ids)
         return await self.reports.planned(self.instance_id, claim, others)
 
     async def carry_out(self, operation: Operation) -> None:
@@ -264,11 +277,10 @@ class _Marking(_OnInstance[Any, MarkReport]):
         if not self.row.marks:
             self.check_instance(wanted.if_revision)
             return
-        together = self.check_together(wanted.if_revision, wanted.with_ids)
-        facts = together, self.controller.drains.schedulable_ids()
-        spec = self.controller.keeper.spec
-        refusal = mark_refusal(spec, self.reason, *facts, force=wanted.force)
-        self.refuse(refusal, together, f"{self.row.verb()} {{}} --force")
+        for each, ids in self.check_together(wanted.if_revision, wanted.with_ids):
+            facts = ids, each.drains.schedulable_ids()
+            refusal = mark_refusal(each.keeper.spec, self.reason, *facts, force=wanted.force)
+            self.refuse(refusal, ids, f"{self.row.verb()} {{}} --force", each)
 
     async def plan(self) -> MarkReport:
         return self._reported(marked=self.row.marks, dry_run=True)

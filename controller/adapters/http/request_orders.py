@@ -80,7 +80,7 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         if wanted.to is not None and (
             wanted.to not in members or members[wanted.to].kind != "instance"
         ):
-            raise no_such_instance(wanted.to)
+            raise self._not_of_the_model(wanted.to)
         self.record = record = await find_for_order(controller, request_id)
         source_id = record.instance_id
         if record.state in ENDED:
@@ -223,6 +223,17 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
                 f"instance {move.source_id}, which ran the request, died",
                 f"llumctl requests {move.request_id}",
             ) from error
+
+    def _not_of_the_model(self, instance_id: str) -> ApiError:
+        """The error for a destination that this controller does not have."""
+        own = self.controller.model
+        for each in self.controller.all:
+            member = each.roster.members.get(instance_id)
+            if each is not self.controller and member is not None and member.kind == "instance":
+                why = f"it serves {each.model}, and the request is for {own}"
+                message = f"instance {instance_id} cannot take the request: {why}"
+                return ApiError(409, "unschedulable", message, "llumctl status")
+        return no_such_instance(instance_id)
 
     def _check_still_there(self, target: str | None) -> None:
         """Raises ApiError if a scale-in has removed the source or the target since the call

@@ -13,8 +13,10 @@ import pytest
 from controller.adapters.http.control_server import Access, ControlServer
 from controller.adapters.http.model_api import ModelApi
 from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError
 from controller.api.operations.on_cluster import Scale, ScaleRequest, SetSettings
 from controller.api.operations.on_instances import Drain, DrainRequest
+from controller.api.operations.on_requests import Migrate, MigrateRequest
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
 from controller.runtime.messages.members import FrontendLimits
@@ -109,6 +111,42 @@ async def test_what_is_done_to_a_model_names_it_and_is_taken_back_there(
         for settings in [await asyncio.to_thread(client.of_model(name).settings)]
     }
     assert [values[name][MOVES] for name in NAMES] == [5, 4]
+
+
+@pytest.mark.usefixtures("client")
+async def test_one_command_is_about_instances_of_two_models(
+    clusters: list[Cluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def going() -> list[set[str]]:
+        return [set(each.controller.keeper.spec.drains) for each in clusters]
+
+    for command in (("drain", "-y"), ("cordon",)):
+        await llumctl(*command, "i-0", "i-2", "i-9", code=4)
+        assert "there is no instance 'i-9'" in capsys.readouterr().err
+        for beyond, model in (("i-3", "small"), ("i-1", "big")):
+            await llumctl(*command, "i-0", "i-2", beyond, code=5)
+            told = capsys.readouterr().err
+            assert f"no instance would serve {model}\ntry:   llumctl scale {model}=+1 " in told
+    assert going() == [set(), set()]
+    await llumctl("drain", "i-0", "i-2", "-y", "--detach")
+    assert going() == [{"i-0"}, {"i-2"}]
+
+
+async def test_a_request_does_not_move_to_an_instance_of_another_model(
+    client: ControlClient,
+) -> None:
+    for to, why in (
+        (
+            "i-2",
+            "instance i-2 cannot take the request: it serves small, and the request is for big",
+        ),
+        ("i-9", "there is no instance 'i-9'"),
+        ("f-0", "there is no instance 'f-0'"),
+    ):
+        order = Migrate("r-1", MigrateRequest(to=to))
+        with pytest.raises(LlumctlError) as told:
+            await asyncio.to_thread(client.of_model("big").send, order)
+        assert told.value.message == why
 
 
 @pytest.mark.usefixtures("client")

@@ -33,10 +33,12 @@ def refuse_instances(
     cordoned: Iterable[str],
     despite: str = "drain {} --force",
     more: str = "scale +1",
+    model: str = "",
 ) -> None:
     """Raises OperationRefusedError if an order about these instances is refused. `cordoned`:
     instances that would serve without their cordon. `despite`: the command that carries the order
-    out even if no instance would serve then. `more`: the command by which one more serves."""
+    out even if no instance would serve then. `more`: the command by which one more serves.
+    `model`: that of the instances, if there are several."""
     names, ids = ", ".join(instance_ids), " ".join(instance_ids)
     match refusal:
         case None:
@@ -52,7 +54,7 @@ def refuse_instances(
             message = f"{names} leaves by a notice, and only what gave it can take it back"
             hint = "llumctl status      says what gave it"
         case _:
-            message = f"without {names} no instance would serve"
+            message = f"without {names} no instance would serve{model and f' {model}'}"
             others = " ".join(sorted(set(cordoned) - set(instance_ids)))
             more = f"uncordon {others}" if others else more
             hint = f"llumctl {more}      or      llumctl {despite.format(ids)}"
