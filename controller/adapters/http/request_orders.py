@@ -295,7 +295,8 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         if code not in BY_MAX_MOVES:
             return ""
         more = max(1, 2 * self.controller.live.rescheduling.max_moves)
-        return f"llumctl set migration.max_moves={more}"
+        of_model = f" --model {model}" if (model := self.controller.model) else ""
+        return f"llumctl set{of_model} migration.max_moves={more}"
 
     def _nobody(self) -> str:
         """The reason why each instance cannot be the destination."""

@@ -6,6 +6,7 @@ import errno
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,7 @@ class Endpoint:
         """How many lines were told that their client has left."""
         app = FastAPI()
         app.add_api_route(PATH, self._complete, methods=["POST"])
-        self.runner = BatchRunner(
-            files, self.gate.ask, lambda: self.gate.limits.max_live_requests // 2
-        )
+        self.runner = BatchRunner(files, self.gate.ask, lambda: self.gate.limits.max_live_requests)
         batch_routes.add_routes(app, files, self.runner.look)
         self.gate.app, self.gate.json_paths = app, frozenset({PATH, batch_routes.BATCHES})
         self.gate.upload_paths = {batch_routes.FILES: batch_routes.MAX_UPLOAD_BYTES}
@@ -309,6 +308,8 @@ async def test_lines_take_half_of_a_frontend_s_places(files: BatchFiles) -> None
         }
         endpoint.goes.set()
         assert (await ended(client, made.id)).request_counts.completed == 30
+        endpoint.gate.limits = replace(endpoint.gate.limits, max_live_requests=1)
+        assert (await ended(client, (await begun(client, lines("a"))).id)).status == "completed"
 
 
 async def test_a_batch_of_bad_lines_fails_before_any_is_asked(files: BatchFiles) -> None:

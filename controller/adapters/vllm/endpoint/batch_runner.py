@@ -55,25 +55,28 @@ UNANSWERED = {
 
 
 class BatchRunner:
-    """`ask`: the gate's. `most_in_flight`: returns how many requests of batches this frontend may
-    have at a time."""
+    """`ask`: the gate's. `most_live`: returns how many requests this frontend serves at a time. At
+    most half of them are of batches, but always one may be."""
 
     def __init__(
         self,
         files: BatchFiles,
         ask: Callable[[OwnRequest], Awaitable[OwnAnswer]],
-        most_in_flight: Callable[[], int],
+        most_live: Callable[[], int],
     ) -> None:
         self._files = files
         self._ask_gate = ask
-        self._most_in_flight = most_in_flight
-        self._lines = BatchLines(most_in_flight())
+        self._most_live = most_live
+        self._lines = BatchLines(self._most_in_flight())
         self._running: dict[str, _Running] = {}
         self._ended: set[str] = set()
         """Batches that are known to be over."""
         self._look = asyncio.Event()
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _most_in_flight(self) -> int:
+        return max(1, self._most_live() // 2)  # the other half stays for the requests of clients
 
     def look(self) -> None:
         """Looks for batches now: a client has made one or cancelled one."""

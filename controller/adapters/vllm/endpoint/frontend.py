@@ -430,8 +430,7 @@ class OpenAIFrontend:
         from controller.adapters.vllm.endpoint.batch_runner import BatchRunner
 
         gate = self._gate
-        # Half of the places stay for the requests of clients.
-        self._batches = BatchRunner(files, gate.ask, lambda: gate.limits.max_live_requests // 2)
+        self._batches = BatchRunner(files, gate.ask, lambda: gate.limits.max_live_requests)
         batch_routes.add_routes(app, files, self._batches.look)
         gate.upload_paths = {batch_routes.FILES: batch_routes.MAX_UPLOAD_BYTES}
 
