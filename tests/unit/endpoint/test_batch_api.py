@@ -262,6 +262,22 @@ async def test_a_batch_that_was_cancelled_before_it_began_asks_nothing(files: Ba
         assert (await answers(client, batch.error_file_id)).keys() == {"c0", "c1"}
 
 
+async def test_a_batch_that_waits_for_its_turn_can_be_cancelled(
+    files: BatchFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "MAX_BATCHES", 1)
+    async with serving(files) as endpoint, endpoint.client() as client:
+        runs = await begun(client, lines("wait"))
+        await until(lambda: len(endpoint.seen) == 1)
+        waits = await begun(client, lines("a"))
+        await client.batches.cancel(waits.id)
+        assert (await ended(client, waits.id)).status == "cancelled"
+        assert (await client.batches.retrieve(runs.id)).status == "in_progress"
+        endpoint.goes.set()
+        assert (await ended(client, runs.id)).status == "completed"
+        assert [prompt for prompt, _, _ in endpoint.seen] == ["wait"]
+
+
 async def test_the_counts_of_a_batch_are_told_while_its_last_line_takes_long(
     files: BatchFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.5
 """How often a frontend looks for new batches and for cancelled ones."""
 MAX_BATCHES = 8
-"""How many batches a frontend runs at a time. The lines of each take up to 10 MB of its memory."""
+"""How many batches a frontend runs at a time. The lines of each take up to 10 MB of its memory.
+Batches that were cancelled while they waited, or expired, are ended in any case."""
 SAVE_COUNTS_S = 1.0
 """How often the counts that clients see are written while a batch runs."""
 FINISH_AGAIN_S = 5.0
@@ -127,13 +128,18 @@ class BatchRunner:
         for record in await asyncio.to_thread(self._oldest_first, waiting):
             if record.has_ended:
                 self._ended.add(record.id)
-            elif len(self._running) < MAX_BATCHES and not self._closed:
+            elif not self._closed and (len(self._running) < MAX_BATCHES or self._only_ends(record)):
                 try:
                     await self._take(record.id)
                 except OSError as error:  # another batch may be on a better place of the disk
                     failed = error
         if failed is not None:
             raise failed
+
+    def _only_ends(self, record: BatchRecord) -> bool:
+        """Whether the batch asks no line any more: it is cancelled, or its time is over."""
+        is_cancelled = self._files.cancelled_at_s(record.id) is not None
+        return is_cancelled or time.time() >= record.expires_at_s
 
     def _oldest_first(self, batch_ids: set[str]) -> list[BatchRecord]:
         records = [self._files.batch(each) for each in batch_ids]
