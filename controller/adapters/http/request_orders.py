@@ -295,8 +295,8 @@ class MigrateHandler(Handler[MigrateRequest, MigrationReport]):
         if code not in BY_MAX_MOVES:
             return ""
         more = max(1, 2 * self.controller.live.rescheduling.max_moves)
-        of_model = f" --model {model}" if (model := self.controller.model) else ""
-        return f"llumctl set{of_model} migration.max_moves={more}"
+        hint = f"llumctl set migration.max_moves={more}"
+        return f"{hint} --model {model}" if (model := self.controller.model) else hint
 
     def _nobody(self) -> str:
         """The reason why each instance cannot be the destination."""
