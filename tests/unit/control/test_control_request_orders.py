@@ -316,7 +316,7 @@ async def test_too_many_moves_name_the_setting_its_value_and_the_cure(bed: Bed) 
     assert found.hint == "llumctl set migration.max_moves=8"
     bed.controller.model = "big"  # one of several
     found = await bed.does(Migrate, to="i-1", timeout_s=0.1)
-    assert found.hint == "llumctl set --model big migration.max_moves=8"
+    assert found.hint == "llumctl set migration.max_moves=8 --model big"
 
 
 async def test_a_move_that_waits_for_its_turn_is_shown(bed: Bed) -> None:
